@@ -41,7 +41,7 @@ from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, de
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?$"
 #: A whole number, maybe with a fraction of zeros or in scientific notation.
-_WHOLE = r"^[+-]?\d+([.]\d{0,18})?([eE][+]?\d{1,2})?$"
+_WHOLE_NUMBER = r"^[+-]?\d+([.]\d{0,18})?([eE][+]?\d{1,2})?$"
 _EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
 #: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -70,17 +70,17 @@ class AmbiguousColumn(UserError):
 
 
 def kind_unreadable(column: TableColumn) -> str:
-    """The kind of reason of a value that is not of its type."""
+    """Return the kind of reason of a value that is not of its type."""
     return f"{column.name}: not {a_type(column.type)}"
 
 
 def a_type(type_: str) -> str:
-    """`a bigint`, `an int`: for messages."""
+    """Return `a bigint` or `an int`, for messages."""
     return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"
 
 
 def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | None = None) -> Column:
-    """Text as a scalar of a declared type; null where it cannot be read as one. `unit`: of `source.timestamps`."""
+    """Convert text to a scalar of a declared type; null where it is none. `unit`: of `source.timestamps`."""
     if unit is not None:
         return _since_1970(F.when(text.rlike(_EPOCH), text), unit)
     if type_ == "string":
@@ -102,7 +102,7 @@ def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | Non
         exact = rf"^[+-]?\d*([.]\d{{0,{digits[1]}}}0*)?$"
         return F.when(text.rlike(exact), text.try_cast(type_))
     if type_ in _INTEGERS:
-        number = F.when(text.rlike(_WHOLE), text).try_cast("decimal(38,18)")
+        number = F.when(text.rlike(_WHOLE_NUMBER), text).try_cast("decimal(38,18)")
         # Scientific notation may be that of a double, to which JSON's numbers were rounded.
         number = F.when(~text.rlike("[eE]") | (F.abs(number) < _EXACT), number)
         return F.coalesce(text.try_cast(type_), F.when(number == F.floor(number), F.floor(number)).try_cast(type_))
@@ -110,13 +110,13 @@ def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | Non
 
 
 def list_from_texts(texts: Column, type_: str, source: AnySource) -> Column:
-    """array<string> as a declared list; elements that cannot be read are null."""
+    """Convert array<string> to a declared list; elements that cannot be read are null."""
     element = type_[len("array<") : -1]
     return texts if element == "string" else F.transform(texts, lambda e: from_text(e, element, source))
 
 
 def hashed(data: Column) -> Column:
-    """Binary as the text that stands for it: its SHA-256, 64 lower-case hexadecimal digits."""
+    """Return the text that stands for binary: its SHA-256, 64 lower-case hexadecimal digits."""
     return F.sha2(data, 256)
 
 
@@ -141,7 +141,7 @@ def extract(
     place: str = "the table",
     declared: Iterable[TableColumn] = (),
 ) -> Extracted | None:
-    """A declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
+    """Return a declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
 
     Its `path` goes through structs, maps with text keys, JSON objects in text, and lists of them. What is there is read
 
@@ -171,10 +171,10 @@ def extract(
         UserError: the table has it as a type that cannot be read as declared, or the path leads through one that has no
             fields.
     """
-    found = _at_path(column, schema, [c.steps[0] for c in declared])
-    if found is None:
+    at_path = _at_path(column, schema, [c.steps[0] for c in declared])
+    if at_path is None:
         return None
-    value, type_ = found
+    value, type_ = at_path
     unit = source.epoch_unit(column.name)
     if isinstance(type_, T.NullType):
         none = F.lit(None).cast(column.stored_type)
@@ -182,13 +182,13 @@ def extract(
     if column.type.startswith("array<"):
         if not isinstance(type_, T.ArrayType):
             raise _unreadable(column, type_, place)
-        element, there = column.type[len("array<") : -1], type_.elementType
-        if _same(there, element):
+        element, stored = column.type[len("array<") : -1], type_.elementType
+        if _same(stored, element):
             read = value
         else:
             # Raises here, and not in a lambda.
-            _convert(F.lit(None).cast(there), there, element, source, None, column, place)
-            read = F.transform(value, lambda e: _convert(e, there, element, source, None, column, place))
+            _convert(F.lit(None).cast(stored), stored, element, source, None, column, place)
+            read = F.transform(value, lambda e: _convert(e, stored, element, source, None, column, place))
         lost = F.exists(F.arrays_zip(value.alias("a"), read.alias("b")), lambda e: e["a"].isNotNull() & e["b"].isNull())
         unread = F.coalesce(lost, F.lit(False))
         return Extracted(F.when(~unread, read), unread, F.to_json(value))
@@ -204,14 +204,14 @@ def extract(
 
 
 def parse_object(text: Column) -> Column:
-    """The JSON object in a text: array<map<string,string>>, for `only_object`; null where there is no object."""
+    """Return the JSON object in a text: array<map<string,string>>, for `only_object`; null where there is no object."""
     # As the one element of a list: so that text after the object, or a second one, is an error and not ignored.
     parsed = F.from_json(F.concat(F.lit("["), text, F.lit("]")), f"array<{EXTRA_TYPE}>")
     return F.when(F.rtrim(text).endswith("}") & (F.length(text) > 0), parsed)
 
 
 def only_object(parsed: Column) -> Column:
-    """Members of a parsed object, nested ones as JSON text: map<string,string>; null where the text was no object.
+    """Return a parsed object's members, nested ones as JSON text: map<string,string>; null where the text was none.
 
     `parsed` had better be a column: it is looked at twice.
     """
@@ -239,16 +239,16 @@ def declared_members(members: Column, declared: Iterable[str]) -> Column:
 
 def ambiguous_member(members: Column, declared: Iterable[str]) -> Column:
     """Return why `declared_members` cannot tell members of a JSON object from each other: string; null where it can."""
-    wanted = list(declared)
-    names = _declared_names(members, wanted)
-    twice = F.filter(F.array(*map(F.lit, wanted)), lambda w: F.size(F.filter(names, lambda name: name == w)) > 1)
+    requested = list(declared)
+    names = _declared_names(members, requested)
+    twice = F.filter(F.array(*map(F.lit, requested)), lambda w: F.size(F.filter(names, lambda name: name == w)) > 1)
     text = F.concat(F.coalesce(F.get(twice, F.lit(0)), F.lit("a field")), F.lit(AMBIGUOUS))
-    is_ambiguous = _has_variants(members, wanted) & (F.size(F.array_distinct(names)) < F.size(names))
+    is_ambiguous = _has_variants(members, requested) & (F.size(F.array_distinct(names)) < F.size(names))
     return F.when(is_ambiguous, text)
 
 
 def _has_variants(members: Column, declared: list[str]) -> Column:
-    """Whether a member differs from a declared name in case alone."""
+    """Return whether a member differs from a declared name in case alone."""
     lower = list(dict.fromkeys(name.lower() for name in declared))
     return F.exists(F.map_keys(members), lambda key: ~key.isin(declared) & F.lower(key).isin(lower))
 
@@ -266,35 +266,35 @@ def _declared_names(members: Column, declared: list[str]) -> Column:
 
 
 def _at_path(column: TableColumn, schema: T.StructType, declared: Iterable[str]) -> tuple[Column, T.DataType] | None:
-    """The value that a column's path leads to, and its type in the table; None where a column or field is not there."""
+    """Return the value that a column's path leads to, and its type in the table; None where there is none."""
     field = _field(schema, column.steps[0], declared)
     return None if field is None else _inside(F.col(quoted_names([field.name])[0]), field.dataType, column, 1)
 
 
-def _inside(value: Column, at: T.DataType, column: TableColumn, done: int) -> tuple[Column, T.DataType] | None:
-    """The same of a value that `done` steps of the path have led to."""
+def _inside(value: Column, type_: T.DataType, column: TableColumn, done: int) -> tuple[Column, T.DataType] | None:
+    """Return the same of a value that `done` steps of the path have led to."""
     if done == len(column.steps):
-        return value, at
+        return value, type_
     step = column.steps[done]
-    if isinstance(at, T.ArrayType):
-        return _inside_list(value, at.elementType, column, done)
+    if isinstance(type_, T.ArrayType):
+        return _inside_list(value, type_.elementType, column, done)
     if not is_of_list(step):
-        if isinstance(at, T.StructType):
-            field = _field(at, step)
+        if isinstance(type_, T.StructType):
+            field = _field(type_, step)
             return None if field is None else _inside(value.getField(field.name), field.dataType, column, done + 1)
-        if isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
-            return _inside(F.try_element_at(value, F.lit(str(step))), at.valueType, column, done + 1)
-        if isinstance(at, T.StringType):
+        if isinstance(type_, T.MapType) and isinstance(type_.keyType, T.StringType):
+            return _inside(F.try_element_at(value, F.lit(str(step))), type_.valueType, column, done + 1)
+        if isinstance(type_, T.StringType):
             members = declared_members(only_object(parse_object(value)), [str(step)])
-            return _inside(F.try_element_at(members, F.lit(str(step))), at, column, done + 1)
-    if isinstance(at, T.NullType):
-        return F.lit(None), at
-    wanted = (
+            return _inside(F.try_element_at(members, F.lit(str(step))), type_, column, done + 1)
+    if isinstance(type_, T.NullType):
+        return F.lit(None), type_
+    expected = (
         "no list" if is_of_list(step) else "no struct, no map with text keys, no JSON text, no list of such records"
     )
     raise UserError(
         f"table.columns: '{column.name}': path {column.path} leads through '{'.'.join(column.steps[:done])}', which is "
-        f"{at.simpleString()}: {wanted}"
+        f"{type_.simpleString()}: {expected}"
     )
 
 
@@ -306,14 +306,14 @@ def _inside_list(
         return _inside(F.get(value, F.lit(int(step))), element, column, done + 1)
     if isinstance(step, Each):
         # The type of what is found, which a lambda does not tell.
-        found = _inside(F.lit(None), element, column, done + 1)
-        if found is None:
+        target = _inside(F.lit(None), element, column, done + 1)
+        if target is None:
             return None
-        within = F.transform(value, lambda e: _inside(e, element, column, done + 1)[0])  # type: ignore[index]
+        elements = F.transform(value, lambda e: _inside(e, element, column, done + 1)[0])  # type: ignore[index]
         if any(isinstance(later, Each) for later in column.steps[done + 1 :]):
             # Of a record without an inner list there is nothing; Spark would make nothing of all the others, too.
-            return F.flatten(F.filter(within, lambda inner: inner.isNotNull())), found[1]
-        return within, T.ArrayType(found[1])
+            return F.flatten(F.filter(elements, lambda inner: inner.isNotNull())), target[1]
+        return elements, T.ArrayType(target[1])
     key = _field(element, KEY_FIELD) if isinstance(element, T.StructType) else None
     if key is None or not isinstance(key.dataType, T.StringType):
         raise UserError(
@@ -328,72 +328,72 @@ def _field(struct: T.StructType, name: str, declared: Iterable[str] = ()) -> T.S
     """Return the field of that name, else the only one that differs in case alone and that nobody else declares."""
     present = [stored_name(f) for f in struct.fields]
     try:
-        found = match_names([name, *(other for other in declared if other in present)], present)
+        matches = match_names([name, *(column for column in declared if column in present)], present)
     except ValueError as e:
         raise AmbiguousColumn(f"the table has the columns or fields {e}") from None
-    return next((f for f in struct.fields if stored_name(f) == found.get(name)), None)
+    return next((f for f in struct.fields if stored_name(f) == matches.get(name)), None)
 
 
 def _convert(
     x: Column,
-    there: T.DataType,
-    wanted: str,
+    stored: T.DataType,
+    declared: str,
     source: AnySource,
     unit: EpochUnit | None,
     column: TableColumn,
     place: str,
 ) -> Column:
-    """A scalar as the declared type; null where it cannot be."""
-    name = there.simpleString()
-    if isinstance(there, T.NullType):
-        return x.cast(wanted)
-    if isinstance(there, T.StringType):
-        return from_text(x, wanted, source, unit)
-    if unit is not None and (name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType))):
+    """Convert a scalar to the declared type; null where it cannot be."""
+    name = stored.simpleString()
+    if isinstance(stored, T.NullType):
+        return x.cast(declared)
+    if isinstance(stored, T.StringType):
+        return from_text(x, declared, source, unit)
+    if unit is not None and (name in _INTEGERS or isinstance(stored, (T.DecimalType, T.FloatType, T.DoubleType))):
         return _since_1970(x, unit)
-    if wanted == "binary":
+    if declared == "binary":
         if name == "binary":
             return hashed(x)
-    elif name == wanted:
+    elif name == declared:
         return x
-    elif wanted in _INTEGERS:
+    elif declared in _INTEGERS:
         if name in (*_INTEGERS, "boolean"):
-            return x.try_cast(wanted)
+            return x.try_cast(declared)
         if name in ("float", "double"):
-            whole, number = x.try_cast(wanted), x.cast("double")
+            integer, number = x.try_cast(declared), x.cast("double")
             # Spark takes 2^63 for the greatest bigint, which is one less.
-            return F.when((whole.cast("double") == number) & (number < F.lit(2.0**63)), whole)
-        if isinstance(there, T.DecimalType):
-            whole = x.try_cast(wanted)
-            return F.when(whole == x, whole)
-    elif wanted in ("float", "double"):
-        if name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType)):
-            return x.try_cast(wanted)
-    elif decimal_digits(wanted):
+            return F.when((integer.cast("double") == number) & (number < F.lit(2.0**63)), integer)
+        if isinstance(stored, T.DecimalType):
+            integer = x.try_cast(declared)
+            return F.when(integer == x, integer)
+    elif declared in ("float", "double"):
+        if name in _INTEGERS or isinstance(stored, (T.DecimalType, T.FloatType, T.DoubleType)):
+            return x.try_cast(declared)
+    elif decimal_digits(declared):
         if name in _INTEGERS:
-            return x.try_cast(wanted)
-        if isinstance(there, T.DecimalType):
-            read = x.try_cast(wanted)
+            return x.try_cast(declared)
+        if isinstance(stored, T.DecimalType):
+            read = x.try_cast(declared)
             return F.when(read == x, read)
-    elif wanted == "string":
-        if name in _SPELLED_ONCE or isinstance(there, T.DecimalType):
+    elif declared == "string":
+        if name in _SPELLED_ONCE or isinstance(stored, T.DecimalType):
             return x.cast("string")
-    elif wanted == "timestamp":
+    elif declared == "timestamp":
         if name in ("timestamp_ntz", "date"):
             return _to_utc(x.cast("timestamp"), source.timezone)
-    elif wanted == "timestamp_ntz" and name == "timestamp":
+    elif declared == "timestamp_ntz" and name == "timestamp":
         local = x if source.timezone == "UTC" else F.from_utc_timestamp(x, F.lit(source.timezone))
         return local.cast("timestamp_ntz")
-    raise _unreadable(column, there, place)
+    raise _unreadable(column, stored, place)
 
 
-def _same(there: T.DataType, wanted: str) -> bool:
-    return wanted != "binary" and there.simpleString() == wanted
+def _same(stored: T.DataType, declared: str) -> bool:
+    return declared != "binary" and stored.simpleString() == declared
 
 
-def _unreadable(column: TableColumn, there: T.DataType, place: str) -> UserError:
+def _unreadable(column: TableColumn, stored: T.DataType, place: str) -> UserError:
     return UserError(
-        f"table.columns: '{column.name}' is {there.simpleString()} in {place}, which cannot be read as {column.type}"
+        f"table.columns: '{column.name}' is {stored.simpleString()} in {place}, which cannot be read as {column.type}"
     )
 
 
@@ -407,7 +407,7 @@ def _timestamp(text: Column, timezone: str) -> Column:
 
 
 def _to_utc(local: Column, timezone: str) -> Column:
-    """A local time that was read as UTC, as the instant that it is in the time zone."""
+    """Return a local time that was read as UTC, as the instant that it is in the time zone."""
     return local if timezone == "UTC" else F.to_utc_timestamp(local, F.lit(timezone))
 
 

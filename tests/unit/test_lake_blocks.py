@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.delta.data_files import DataFileWriter
-from headrace.lake.landing.blocks import Block, Part, UnreadableError, blocks, count_lines, odd_bytes, odd_json
+from headrace.lake.landing.blocks import LineBlock, Part, UnreadableError, blocks, count_lines, odd_bytes, odd_json
 from headrace.lake.landing.convert import from_json, from_text, list_of, split_list
 from headrace.lake.landing.key_hashes import key_hashes
-from headrace.lake.landing.write_rows import Dropped, kept
+from headrace.lake.landing.write_rows import Dropped, rows_to_keep
 from headrace.storage import local
 
 LINES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=30)
@@ -151,7 +151,7 @@ def test_rows_are_left_out_by_their_places(
     table = pa.table({n: pa.array(columns.get(n, []), pa.int64()) for n in ("_file", "_line", "_copy")})
     dropped = Dropped.save(table, local(tmp_path_factory.mktemp("dropped") / "dropped.npz")).load()
     files, lines, copies = (np.array(c) for c in zip(*every, strict=True))
-    assert [r for r, keep in zip(every, kept(dropped, files, lines, copies), strict=True) if keep] == [
+    assert [r for r, keep in zip(every, rows_to_keep(dropped, files, lines, copies), strict=True) if keep] == [
         r for r in every if r not in gone
     ]
 
@@ -255,7 +255,7 @@ PIECES += ["\\", "\\u", "\\ud8", "\\uD83D\\uDE00", "\\udc00"]
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), min_size=1, max_size=8))
 def test_odd_lines_are_those_of_a_search_line_by_line(texts: list[str]) -> None:
     lines = ["{" + text + "}" for text in texts]
-    block = Block(("\n".join(lines) + "\n").encode(), 1)
+    block = LineBlock(("\n".join(lines) + "\n").encode(), 1)
     strange = [re.search(r"[\x00-\x08\x0b-\x1f]", line) is not None for line in lines]
     assert odd_bytes(block).tolist() == strange
     number, lone = r"[:,\[] *[-+]?(NaN|Inf)", r"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
@@ -275,5 +275,5 @@ def test_odd_lines_are_those_of_a_search_line_by_line(texts: list[str]) -> None:
     ],
 )
 def test_lines_with_more_than_jackson_reads_are_left_to_spark(value: str) -> None:
-    block = Block(f'{{"d": {value}}}\n{{"d": {"1" * 300}.{"1" * 400}}}\n'.encode(), 1)
+    block = LineBlock(f'{{"d": {value}}}\n{{"d": {"1" * 300}.{"1" * 400}}}\n'.encode(), 1)
     assert odd_json(block).tolist() == [True, False]

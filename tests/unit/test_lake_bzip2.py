@@ -133,7 +133,7 @@ def test_pieces_in_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_missing_blocks_and_streams_are_noticed(tmp_path: Path) -> None:
     """Each block is whole, and one of them is gone: the stream's checksum says so."""
     good = bz2.compress(TEXT, 1)
-    at = [mark.at for mark in bzip2.marks(good)]
+    at = [mark.bit for mark in bzip2.marks(good)]
     bits = "".join(f"{byte:08b}" for byte in good)
     gone = bits[: at[1]] + bits[at[2] :]
     short = int(gone.ljust(-(-len(gone) // 8) * 8, "0"), 2).to_bytes(-(-len(gone) // 8), "big")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from headrace.config import LandingSource, TableSource, parse_duration
 from headrace.errors import EXIT_INCOMPLETE, IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.landing.completeness import behind, declared_rows, lacking, wanted_watermark
+from headrace.lake.landing.completeness import behind_watermark, declared_rows, missing_markers, wanted_watermark
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.load_history import LoadHistory
 from headrace.lake.landing.plan import covered_days, declared_source
@@ -35,17 +35,17 @@ def put(ws: Workspace, name: str, text: str = "x") -> None:
 
 
 def test_markers(ws: Workspace) -> None:
-    assert lacking(source(None), ws, D1) == []
+    assert missing_markers(source(None), ws, D1) == []
     wanted = source({"success_file": "_SUCCESS", "marker": "done/{ds}.ok"}, path="in/{ds}/part*/*.gz")
-    first, second = lacking(wanted, ws, D1)
+    first, second = missing_markers(wanted, ws, D1)
     assert first.startswith("_SUCCESS is not in ")
     assert f"/in/{D1}" in first
     assert f"/done/{D1}.ok or " in second
     put(ws, f"in/{D1}/_SUCCESS")
     put(ws, f"done/{D2}.ok")
-    assert lacking(wanted, ws, D1) == [second]
+    assert missing_markers(wanted, ws, D1) == [second]
     put(ws, f"done/{D1}.ok", "")
-    assert lacking(wanted, ws, D1) == []
+    assert missing_markers(wanted, ws, D1) == []
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_markers(ws: Workspace) -> None:
 )
 def test_control_files(ws: Workspace, control: dict[str, str], text: str, rows: int | None) -> None:
     wanted = source({"control": {"path": "in/{ds}.count", **control}})
-    assert "the control file" in lacking(wanted, ws, D1)[0]
+    assert "the control file" in missing_markers(wanted, ws, D1)[0]
     put(ws, f"in/{D1}.count", "")
-    assert lacking(wanted, ws, D1)[0].endswith("is still empty")
+    assert missing_markers(wanted, ws, D1)[0].endswith("is still empty")
     put(ws, f"in/{D1}.count", text)
-    assert lacking(wanted, ws, D1) == []
+    assert missing_markers(wanted, ws, D1) == []
     if rows is None:
         with pytest.raises(UserError, match=r"control file .*\.count: .* is no number of rows"):
             declared_rows(wanted, ws, D1)
@@ -102,7 +102,7 @@ def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypat
     monkeypatch.setattr(LocalStore, "glob", listed)
     for ask, said in (
         (lambda: [f.name for f in find_files(wanted, ws, D1).files], [there]),
-        (lambda: lacking(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
+        (lambda: missing_markers(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
     ):
         for path in (there, f"in/{D1}/b.json", f"{D1}.count"):
             put(ws, path, "7")
@@ -125,11 +125,11 @@ def test_watermarks(ws: Workspace) -> None:
     wanted = source({"watermark": {"column": "seen"}}, timezone="Europe/Berlin")
     # The day of 23 hours.
     assert wanted_watermark(wanted, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
-    assert behind(wanted, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
+    assert behind_watermark(wanted, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
     assert "'seen' has reached 2026-03-29T21:59:59+00:00" in str(
-        behind(wanted, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
+        behind_watermark(wanted, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
     )
-    assert "has reached nothing" in str(behind(wanted, "2026-03-29", None))
+    assert "has reached nothing" in str(behind_watermark(wanted, "2026-03-29", None))
     later = source({"watermark": {"column": "seen", "at_least": "1d2h"}})
     assert wanted_watermark(later, D1) == datetime(2026, 3, 2, 2, tzinfo=UTC)
     assert [parse_duration(t).total_seconds() for t in ("36h", "23h30m", "90s", "1d")] == [129_600, 84_600, 90, 86_400]

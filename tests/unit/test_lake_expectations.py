@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from headrace.config import Expectations, Table
 from headrace.errors import UserError
 from headrace.lake.landing import expectations
-from headrace.lake.landing.profile import FileProfile, Unreadable
+from headrace.lake.landing.profile import FileProfile, UnreadableValues
 
 DS = "2026-01-02"
 END = datetime.fromisoformat(DS).replace(tzinfo=UTC) + timedelta(days=1)
@@ -75,7 +75,7 @@ def test_no_event_at_all_is_not_fresh() -> None:
 
 
 def test_all_breaches_are_told_at_once_with_what_explains_them() -> None:
-    files = [profile(nulls={"price": 90}, unreadable={"price": Unreadable(10, "12,5")})]
+    files = [profile(nulls={"price": 90}, unreadable={"price": UnreadableValues(10, "12,5")})]
     wanted = Expectations(min_rows=1000, max_bad_rate=0.01, null_rate={"price": 0.5})
     drift = expectations.column_drifts(files, TABLE, frozenset())
     with pytest.raises(UserError) as e:
@@ -96,7 +96,7 @@ def test_drift_of_three_kinds() -> None:
             "b.gz",
             extra=frozenset({"color", "size"}),
             readable={"id": 40, "price": 4},
-            unreadable={"price": Unreadable(5, "12,5"), "id": Unreadable(39, "7.5")},
+            unreadable={"price": UnreadableValues(5, "12,5"), "id": UnreadableValues(39, "7.5")},
         ),
     ]
     found = expectations.column_drifts(files, TABLE, frozenset({"size"}))
@@ -120,7 +120,7 @@ def test_a_column_in_no_file_of_the_day() -> None:
 
 
 def test_half_of_the_values_is_not_a_retyped_column() -> None:
-    files = [profile(readable={"id": 5, "price": 5}, unreadable={"price": Unreadable(5, "x")})]
+    files = [profile(readable={"id": 5, "price": 5}, unreadable={"price": UnreadableValues(5, "x")})]
     assert expectations.column_drifts(files, TABLE, frozenset()) == []
 
 

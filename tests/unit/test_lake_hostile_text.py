@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.lake.landing.blocks import LINE_BYTES, TOO_LONG, Block, odd_json, whole_lines
+from headrace.lake.landing.blocks import LINE_BYTES, TOO_LONG, LineBlock, odd_json, whole_lines
 from headrace.lake.landing.delimited import UNCLOSED, QuotedFields
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
@@ -152,7 +152,7 @@ class Counted(np.ndarray):  # type: ignore[type-arg]
 )
 def test_work_of_finding_line_ends_grows_with_their_bytes(tokens: list[bytes], returns: int) -> None:
     data = b"".join(tokens) + b"\r" * returns + b"\n"
-    block = Block(data, 1)
+    block = LineBlock(data, 1)
     for name in ("bytes", "starts", "newlines"):
         setattr(block, name, getattr(block, name).view(Counted))
     Elements.count = 0
@@ -242,5 +242,5 @@ def test_a_header_of_very_many_columns(tmp_path: Path) -> None:
 
 def test_numbers_of_nearly_the_longest_kind_are_searched_once() -> None:
     line = b'{"a": [' + (b"1" * 899 + b",") * 20_000 + b"1]}\n"
-    odd = odd_json(Block(line + line.replace(b"1,1", b"111", 1), 1))
+    odd = odd_json(LineBlock(line + line.replace(b"1,1", b"111", 1), 1))
     assert odd.tolist() == [False, True]

@@ -16,7 +16,7 @@ from headrace.config import Table
 from headrace.lake.landing import convert, native
 from headrace.lake.landing.arrow_rows import declaration_of
 from headrace.lake.landing.block_reader import TimeRange, read_block
-from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.blocks import LineBlock
 from headrace.lake.landing.json_lines import JsonReader, parse_plain
 from tests.ingest_lines import COLUMNS, TABLE, json_lines, source
 
@@ -65,7 +65,7 @@ def parsed(lines: list[bytes], pass_others: bool = True) -> tuple[list[bool], li
     columns = found.columns
     for column in columns.values():
         column.validate(full=True)
-    return found.taken.tolist(), pa.table(columns).to_pylist(), found.others
+    return found.taken.tolist(), pa.table(columns).to_pylist(), found.undeclared
 
 
 @given(st.lists(objects(), min_size=1, max_size=12), st.booleans(), st.sampled_from([(", ", ": "), (",", ":")]))
@@ -107,7 +107,7 @@ def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) 
     """The same rows, but for lines at which Arrow's parser stops or gives up."""
     table = Table.model_validate(TABLE | {"columns": SCALARS, "expectations": {"ranges": {"i": [-1000, 2000]}}})
     declaration = declaration_of(source(format="jsonl"), table, ())
-    block = Block(("\n".join(lines) + "\n").encode(), 1)
+    block = LineBlock(("\n".join(lines) + "\n").encode(), 1)
     found = []
     for library in (native.library(), None):
         with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +154,7 @@ def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, nativ
     """What is read is what the rule says; a row is left where the block does not tell which key it has."""
     table = Table.model_validate({"columns": [{"name": "n", "type": "bigint"}, {"name": "S", "type": "bigint"}]})
     declaration = declaration_of(source(format="jsonl"), table, ())
-    block = Block("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 1)
+    block = LineBlock("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", native.library if native_library else lambda: None)
         reader = JsonReader(declaration, accept)
@@ -165,5 +165,5 @@ def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, nativ
     keys = {key for row in rows for key in row}
     if not ({"n", "N"} <= keys or {"s", "S"} <= keys or (accept and "x" in keys)):
         assert not read.unsure.any()
-        assert reader.found.present == {name for name in ("n", "S") if {name.lower(), name.upper()} & keys}
-        assert reader.found.extra == keys & {"x"}
+        assert reader.seen.present == {name for name in ("n", "S") if {name.lower(), name.upper()} & keys}
+        assert reader.seen.extra == keys & {"x"}

@@ -17,7 +17,7 @@ from headrace.config import LandingSource, build_spec
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.blocks import Part, blocks, count_lines
-from headrace.lake.landing.completeness import declared_rows, lacking
+from headrace.lake.landing.completeness import declared_rows, missing_markers
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingDay, _sha256, file_patterns, find_files, marker_places
 from headrace.lake.landing.formats import header_of
@@ -164,7 +164,7 @@ def test_a_file_is_read_again_where_its_tag_is_another(
     changed = day_files(listed(), loaded)
     assert changed.unchanged == {f"s3://bucket/drops/{D1}/b.csv"}
     (drops / D1 / "a.csv").remove()
-    assert day_files(listed(), loaded).gone == (f"s3://bucket/drops/{D1}/a.csv",)
+    assert day_files(listed(), loaded).purged == (f"s3://bucket/drops/{D1}/a.csv",)
 
 
 def test_a_record_of_an_older_release_knows_the_time_alone(drops: Location, ws: Workspace) -> None:
@@ -223,19 +223,19 @@ def test_markers_and_control_files(drops: Location, ws: Workspace) -> None:
         "control": {"path": "s3://bucket/drops/{ds}/rows.json", "key": "rows"},
     }
     wanted = source("s3://bucket/drops/{ds}/*", complete=complete)
-    assert lacking(wanted, ws, D1) == [
+    assert missing_markers(wanted, ws, D1) == [
         f"_SUCCESS is not in s3://bucket/drops/{D1}",
         f"the marker s3://bucket/drops/done/{D1} is not there",
         f"the control file s3://bucket/drops/{D1}/rows.json is not there",
     ]
     put(drops, f"{D1}/_SUCCESS", f"done/{D1}", f"{D1}/a.csv")
     put(drops, f"{D1}/rows.json", data=b'{"rows": 7}')
-    assert lacking(wanted, ws, D1) == []
+    assert missing_markers(wanted, ws, D1) == []
     assert declared_rows(wanted, ws, D1) == 7
     assert [f.path.name for f in find_files(wanted, ws, D1).files] == ["a.csv"]
     # A marker may be elsewhere than the files.
     beside = source("in/{ds}/*", complete={"marker": "s3://bucket/drops/done/{ds}"})
-    assert lacking(beside, ws, D1) == []
+    assert missing_markers(beside, ws, D1) == []
 
 
 def test_inputs_are_named_by_the_uri(drops: Location, ws: Workspace) -> None:
@@ -308,7 +308,7 @@ def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monk
         monkeypatch.setattr(calls, name, only_drops(getattr(calls, name)))
     monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3", location.STORES["s3"]._open_bucket))  # type: ignore[attr-defined]
     wanted = source("s3://bucket/drops/*/*", complete={"success_file": "_SUCCESS", "marker": "s3://bucket/drops/done"})
-    assert lacking(wanted, ws, D1) == [
+    assert missing_markers(wanted, ws, D1) == [
         "_SUCCESS is not in s3://bucket/drops",
         "the marker s3://bucket/drops/done is not there",
     ]

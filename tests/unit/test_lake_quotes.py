@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.landing.block_reader import Declaration, TimeRange, read_block
-from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.blocks import LineBlock
 from headrace.lake.landing.delimited import STRAY, UNCLOSED, DelimitedForm, DelimitedReader, QuotedFields, in_rfc4180
 from headrace.schema import TableColumn
 
@@ -72,7 +72,7 @@ def test_arrow_reads_what_was_written(rows: list[list[str]], escape: str | None,
     columns = tuple(TableColumn(name=f"c{k}") for k in range(width))
     declaration = Declaration(columns, (), "UTC", {}, {}, None)
     form = DelimitedForm(declaration.names, separator, escape=escape)
-    block = Block("".join(separator.join(map(written, row)) + "\r\n" for row in rows).encode(), 1)
+    block = LineBlock("".join(separator.join(map(written, row)) + "\r\n" for row in rows).encode(), 1)
     read = read_block(DelimitedReader(form, declaration), block, declaration, TimeRange(None, 1))
     expected = [[(field if len(field) % 2 == 0 else doubled(field)) or None for field in row] for row in rows]
     found = [list(row) for row in zip(*(c.to_pylist() for c in read.columns), strict=True)]

@@ -14,7 +14,7 @@ from headrace.config import LandingSource, Table, build_spec
 from headrace.errors import UserError
 from headrace.lake.landing.arrow_rows import declaration_of, why_spark
 from headrace.lake.landing.block_reader import TimeRange, read_block
-from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.blocks import LineBlock
 from headrace.lake.landing.convert import from_text
 from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.landing.spellings import Spelling, spellings_of
@@ -34,7 +34,7 @@ def test_a_file_in_any_dialect_is_read_by_arrow(made: list[tuple[Any, ...]], dia
     form = DelimitedForm(
         declaration.names, source.separator, header=True, escape=source.escape, nulls=source.null_texts
     )
-    read_rows = read_block(DelimitedReader(form, declaration), Block(body, 1), declaration, TimeRange(None, 2**62))
+    read_rows = read_block(DelimitedReader(form, declaration), LineBlock(body, 1), declaration, TimeRange(None, 2**62))
     expected = {row[0]: row for row in read(body, dialect)}
     assert set(expected) == {row[0] for row in made}
     found = {row[0]: row for row in zip(*(c.to_pylist() for c in read_rows.columns), strict=True)}

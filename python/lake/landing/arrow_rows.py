@@ -64,7 +64,7 @@ _DRIVER_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class ArrowPlan:
-    """What Arrow reads of a batch."""
+    """Files and declaration of a batch that Arrow reads."""
 
     files: Mapping[int, SourceFile]
     declaration: Declaration
@@ -73,19 +73,19 @@ class ArrowPlan:
 
 
 def why_spark(source: LandingSource, table: Table) -> str | None:
-    """Why rows by this declaration are read by Spark alone; None where Arrow may read them."""
+    """Return the reason why Spark alone reads rows by this declaration; None where Arrow may read them."""
     reader = reader_of(source)
     if not reader.by_arrow:
         return f"format '{source.format}'"
     if len(source.separator) != 1 or not source.separator.isascii() or source.separator in '"\n\r\\':
         return f"separator {source.separator!r}"
-    for section, known, what in (
+    for section, known, prefix in (
         (source, _KNOWN, "source."),
         *((c, _KNOWN_OF_COLUMNS, f"column '{c.name}', ") for c in table.columns),
     ):
         for name, field in type(section).model_fields.items():
             if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
-                return what + name
+                return prefix + name
     for c in table.columns:
         if (element_type(c.type) or c.type) not in ARROW_TYPES:
             return f"column '{c.name}', type {c.type}"
@@ -100,7 +100,7 @@ def why_spark(source: LandingSource, table: Table) -> str | None:
 
 
 def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
-    """How Arrow reads a batch, or why it may not.
+    """Return how Arrow reads a batch, or the reason why it may not.
 
     Args:
         batch: what is read.
@@ -110,9 +110,9 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         UserError: a header that is refused.
     """
     source, table = batch.source, batch.table
-    why = why_spark(source, table)
-    if why is not None:
-        return why
+    reason = why_spark(source, table)
+    if reason is not None:
+        return reason
     for _, file in batch.files:
         kind = ending(file.name)
         if kind and file.path.suffix not in COMPRESSIONS:
@@ -122,11 +122,11 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
     accept = table.new_columns == "accept"
     reader = reader_of(source)
     forms = [reader.form(batch, i) for i in range(len(batch.files))]
-    kept = dict.fromkeys(extra)
+    kept_columns = dict.fromkeys(extra)
     if accept:
         declared = {c.name for c in table.columns}
-        kept |= dict.fromkeys(n for form in forms if form is not None for n in form.names if n not in declared)
-    lower = [name.lower() for name in (*(c.name for c in table.columns), *kept)]
+        kept_columns |= dict.fromkeys(n for form in forms if form is not None for n in form.names if n not in declared)
+    lower = [name.lower() for name in (*(c.name for c in table.columns), *kept_columns)]
     if len(set(lower)) < len(lower) or any(not name or name.startswith("_") or name == "ds" for name in lower):
         return "new columns whose names the table cannot have"
     files = {}
@@ -134,11 +134,11 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         first, end = batch.event_times(ds)
         micros = TimeRange(None if first is None else _micros(first), _micros(end))
         files[i] = SourceFile(ds, file.name, micros, form)
-    return ArrowPlan(files, declaration_of(source, table, tuple(kept), batch.ids), accept)
+    return ArrowPlan(files, declaration_of(source, table, tuple(kept_columns), batch.ids), accept)
 
 
 def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], ids: Collection[str] = ()) -> Declaration:
-    """What a spec's sections say to a reader of blocks.
+    """Return what a reader of blocks needs to know of a spec's sections.
 
     Args:
         source: the spec's.
@@ -161,7 +161,7 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], id
 
 
 def part_size(sizes: Sequence[int], cores: int) -> int:
-    """Bytes of the parts that files of these sizes are split into, so that `cores` have about as much to read."""
+    """Return the bytes of parts into which files of these sizes are split, so that `cores` have about equal work."""
     total, busy = sum(sizes), [0] * cores
     for size in sorted(sizes, reverse=True):
         busy[busy.index(min(busy))] += size
@@ -171,7 +171,7 @@ def part_size(sizes: Sequence[int], cores: int) -> int:
 
 
 def split_files(batch: LandingBatch, part_bytes: int) -> list[Part]:
-    """Parts of the files, in their order; first lines are those of whole files."""
+    """Return parts of the files, in their order; first lines are those of whole files."""
     parts = []
     for i, (_, file) in enumerate(batch.files):
         if file.path.suffix in COMPRESSIONS or file.size <= part_bytes:
@@ -184,12 +184,12 @@ def split_files(batch: LandingBatch, part_bytes: int) -> list[Part]:
 
 
 def grouped_by_day(batch: LandingBatch, parts: Sequence[Part], cores: int) -> list[tuple[Part, ...]]:
-    """Parts for tasks: of one day each, in their order, about even."""
+    """Return parts for tasks, about even: each task's are of one day, in their order."""
     files = batch.files
 
     def size(part: Part) -> int:
-        whole = files[part.file][1].size
-        return part.end - part.start if part.end is not None else whole * (COMPRESSED_TO if part.compression else 1)
+        file_size = files[part.file][1].size
+        return part.end - part.start if part.end is not None else file_size * (COMPRESSED_TO if part.compression else 1)
 
     total = sum(size(p) for p in parts)
     most = max(_LEAST_TASK_BYTES, min(PART_BYTES, total // (_TASKS_A_CORE * cores)))
@@ -239,9 +239,9 @@ class ArrowRows:
 
     @property
     def left(self) -> Mapping[int, int]:
-        """By file: lines for Spark's rules."""
-        found = {i: sum(p.left for p in parts) for i, parts in self.counts.items()}
-        return {i: n for i, n in found.items() if n}
+        """Numbers of lines for Spark's rules, by file; files without any are left out."""
+        counts = {i: sum(p.left for p in parts) for i, parts in self.counts.items()}
+        return {i: n for i, n in counts.items() if n}
 
     @property
     def written(self) -> list[WrittenFile]:
@@ -250,37 +250,37 @@ class ArrowRows:
 
     @property
     def numbers(self) -> Mapping[tuple[str, str], int]:
-        """By day and name, a file's number."""
+        """Numbers of the files, by day and name."""
         return {(f.ds, f.name): i for i, f in self.plan.files.items()}
 
-    def profile(self, i: int, others: FileProfile) -> FileProfile:
-        """The profile of a file, `others` being that of the lines left."""
+    def profile(self, i: int, rest: FileProfile) -> FileProfile:
+        """Return the profile of a file, `others` being that of the lines left."""
         parts = self.counts.get(i, ())
         columns = [c.name for c in self.plan.declaration.columns]
-        found = replace(others)
+        profile = replace(rest)
         good = sum(p.good for p in parts)
-        found.forgotten = others.forgotten + sum(p.forgotten for p in parts)
-        found.read = others.read + good + sum(p.forgotten for p in parts)
-        found.good = others.good + good
+        profile.forgotten = rest.forgotten + sum(p.forgotten for p in parts)
+        profile.read = rest.read + good + sum(p.forgotten for p in parts)
+        profile.good = rest.good + good
         readable = [sum(p.readable[k] for p in parts) for k in range(len(columns))]
-        found.readable = {name: n + others.readable.get(name, 0) for name, n in zip(columns, readable, strict=True)}
+        profile.readable = {name: n + rest.readable.get(name, 0) for name, n in zip(columns, readable, strict=True)}
         place = {name: k for k, name in enumerate(columns)}
-        found.nulls = {name: n + good - readable[place[name]] for name, n in others.nulls.items()}
-        found.extra = others.extra | {name for p in parts for name in p.extra}
+        profile.nulls = {name: n + good - readable[place[name]] for name, n in rest.nulls.items()}
+        profile.extra = rest.extra | {name for p in parts for name in p.extra}
         present = {name for p in parts for name in p.present}
-        if others.read:
-            present |= set(columns) - others.absent
-        found.absent = frozenset(columns) - present if found.read else frozenset()
+        if rest.read:
+            present |= set(columns) - rest.absent
+        profile.absent = frozenset(columns) - present if profile.read else frozenset()
         micros = [p.newest for p in parts if p.newest is not None]
         if micros:
             newest = FileProfile.moment(max(micros))
-            found.newest = newest if others.newest is None else max(newest, others.newest)
-        return found
+            profile.newest = newest if rest.newest is None else max(newest, rest.newest)
+        return profile
 
     def suspects(
         self, typed: Sequence[Location], loaded: Sequence[tuple[str, Location]]
     ) -> tuple[tuple[Location, ...], tuple[Location, ...]] | None:
-        """Rows whose key may be there twice.
+        """Return the rows whose key may occur twice.
 
         Args:
             typed: Parquet files of rows that Spark has typed.
@@ -290,33 +290,33 @@ class ArrowRows:
             (keys, `_ds`, `_file` and `_line` of rows here; keys and `ds` of rows in the table), as Parquet files, none
             where there are no rows; None where no hash is there twice.
         """
-        here = [KeyedFile(self.table / d.file.path, d.file.ds, hashes=d.hashes) for d in self.data]
-        there = [KeyedFile(path, ds) for ds, path in loaded]
-        others = [KeyedFile(path, is_typed=True) for path in typed]
-        hashed = (*there, *others)
+        new_files = [KeyedFile(self.table / d.file.path, d.file.ds, hashes=d.hashes) for d in self.data]
+        loaded_files = [KeyedFile(path, ds) for ds, path in loaded]
+        typed_keyed = [KeyedFile(path, is_typed=True) for path in typed]
+        hashed = (*loaded_files, *typed_keyed)
         rows = sum(d.file.rows for d in self.data)
         rows += sum(footer(f.path).num_rows for f in hashed)
         spark = None if rows <= _DRIVER_ROWS else self.spark
-        found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.folder))
-        names = {f["file"]: f["hashes"] for f in found}
-        there = [replace(f, hashes=names[k]) for k, f in enumerate(there)]
-        mine = [*(f.hashes for f in here), *(names[len(there) + k] for k in range(len(others)))]
+        results = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.folder))
+        names = {f["file"]: f["hashes"] for f in results}
+        loaded_files = [replace(f, hashes=names[k]) for k, f in enumerate(loaded_files)]
+        new_hashes = [*(f.hashes for f in new_files), *(names[len(loaded_files) + k] for k in range(len(typed_keyed)))]
         shares = max(1, -(-rows // _HASHES_AT_ONCE))
-        task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.folder, shares)
-        found = run_tasks(spark if shares > _DRIVER_SORTS else None, shares, task)
+        task = RepeatTask(tuple(new_hashes), tuple(f.hashes for f in loaded_files), self.folder, shares)
+        results = run_tasks(spark if shares > _DRIVER_SORTS else None, shares, task)
         # In ascending order, as the shares are.
-        hashes = np.concatenate([np.load((self.folder / f["path"]).local_path()) for f in found])
+        hashes = np.concatenate([np.load((self.folder / f["path"]).local_path()) for f in results])
         if not len(hashes):
             return None
         save_array(self.folder / REPEATED, hashes)
-        made: list[tuple[Location, ...]] = []
-        for files, numbers in ((here, self.numbers), (there, None)):
+        copies: list[tuple[Location, ...]] = []
+        for files, numbers in ((new_files, self.numbers), (loaded_files, None)):
             copy = SuspectTask(tuple(files), self.keys, numbers, self.folder, self.schema)
-            made.append(tuple(self.folder / f["path"] for f in run_tasks(spark, len(files), copy)))
-        return made[0], made[1]
+            copies.append(tuple(self.folder / f["path"] for f in run_tasks(spark, len(files), copy)))
+        return copies[0], copies[1]
 
-    def without(self, dropped: Dropped) -> ArrowRows:
-        """The same with data files that lack some rows."""
+    def drop_rows(self, dropped: Dropped) -> ArrowRows:
+        """Return the same batch; its data files lack some rows."""
         places = dropped.load()
         affected = []
         for k, d in enumerate(self.data):
@@ -329,13 +329,13 @@ class ArrowRows:
             return self
         files = tuple(self.data[k].file for k in affected)
         task = RewriteTask(files, self.numbers, dropped, self.table, self.schema, self.codec)
-        made = {affected[f["old"]]: f["new"] for f in run_tasks(self.spark, len(files), task)}
+        rewritten = {affected[f["old"]]: f["new"] for f in run_tasks(self.spark, len(files), task)}
         data = []
         for k, d in enumerate(self.data):
-            if k not in made:
+            if k not in rewritten:
                 data.append(d)
-            elif made[k] is not None:
-                data.append(replace(d, file=WrittenFile(**made[k])))
+            elif rewritten[k] is not None:
+                data.append(replace(d, file=WrittenFile(**rewritten[k])))
         for file in files:
             (self.table / file.path).remove_quietly()
         return replace(self, data=tuple(data))
@@ -364,67 +364,68 @@ def read_by_arrow(
     left: list[Location] = []
     counts: dict[int, list[PartCounts]] = {}
     unreadable = None
-    for task, found in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
-        if "unreadable" in found:
-            unreadable = str(found["unreadable"])
+    for task, result in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
+        if "unreadable" in result:
+            unreadable = str(result["unreadable"])
             continue
-        mine = [PartCounts(**p) for p in found["parts"]]
-        for part in mine:
+        part_counts = [PartCounts(**p) for p in result["parts"]]
+        for part in part_counts:
             counts.setdefault(part.file, []).append(part)
-        if found["left"] is not None:
-            left.append(folder / found["left"])
-        if found["data"] is not None:
+        if result["left"] is not None:
+            left.append(folder / result["left"])
+        if result["data"] is not None:
             lines = tuple(
-                (part.file, part.first_line, part.first_line + one.lines) for part, one in zip(task, mine, strict=True)
+                (part.file, part.first_line, part.first_line + count.lines)
+                for part, count in zip(task, part_counts, strict=True)
             )
-            data.append(_Data(WrittenFile(**found["data"]), lines, found["hashes"] or ""))
+            data.append(_Data(WrittenFile(**result["data"]), lines, result["hashes"] or ""))
     by_file = {i: tuple(p) for i, p in counts.items()}
     rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left))
     if unreadable is not None:
         remove_files(table, rows.written)
         return unreadable
-    for i, of in rows.counts.items():
-        if any(p.lines != p.skipped + p.good + p.forgotten + p.left for p in of):
-            raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {of}")
+    for i, counts_of_file in rows.counts.items():
+        if any(p.lines != p.skipped + p.good + p.forgotten + p.left for p in counts_of_file):
+            raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {counts_of_file}")
     return rows
 
 
 def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:
-    """(day, file) for each day of which a Parquet file of typed rows may have some."""
-    found = []
+    """Return (day, file) for each day of which a Parquet file of typed rows may have some."""
+    files = []
     for path in sorted(folder.entries(), key=lambda p: p.name):
         if path.suffix != ".parquet":
             continue
         metadata = footer(path)
         names = [metadata.schema.column(k).path for k in range(metadata.num_columns)]
         k = names.index("_ds")
-        mine: set[str] = set()
+        days_of_file: set[str] = set()
         for group in range(metadata.num_row_groups):
             stats = metadata.row_group(group).column(k).statistics
-            there = stats is not None and stats.has_min_max
-            mine |= {ds for ds in days if not there or stats.min <= ds <= stats.max}
-        found += [(ds, path) for ds in sorted(mine)]
-    return found
+            has_range = stats is not None and stats.has_min_max
+            days_of_file |= {ds for ds in days if not has_range or stats.min <= ds <= stats.max}
+        files += [(ds, path) for ds in sorted(days_of_file)]
+    return files
 
 
 def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, folder: Location) -> list[Part]:
-    """Parts of the batch's files, in their order, with the numbers of their first lines."""
+    """Return parts of the batch's files, in their order, with the numbers of their first lines."""
     files = [file for _, file in batch.files]
     parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores)))
     bzip2 = {i: (f.path, f.size) for i, f in enumerate(files) if f.path.suffix == ".bz2" and f.size > LEAST_BYTES}
     plain = unpack(spark, bzip2, cores, folder)
-    return [part for whole in parts for part in plain.get(whole.file, [whole])]
+    return [part for unsplit in parts for part in plain.get(unsplit.file, [unsplit])]
 
 
 def _numbered(spark: SparkSession | None, parts: list[Part]) -> list[Part]:
-    """The parts with the numbers of their first lines."""
+    """Return the parts with the numbers of their first lines."""
     counted = [p for p, after in pairwise(parts) if after.file == p.file]
-    found = {f["part"]: f["lines"] for f in run_tasks(spark, len(counted), CountTask(tuple(counted)))}
-    lines = {(p.file, p.start): found[k] for k, p in enumerate(counted)}
+    counts = {f["part"]: f["lines"] for f in run_tasks(spark, len(counted), CountTask(tuple(counted)))}
+    lines = {(p.file, p.start): counts[k] for k, p in enumerate(counted)}
     numbered: list[Part] = []
     for part in parts:
-        before = numbered[-1] if numbered else None
-        if before is not None and before.file == part.file:
-            part = replace(part, first_line=before.first_line + lines[part.file, before.start])
+        previous = numbered[-1] if numbered else None
+        if previous is not None and previous.file == part.file:
+            part = replace(part, first_line=previous.first_line + lines[part.file, previous.start])
         numbered.append(part)
     return numbered

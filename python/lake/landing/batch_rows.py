@@ -50,14 +50,14 @@ _FEW = 50_000
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows are that are not loaded."""
+    """Places of rows that are not loaded."""
 
     #: Parquet files with `_ds`, `_file`, `_line`, `_copy`; None: there are no such rows.
     folder: Location | None
 
     @staticmethod
     def stage(rows: DataFrame | None, folder: Location) -> Places:
-        """Compute them once."""
+        """Write the places to a folder, so that they are computed once."""
         if rows is None:
             return Places(None)
         rows.write.parquet(folder.spark_path)
@@ -77,12 +77,12 @@ class Places:
         days, rows = self.table.column("_ds").value_counts().flatten()
         return dict(zip(days.to_pylist(), rows.to_pylist(), strict=True))
 
-    def without(self, rows: DataFrame) -> DataFrame:
-        """The others of `rows`."""
+    def exclude_from(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a frame that stand at none of the places."""
         if self.folder is None or not self.table.num_rows:
             return rows
-        mine = rows.sparkSession.read.parquet(self.folder.spark_path).drop("_ds")
-        return rows.join(mine, list(POSITION), "left_anti")
+        places = rows.sparkSession.read.parquet(self.folder.spark_path).drop("_ds")
+        return rows.join(places, list(POSITION), "left_anti")
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class BatchRows:
     few: bool
 
     def profiles(self) -> list[FileProfile]:
-        """Of each file."""
-        found = profiles(self.typed, self.ctx.table, self.batch, self.arrow.left if self.arrow else None)
-        return found if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(found)]
+        """Return the profile of each file."""
+        left_profiles = profiles(self.typed, self.ctx.table, self.batch, self.arrow.left if self.arrow else None)
+        return left_profiles if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(left_profiles)]
 
     def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
-        """The good rows to drop (headrace.lake.landing.repeats).
+        """Return the good rows to drop (headrace.lake.landing.repeats).
 
         Args:
             deleted: rows that are not loaded anyway.
@@ -118,7 +118,7 @@ class BatchRows:
             return None
         if self.arrow is None:
             assert self.typed is not None
-            rows = deleted.without(self._of_loaded_days(self.typed, left_out))
+            rows = deleted.exclude_from(self._of_loaded_days(self.typed, left_out))
             return repeated_rows(rows, self._loaded(left_out), table)
         near = near_files(self.ctx, self.plan, self.batch.days, left_out)
         assert near is not None
@@ -127,22 +127,22 @@ class BatchRows:
         if suspects is None:
             return None
         spark, keys = self.batch.spark, quoted_names(table.keys)
-        mine: list[DataFrame] = []
+        frames: list[DataFrame] = []
         if suspects[0]:
-            found = spark.read.parquet(*_paths(suspects[0]))
-            mine.append(found.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
+            arrow_rows = spark.read.parquet(*_paths(suspects[0]))
+            frames.append(arrow_rows.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
         if self.typed is not None:
-            mine.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
-        here = self._of_loaded_days(reduce(DataFrame.unionByName, mine), left_out)
+            frames.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
+        new_rows = self._of_loaded_days(reduce(DataFrame.unionByName, frames), left_out)
         loaded = None
         if self.ctx.source.daily:
-            none = here.select(*keys, F.col("_ds").alias("ds")).limit(0)
+            none = new_rows.select(*keys, F.col("_ds").alias("ds")).limit(0)
             loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
-        return repeated_rows(here, loaded, table)
+        return repeated_rows(new_rows, loaded, table)
 
-    def without(self, dropped: Dropped) -> BatchRows:
-        """The same; Arrow's data files lack some rows."""
-        return self if self.arrow is None else replace(self, arrow=self.arrow.without(dropped))
+    def drop_rows(self, dropped: Dropped) -> BatchRows:
+        """Return the same batch; Arrow's data files lack some rows."""
+        return self if self.arrow is None else replace(self, arrow=self.arrow.drop_rows(dropped))
 
     def write_typed(
         self,
@@ -153,7 +153,7 @@ class BatchRows:
         extra: Sequence[str],
         bad: bool = False,
     ) -> list[WrittenFile]:
-        """Data files of the good rows that Spark has judged, or the bad ones; no commit names them yet."""
+        """Write data files of the good rows that Spark has judged, or of the bad ones; no commit names them yet."""
         if self.typed is None:
             return []
         work = tuple(typed_files(self.folder, days))
@@ -164,7 +164,7 @@ class BatchRows:
         return rows.where(~F.col("_ds").isin(sorted(left_out))) if left_out else rows
 
     def _loaded(self, left_out: Collection[str]) -> DataFrame | None:
-        """The keys of rows of the table that the batch's are compared with (see `near_files`), by Spark."""
+        """Return the keys of rows of the table that the batch's are compared with (see `near_files`), by Spark."""
         if not self.ctx.source.daily:
             return None
         first, last, pending = _nearby(self.ctx, self.plan, self.batch.days, left_out)
@@ -190,19 +190,19 @@ def read_batch(
     if isinstance(arrow, str):
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
-        rows, where = rows_by_spark(batch, reader, folder, ctx.forgotten)
-        return BatchRows(ctx, plan, batch, rows, where, None, few)
+        rows, typed_folder = rows_by_spark(batch, reader, folder, ctx.forgotten)
+        return BatchRows(ctx, plan, batch, rows, typed_folder, None, few)
     left = sum(arrow.left.values())
     if not left:
         return BatchRows(ctx, plan, batch, None, folder, arrow, True)
-    rows, where = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
-    return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
+    rows, typed_folder = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
+    return BatchRows(ctx, plan, batch, rows, typed_folder, arrow, left <= _FEW)
 
 
 def near_files(
     ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
 ) -> list[tuple[str, Location]] | None:
-    """(day, data file) of the rows that those of `days` are compared with: of loaded days nearby that stay.
+    """Return (day, data file) of the rows that those of `days` are compared with: of loaded days nearby that stay.
 
     Those still to be loaded again are compared when their turn comes. None: Spark must read them.
     """
@@ -219,14 +219,14 @@ def near_files(
 
 
 def _between(first: str, last: str, pending: set[str]) -> Callable[[Mapping[str, str | None]], bool]:
-    """Whether a partition's rows are compared with."""
-    return lambda of: first <= str(of.get("ds")) <= last and of.get("ds") not in pending
+    """Return a test of whether rows of a partition are compared with."""
+    return lambda partition: first <= str(partition.get("ds")) <= last and partition.get("ds") not in pending
 
 
 def _nearby(
     ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
 ) -> tuple[str, str, set[str]]:
-    """(first day, last day, those between that do not count)."""
+    """Return (first day, last day, those between that do not count)."""
     late = ctx.table.late_days
     pending = {d.ds for d in plan.days if d.ds >= days[0].ds} - set(left_out)
     return following(days[0].ds, -late), following(days[-1].ds, late), pending
@@ -235,7 +235,7 @@ def _nearby(
 def _by_arrow(
     ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], folder: Location
 ) -> ArrowRows | str:
-    """What Arrow reads, or why it may not."""
+    """Return what Arrow reads, or the reason why it may not."""
     held = [d.ds for d in days if d.ds in plan.withhold]
     if held:
         return f"rows of {held[0]} were deleted by others"
@@ -243,8 +243,8 @@ def _by_arrow(
         return f"rows of {ctx.events} are marked as deleted, and must be compared with"
     declared = {c.name for c in batch.table.columns}
     columns = DeltaLog(ctx.events).columns()
-    others = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
-    arrow = arrow_plan(batch, [n for n in others if columns[n] == "string"])
+    undeclared = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
+    arrow = arrow_plan(batch, [n for n in undeclared if columns[n] == "string"])
     if isinstance(arrow, str):
         return arrow
     return read_by_arrow(batch, arrow, ctx.events, folder, codec_of(batch.spark), ctx.forgotten)
@@ -253,7 +253,7 @@ def _by_arrow(
 def rows_by_spark(
     batch: LandingBatch, reader: LandingReader, folder: Location, forgotten: ForgottenValues | None = None
 ) -> tuple[DataFrame, Location]:
-    """The typed rows of a batch, and their Parquet files: one a landing file.
+    """Return the typed rows of a batch, and their Parquet files: one a landing file.
 
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
     """

@@ -1,4 +1,4 @@
-"""What a reader of blocks is told, what it gives, and the checks that all readers' rows go through."""
+"""Contract of a reader of blocks: its declaration, its result, and the checks that the rows of all readers pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.lake.landing.blocks import I64, Block, Mask, odd_bytes
+from headrace.lake.landing.blocks import I64, LineBlock, Mask, odd_bytes
 from headrace.lake.landing.convert import lengths
 from headrace.lake.landing.spellings import Spelling
 from headrace.schema import EpochUnit, TableColumn
@@ -18,7 +18,7 @@ from headrace.schema import EpochUnit, TableColumn
 
 @dataclass(frozen=True)
 class Declaration:
-    """What of a spec decides about rows."""
+    """Parts of a spec that decide about rows."""
 
     columns: tuple[TableColumn, ...]
     #: Undeclared columns that the table has: kept as text.
@@ -44,15 +44,15 @@ class Declaration:
 
 @dataclass(frozen=True)
 class TimeRange:
-    """When events of a landing day may have happened: microseconds since 1970, [first, end); None: no limit."""
+    """Range of a landing day's event times: microseconds since 1970, [first, end); None: no limit."""
 
     first: int | None
     end: int
 
 
 @dataclass
-class Found:
-    """What a reader has seen in a file besides values."""
+class SeenColumns:
+    """Columns that a reader has seen in a file."""
 
     #: Declared columns that a row has a key (a field) for.
     present: set[str] = field(default_factory=set)
@@ -75,20 +75,20 @@ class Parsed:
 class Reader(Protocol):
     """Reads the blocks of one file, in their order or from the middle."""
 
-    found: Found
+    seen: SeenColumns
     #: Bytes of the blocks that it works best on.
     block_size: int
 
-    def odd(self, block: Block) -> Mask:
-        """Lines that the format leaves to Spark's rules. bool [lines]."""
+    def odd(self, block: LineBlock) -> Mask:
+        """Return a mask of lines that the format leaves to Spark's rules. bool [lines]."""
         ...
 
-    def skipped(self, block: Block) -> Mask:
-        """Lines that are no rows. bool [lines]."""
+    def skipped(self, block: LineBlock) -> Mask:
+        """Return a mask of lines that are no rows. bool [lines]."""
         ...
 
     def parse(self, lines: pa.BinaryArray) -> Parsed:
-        """Rows of lines (each ends with a newline)."""
+        """Parse lines, each of which ends with a newline, to rows."""
         ...
 
 
@@ -105,16 +105,16 @@ class ReadBlock:
     #: Lines for Spark's rules. bool [lines].
     unsure: Mask
 
-    def without(self, rows: Mask) -> ReadBlock:
-        """The same, some of the good rows left out. bool [rows]."""
+    def drop_rows(self, rows: Mask) -> ReadBlock:
+        """Return the same block without some of the good rows. `rows`: bool [rows]."""
         if not rows.any():
             return self
-        kept = pa.array(~rows)
-        return replace(self, lines=self.lines[~rows], columns=[c.filter(kept) for c in self.columns])
+        keep = pa.array(~rows)
+        return replace(self, lines=self.lines[~rows], columns=[c.filter(keep) for c in self.columns])
 
 
-def read_block(reader: Reader, block: Block, declaration: Declaration, times: TimeRange) -> ReadBlock:
-    """Sort the lines of a block."""
+def read_block(reader: Reader, block: LineBlock, declaration: Declaration, times: TimeRange) -> ReadBlock:
+    """Sort the lines of a block into good rows, lines to skip, and lines for Spark's rules."""
     skip = (block.ends == block.starts) | reader.skipped(block)
     unsure: Mask = (odd_bytes(block) | reader.odd(block)) & ~skip
     chosen = ~(skip | unsure)
@@ -135,8 +135,8 @@ def read_block(reader: Reader, block: Block, declaration: Declaration, times: Ti
 
 
 def out_of_bounds(columns: Sequence[pa.Array], declaration: Declaration, times: TimeRange) -> Mask:
-    """Rows that lack a required value, have an id that is empty or too long, are outside a range, or whose event was at
-    another time. bool [rows].
+    """Return a mask of rows that lack a required value, have an id that is empty or too long, are outside a range, or
+    whose event was at another time. bool [rows].
 
     NUL characters are not looked for: whole lines that have one are left out before (`odd_bytes`, `odd_json`).
     """
@@ -166,10 +166,10 @@ def out_of_bounds(columns: Sequence[pa.Array], declaration: Declaration, times: 
 
 
 def event_micros(time: pa.Array) -> pa.Array:
-    """Microseconds since 1970 of timestamps, or of dates (their midnight in UTC)."""
+    """Return microseconds since 1970 of timestamps, or of dates (their midnight in UTC)."""
     return time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
 
 
 def _true(condition: pa.Array) -> Mask:
-    found: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
+    return mask

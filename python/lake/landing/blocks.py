@@ -58,15 +58,20 @@ class Part:
 
     @property
     def compression(self) -> str | None:
-        """As Arrow names it."""
+        """The compression, as Arrow names it; None where there is none."""
         return COMPRESSIONS.get(self.path.suffix)
 
 
-class Block:
+class LineBlock:
     """Some lines that follow each other."""
 
     def __init__(self, data: bytes, first_line: int, too_long: bool = False) -> None:
-        """`data`: bytes that end with a newline. `too_long`: they are the beginning of one line that is TOO_LONG."""
+        """Split bytes into lines.
+
+        Args:
+            data: bytes that end with a newline.
+            first_line: number of the first line.
+            too_long: whether they are the beginning of one line that is TOO_LONG."""
         self.data = data
         self.first_line = first_line
         self.too_long = too_long
@@ -97,8 +102,8 @@ class Block:
 
     def _returns_before(self, places: I64) -> Mask:
         """Return whether a carriage return stands before each line's place, in the line. bool [lines]."""
-        found: Mask = (places > self.starts) & (self.bytes[np.maximum(places - 1, 0)] == RETURN)
-        return found
+        is_return: Mask = (places > self.starts) & (self.bytes[np.maximum(places - 1, 0)] == RETURN)
+        return is_return
 
     @cached_property
     def lines(self) -> pa.BinaryArray:
@@ -106,31 +111,31 @@ class Block:
         offsets = np.append(self.starts, len(self.data)).astype(np.int32)
         return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
 
-    def texts(self, which: Mask) -> pa.StringArray:
-        """Some lines without their newlines, carriage returns kept: the bytes as they are, be they UTF-8 or not."""
-        chosen = np.flatnonzero(which)
+    def texts(self, lines: Mask) -> pa.StringArray:
+        """Return some lines without newlines, carriage returns kept: the bytes as they are, be they UTF-8 or not."""
+        chosen = np.flatnonzero(lines)
         starts, ends = self.starts[chosen], self.newlines[chosen]
         pieces = [self.data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         return pa.array(pieces, pa.binary()).view(pa.string())
 
-    def number(self, which: Mask) -> I64:
-        """The numbers of some lines."""
-        return self.first_line + np.flatnonzero(which)
+    def number(self, lines: Mask) -> I64:
+        """Return the numbers of some lines. int64 [lines chosen]."""
+        return self.first_line + np.flatnonzero(lines)
 
     def line_of(self, places: npt.NDArray[Any]) -> I64:
-        """The lines (counted from 0) in which bytes lie."""
+        """Return the lines (counted from 0) in which bytes lie."""
         return np.searchsorted(self.newlines, places)
 
 
-def blocks(part: Part, size: int) -> Iterator[Block]:
-    """The lines of a part, about `size` bytes at once.
+def blocks(part: Part, size: int) -> Iterator[LineBlock]:
+    """Yield the lines of a part, about `size` bytes at once.
 
     Raises:
         UnreadableError: the file is damaged.
     """
     try:
-        with _opened(part) as (stream, at):
-            yield from _blocks(part, stream, at, size)
+        with _opened(part) as (stream, offset):
+            yield from _blocks(part, stream, offset, size)
     except StoreAway:  # nothing is known of the file
         raise
     except (OSError, EOFError, pa.ArrowException) as e:
@@ -138,7 +143,7 @@ def blocks(part: Part, size: int) -> Iterator[Block]:
 
 
 def count_lines(part: Part, size: int = 8 << 20) -> int:
-    """The lines that begin in a part of an uncompressed file, whose `end` is at most the file's size."""
+    """Count the lines that begin in a part of an uncompressed file, whose `end` is at most the file's size."""
     assert part.end is not None
     first = max(part.start, 1) - 1
     left = part.end - 1 - first
@@ -153,20 +158,20 @@ def count_lines(part: Part, size: int = 8 << 20) -> int:
 
 @contextmanager
 def _opened(part: Part) -> Iterator[tuple[Any, int]]:
-    """(stream, place of its first byte): one byte before the part, where something is before it."""
-    at = max(part.start - 1, 0)
+    """Open a part one byte before its beginning, if there is one; yield (stream, place of its first byte)."""
+    offset = max(part.start - 1, 0)
     with ExitStack() as opened:
         if part.path.scheme == "file":
             source: Any = str(part.path)
         else:  # in ranges: the file need not have room on this host
             source = opened.enter_context(part.path.open())
         stream = opened.enter_context(pa.input_stream(source, compression=part.compression, buffer_size=0))
-        if at:
-            stream.seek(at)
-        yield stream, at
+        if offset:
+            stream.seek(offset)
+        yield stream, offset
 
 
-def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[Block]:
+def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[LineBlock]:
     number, skipping = part.first_line, part.start > 0
     for text in whole_lines(stream.read, size):
         data, end = text.data, begin + text.bytes
@@ -179,7 +184,7 @@ def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[Block]:
         if part.end is not None and end >= part.end and not text.too_long:
             data = data[: data.index(b"\n", part.end - 1 - begin) + 1]
         if data:
-            block = Block(data, number, text.too_long)
+            block = LineBlock(data, number, text.too_long)
             yield block
             number += len(block)
         if part.end is not None and end >= part.end:
@@ -235,18 +240,18 @@ def whole_lines(read: Callable[[int], bytes], size: int, most: int = LINE_BYTES)
 
 def _too_long(pieces: list[bytes], length: int) -> WholeLines:
     """Return the first bytes of a line: whole characters, where it is UTF-8."""
-    shown = b"".join(piece[: _SHOWN_BYTES + 1] for piece in pieces).removesuffix(b"\n")
-    if len(shown) > _SHOWN_BYTES:
+    beginning = b"".join(piece[: _SHOWN_BYTES + 1] for piece in pieces).removesuffix(b"\n")
+    if len(beginning) > _SHOWN_BYTES:
         end = _SHOWN_BYTES
-        while end > _SHOWN_BYTES - 4 and shown[end] & 0xC0 == 0x80:
+        while end > _SHOWN_BYTES - 4 and beginning[end] & 0xC0 == 0x80:
             end -= 1
-        shown = shown[:end]
-    return WholeLines(shown + b"\n", length, too_long=True)
+        beginning = beginning[:end]
+    return WholeLines(beginning + b"\n", length, too_long=True)
 
 
-def odd_bytes(block: Block) -> Mask:
-    """Lines that are not UTF-8, have control characters (tabs and carriage returns at the end aside), begin with a byte
-    order mark, begin and end with a blank, or are too long. bool [lines].
+def odd_bytes(block: LineBlock) -> Mask:
+    """Return a mask of lines that are not UTF-8, have control characters (tabs and carriage returns at the end aside),
+    begin with a byte order mark, begin and end with a blank, or are too long. bool [lines].
     """
     if block.too_long:
         return np.ones(len(block), np.bool_)
@@ -269,9 +274,9 @@ def odd_bytes(block: Block) -> Mask:
     return odd
 
 
-def odd_json(block: Block) -> Mask:
-    """Lines that are not `{...}` from their first byte to their last, such that JSON parsers differ about, and such
-    with a NUL character as JSON spells it. bool [lines].
+def odd_json(block: LineBlock) -> Mask:
+    """Return a mask of lines that are not `{...}` from first byte to last, that JSON parsers disagree on, or that have
+    a NUL character as JSON spells it. bool [lines].
     """
     data, starts, ends = block.bytes, block.starts, block.ends
     odd: Mask = (data[starts] != _OPEN) | (data[np.maximum(ends - 1, 0)] != _CLOSE) | (ends == starts)
@@ -289,17 +294,17 @@ def odd_json(block: Block) -> Mask:
     return odd
 
 
-def _has(block: Block, text: bytes) -> bool:
-    """Whether a text is in the block: as `in` says, several times as fast where its first byte is rare."""
+def _has(block: LineBlock, text: bytes) -> bool:
+    """Return whether a text is in the block: as `in` does, several times as fast where its first byte is rare."""
     if text[:1] not in block.data:
         return False
-    at = np.flatnonzero(block.bytes[: 1 - len(text)] == text[0])
+    places = np.flatnonzero(block.bytes[: 1 - len(text)] == text[0])
     for k, sign in enumerate(text[1:], 1):
-        at = at[block.bytes[at + k] == sign]
-    return len(at) > 0
+        places = places[block.bytes[places + k] == sign]
+    return len(places) > 0
 
 
-def _not_utf8(block: Block) -> list[int]:
+def _not_utf8(block: LineBlock) -> list[int]:
     try:
         block.data.decode()
     except UnicodeDecodeError:
@@ -307,10 +312,10 @@ def _not_utf8(block: Block) -> list[int]:
     else:
         return []
     lines = np.unique(block.line_of(np.flatnonzero(block.bytes > 127)))
-    found = []
+    invalid = []
     for i in lines.tolist():
         try:
             block.data[block.starts[i] : block.ends[i]].decode()
         except UnicodeDecodeError:
-            found.append(i)
-    return found
+            invalid.append(i)
+    return invalid

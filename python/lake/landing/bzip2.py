@@ -40,22 +40,22 @@ _MOST_CUT = 4 << 20
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a block or the end of a stream begins."""
+    """Beginning of a block, or of the end of a stream."""
 
     #: Bits from the beginning of the data.
-    at: int
+    bit: int
     is_end: bool
 
 
 @dataclass
 class Checksums:
-    """Of the blocks and streams of a range, in their order: (whether it is a stream's, the checksum)."""
+    """Checksums of the blocks and streams of a range, in their order: (whether it is a stream's, the checksum)."""
 
-    found: list[tuple[bool, int]]
+    values: list[tuple[bool, int]]
 
 
 def decompressed(path: Location, start: int, end: int, checksums: Checksums) -> Iterator[bytes]:
-    """The contents of the blocks that begin in bytes [start, end) of a file; their checksums to `checksums`.
+    """Yield the contents of the blocks that begin in bytes [start, end) of a file; add their checksums to `checksums`.
 
     Raises:
         UnreadableError: the range is no whole part of a bzip2 file.
@@ -66,48 +66,48 @@ def decompressed(path: Location, start: int, end: int, checksums: Checksums) -> 
         file.seek(start)
         data = file.read(end - start + _MOST_BLOCK)
     is_last = start + len(data) == size
-    found = marks(data)
-    if start == 0 and not _header_at(data, 0, found):
+    known_marks = marks(data)
+    if start == 0 and not _header_at(data, 0, known_marks):
         raise UnreadableError(f"{path}: no bzip2 data")
-    behind, k = 8 * (end - start), 0
-    while k < len(found) and found[k].at < behind:
-        if found[k].is_end:
-            checksums.found.append((True, _bits(data, found[k].at + _MARK_BITS, _CHECKSUM_BITS)))
-            after = -(-(found[k].at + _MARK_BITS + _CHECKSUM_BITS) // 8)
-            if not (is_last and after == len(data)) and not _header_at(data, after, found):
+    end_bit, k = 8 * (end - start), 0
+    while k < len(known_marks) and known_marks[k].bit < end_bit:
+        if known_marks[k].is_end:
+            checksums.values.append((True, _bits(data, known_marks[k].bit + _MARK_BITS, _CHECKSUM_BITS)))
+            after = -(-(known_marks[k].bit + _MARK_BITS + _CHECKSUM_BITS) // 8)
+            if not (is_last and after == len(data)) and not _header_at(data, after, known_marks):
                 raise UnreadableError(f"{path}: something other than a stream behind a stream")
             k += 1
             continue
-        for last in range(k + 1, min(k + 2 + _MOST_FALSE, len(found))):
-            checksum = _bits(data, found[k].at + _MARK_BITS, _CHECKSUM_BITS)
-            text = _block(data, found[k].at, found[last].at, checksum)
+        for last in range(k + 1, min(k + 2 + _MOST_FALSE, len(known_marks))):
+            checksum = _bits(data, known_marks[k].bit + _MARK_BITS, _CHECKSUM_BITS)
+            text = _block(data, known_marks[k].bit, known_marks[last].bit, checksum)
             if text is not None:
                 break
         else:
             raise UnreadableError(f"{path}: a block is damaged, or has no end")
-        checksums.found.append((False, checksum))
+        checksums.values.append((False, checksum))
         yield text
         k = last
 
 
 def check(checksums: Iterable[tuple[bool, int]], path: Location) -> None:
     """Raise UnreadableError where blocks are not those of whole streams."""
-    combined, ended = 0, False
+    combined, is_ended = 0, False
     for is_stream, checksum in checksums:
-        ended = is_stream
+        is_ended = is_stream
         if not is_stream:
             combined = ((combined << 1 | combined >> 31) & 0xFFFFFFFF) ^ checksum
         elif combined != checksum:
             raise UnreadableError(f"{path}: blocks are missing or were changed")
         else:
             combined = 0
-    if not ended:
+    if not is_ended:
         raise UnreadableError(f"{path}: it ends in the middle")
 
 
 def marks(data: bytes) -> list[Mark]:
-    """All marks, in order; some may be a block's bits that look like one."""
-    found = []
+    """Return all marks, in order; some may be a block's bits that look like one."""
+    places = []
     for value, is_end in ((_BLOCK, False), (_END, True)):
         for shift in range(8):
             # From bit `shift` of a byte: bytes that the mark fills, and the first byte's and the last one's bits of it.
@@ -118,29 +118,29 @@ def marks(data: bytes) -> list[Mark]:
                 head = data[place - 1] & (0xFF >> shift) == spread[0]
                 tail = place + 5 < len(data) and data[place + 5] & (0xFF << (8 - shift)) & 0xFF == spread[6]
                 if head and (tail or not shift):
-                    found.append(Mark(8 * (place - 1) + shift, is_end))
+                    places.append(Mark(8 * (place - 1) + shift, is_end))
                 place = data.find(inner, place + 1)
-    return sorted(found, key=lambda mark: mark.at)
+    return sorted(places, key=lambda mark: mark.bit)
 
 
-def _header_at(data: bytes, at: int, found: list[Mark]) -> bool:
-    """Whether a stream begins at a byte."""
-    header = data[at : at + _HEADER]
+def _header_at(data: bytes, offset: int, known_marks: list[Mark]) -> bool:
+    """Return whether a stream begins at a byte."""
+    header = data[offset : offset + _HEADER]
     begins = len(header) == _HEADER and header[:3] == b"BZh" and header[3:4] in b"123456789"
-    return begins and any(mark.at == 8 * (at + _HEADER) for mark in found)
+    return begins and any(mark.bit == 8 * (offset + _HEADER) for mark in known_marks)
 
 
-def _bits(data: bytes, at: int, count: int) -> int:
-    """A number of `count` bits; bits behind the end of the data are zeros."""
-    first, last = at // 8, -(-(at + count) // 8)
-    whole = int.from_bytes(data[first:last].ljust(last - first, b"\0"), "big")
-    return whole >> (8 * last - at - count) & ((1 << count) - 1)
+def _bits(data: bytes, bit: int, count: int) -> int:
+    """Return a number of `count` bits; bits behind the end of the data are zeros."""
+    first, last = bit // 8, -(-(bit + count) // 8)
+    number = int.from_bytes(data[first:last].ljust(last - first, b"\0"), "big")
+    return number >> (8 * last - bit - count) & ((1 << count) - 1)
 
 
-def _block(data: bytes, at: int, end: int, checksum: int) -> bytes | None:
-    """The contents of a block, as the only one of a stream; None where it is none."""
-    bits = end - at + _MARK_BITS + _CHECKSUM_BITS
-    stream = (_bits(data, at, end - at) << _MARK_BITS | _END) << _CHECKSUM_BITS | checksum
+def _block(data: bytes, begin: int, end: int, checksum: int) -> bytes | None:
+    """Return the contents of a block, as the only one of a stream; None where it is none."""
+    bits = end - begin + _MARK_BITS + _CHECKSUM_BITS
+    stream = (_bits(data, begin, end - begin) << _MARK_BITS | _END) << _CHECKSUM_BITS | checksum
     rest = -bits % 8
     decompressor = bz2.BZ2Decompressor()
     try:
@@ -152,7 +152,7 @@ def _block(data: bytes, at: int, end: int, checksum: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a range holds. JSON values."""
+    """Text of a range. JSON values."""
 
     #: The whole lines: name of a file in the folder, bytes, and how many they are.
     name: str
@@ -202,13 +202,13 @@ class UnpackTask:
                 tail += text[cut:]
                 if max(len(head), len(tail)) > _MOST_CUT:
                     raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
-        return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.found)
+        return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.values)
 
 
 def unpack(
     spark: SparkSession | None, files: Mapping[int, tuple[Location, int]], cores: int, folder: Location
 ) -> dict[int, list[Part]]:
-    """Parts of plain text in a folder, by file; those that cannot be read in ranges are not among them.
+    """Unpack files into a folder; return parts of plain text by file, without files that cannot be read in ranges.
 
     Args:
         spark: None: tasks run here.
@@ -224,26 +224,26 @@ def unpack(
         ranges += [(number, path, a, b) for a, b in pairwise(edges)]
     task = UnpackTask(tuple((path, a, b) for _, path, a, b in ranges), folder)
     pieces: dict[int, list[dict[str, Any]]] = {}
-    for (number, *_), found in zip(ranges, run_tasks(spark, len(ranges), task), strict=True):
-        pieces.setdefault(number, []).append(found)
+    for (number, *_), result in zip(ranges, run_tasks(spark, len(ranges), task), strict=True):
+        pieces.setdefault(number, []).append(result)
     parts = {}
-    for number, found in pieces.items():
+    for number, result in pieces.items():
         try:
-            parts[number] = _joined(number, files[number][0], found, folder)
+            parts[number] = _joined(number, files[number][0], result, folder)
         except UnreadableError:
             # What is wrong with it, and where, is found by whoever reads it from its beginning.
-            for one in found:
-                if "name" in one:
-                    (folder / one["name"]).remove_quietly()
+            for piece in result:
+                if "name" in piece:
+                    (folder / piece["name"]).remove_quietly()
     return parts
 
 
-def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], folder: Location) -> list[Part]:
-    """Parts of one file, in its order: the lines of the ranges, and between them those that were cut."""
-    for one in found:
-        if "unreadable" in one:
-            raise UnreadableError(one["unreadable"])
-    pieces = [Piece(**one) for one in found]
+def _joined(number: int, path: Location, results: Sequence[Mapping[str, Any]], folder: Location) -> list[Part]:
+    """Return the parts of one file, in its order: the lines of the ranges, and between them those that were cut."""
+    for result in results:
+        if "unreadable" in result:
+            raise UnreadableError(result["unreadable"])
+    pieces = [Piece(**result) for result in results]
     check(((is_stream, checksum) for piece in pieces for is_stream, checksum in piece.checksums), path)
     parts: list[Part] = []
     line, cut = 1, b""

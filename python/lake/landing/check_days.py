@@ -23,7 +23,7 @@ from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.landing import expectations
 from headrace.lake.landing.commit import commit_files, create_quarantine, forgotten_unless_refused
-from headrace.lake.landing.completeness import behind, declared_rows, incomplete, warn_left_out
+from headrace.lake.landing.completeness import behind_watermark, declared_rows, incomplete, warn_left_out
 from headrace.lake.landing.plan import declaration
 from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.repeats import repeated_rows
@@ -91,21 +91,21 @@ class DaysCheck:
         rows, stored = self._rows(spark, self.snapshot, self.days)
         self._check_columns(stored)
         rows = judged(rows, self.source, self.table, self.ctx.ids, self._any_age())
-        found = profiles(rows, self.source, self.table, stored.missing)
-        self._count_forgotten(spark, found)
-        changes = self._changes(spark, found)
-        refuse_changes(self._without_repaired(changes), self.source, self.ctx.where)
+        profile_of = profiles(rows, self.source, self.table, stored.missing)
+        self._count_forgotten(spark, profile_of)
+        changes = self._changes(spark, profile_of)
+        refuse_changes(self._without_repaired(changes), self.source, self.ctx.key_prefix)
         repeated = self._duplicates(spark, rows, stored)
         try:
             by_day = [] if repeated is None else repeated.groupBy("_ds").count().collect()
             counts = {r["_ds"]: int(r["count"]) for r in by_day}
-            records, stopped = self._assess(found, counts, changes, stored)
+            records, stopped = self._assess(profile_of, counts, changes, stored)
             if records:
                 self._commit(spark, rows, records, repeated if counts else None, stored)
         finally:
             if repeated is not None:
                 repeated.unpersist()
-        read = sum(f.read for f in found.values())
+        read = sum(f.read for f in profile_of.values())
         seconds = time.perf_counter() - tick
         rate = f"{read / max(seconds, 1e-9):,.0f}"
         _LOG.info("checked %s rows of %d days in %.1f s (%s rows/s)", f"{read:,}", len(self.days), seconds, rate)
@@ -115,26 +115,26 @@ class DaysCheck:
     def _rows(self, spark: SparkSession, snapshot: Snapshot, days: Sequence[str]) -> tuple[DataFrame, StoredColumns]:
         return table_rows(spark, snapshot, self.table, self.source, days, self.ctx.ds, self.ctx.forgotten)
 
-    def _count_forgotten(self, spark: SparkSession, found: dict[str, FileProfile]) -> None:
-        """Rows of each day that the list of `headrace forget` keeps out: a look at the table of its own."""
+    def _count_forgotten(self, spark: SparkSession, profile_of: dict[str, FileProfile]) -> None:
+        """Count the rows of each day that the list of `headrace forget` keeps out, by a second look at the table."""
         if self.ctx.forgotten is None:
             return
-        whole, _ = table_rows(spark, self.snapshot, self.table, self.source, self.days, self.ctx.ds)
-        for row in whole.groupBy("ds").count().collect():
-            one = found.setdefault(row["ds"], FileProfile(row["ds"], self.source.shown))
-            one.forgotten = row["count"] - one.read
-            one.read = row["count"]
+        all_rows, _ = table_rows(spark, self.snapshot, self.table, self.source, self.days, self.ctx.ds)
+        for row in all_rows.groupBy("ds").count().collect():
+            profile = profile_of.setdefault(row["ds"], FileProfile(row["ds"], self.source.shown))
+            profile.forgotten = row["count"] - profile.read
+            profile.read = row["count"]
 
     def _check_columns(self, stored: StoredColumns) -> None:
-        gone = [c.name for c in self.table.columns if c.required and c.name in stored.missing]
-        if gone:
+        missing = [c.name for c in self.table.columns if c.required and c.name in stored.missing]
+        if missing:
             raise UserError(
-                f"{self.source.shown} has no column '{gone[0]}', which {self.ctx.where}table.columns declares as "
-                f"required; it has {', '.join(sorted(stored.types))}"
+                f"{self.source.shown} has no column '{missing[0]}', which {self.ctx.key_prefix}table.columns declares "
+                f"as required; it has {', '.join(sorted(stored.types))}"
             )
 
-    def _changes(self, spark: SparkSession, found: Mapping[str, FileProfile]) -> dict[str, dict[str, int]]:
-        """Of days that were taken before and have other files now; of a feed, what it says of each day."""
+    def _changes(self, spark: SparkSession, profile_of: Mapping[str, FileProfile]) -> dict[str, dict[str, int]]:
+        """Return the changes of days that were taken before and have different files now; of a feed, those it names."""
         if isinstance(self.snapshot, ChangeFeed):
             feed = {ds: self.snapshot.changes(spark, ds) for ds in self.days}
             return {ds: count_feed(f, ds, self.source, self.table) for ds, f in feed.items() if f is not None}
@@ -142,15 +142,20 @@ class DaysCheck:
         days = [ds for ds in self.days if ds in taken and taken[ds].files != self.seen.versions[ds]]
         changes: dict[str, dict[str, int]] = {}
         for version in sorted({taken[ds].table_version for ds in days}):
-            mine = [ds for ds in days if taken[ds].table_version == version]
-            net = {ds: net_change(taken[ds].rows["read"], found[ds].read if ds in found else 0) for ds in mine}
+            same_version = [ds for ds in days if taken[ds].table_version == version]
+            net = {
+                ds: net_change(taken[ds].rows["read"], profile_of[ds].read if ds in profile_of else 0)
+                for ds in same_version
+            }
             if not self.snapshot.versioned:
                 changes |= net
                 continue
             try:
-                before = self._rows(spark, open_table(self.source, self.table, self.seen.place, {}, version), mine)[0]
-                counted = count_changes(before, self._rows(spark, self.snapshot, mine)[0], self.table)
-                changes |= {ds: counted.get(ds, net_change(0, 0)) for ds in mine}
+                old_rows = self._rows(
+                    spark, open_table(self.source, self.table, self.seen.place, {}, version), same_version
+                )[0]
+                counted = count_changes(old_rows, self._rows(spark, self.snapshot, same_version)[0], self.table)
+                changes |= {ds: counted.get(ds, net_change(0, 0)) for ds in same_version}
             except (UserError, PySparkException, Py4JJavaError) as e:
                 # Of a store that is away, refuses or fails nothing is known, which is no reason to count less.
                 if isinstance(own_error(e), (StoreError, StoreRefused)):
@@ -160,8 +165,8 @@ class DaysCheck:
                 changes |= net
         for ds, counts in changes.items():
             if any(counts.values()):
-                said = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
-                _LOG.warning("%s: rows have changed since the day was taken: %s", ds, said)
+                shown_counts = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
+                _LOG.warning("%s: rows have changed since the day was taken: %s", ds, shown_counts)
         return changes
 
     def _without_repaired(self, changes: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -174,10 +179,10 @@ class DaysCheck:
 
     def _bad_files_of(self, ds: str) -> dict[str, str]:
         holding = {f.name for f in files_of(self.snapshot, [ds])} if self.bad_files else set()
-        return {name: why for name, why in self.bad_files.items() if name in holding}
+        return {name: cause for name, cause in self.bad_files.items() if name in holding}
 
     def _any_age(self) -> set[str]:
-        """Days whose events may be of any age: the first of a feed has all that was there before."""
+        """Return days whose events may be of any age: the first day of a feed has all earlier rows."""
         return {self.snapshot.first_day or ""} if isinstance(self.snapshot, ChangeFeed) else set()
 
     def _duplicates(self, spark: SparkSession, rows: DataFrame, stored: StoredColumns) -> DataFrame | None:
@@ -194,27 +199,27 @@ class DaysCheck:
                 loaded = loaded.join(bad.select(FILE, LINE), [FILE, LINE], "left_anti")
             else:
                 loaded = self._rows(spark, self.snapshot, self.days)[0].where(F.lit(False))
-        found = repeated_rows(rows, loaded, self.table).persist()
-        if not stored.positions and not found.isEmpty():
-            found.unpersist()
+        repeated = repeated_rows(rows, loaded, self.table).persist()
+        if not stored.positions and not repeated.isEmpty():
+            repeated.unpersist()
             raise UserError(
-                f"{self.ctx.where}table.keys do not tell the rows of {self.source.shown} apart, and Spark gives no "
-                f"positions of them: remove the repeated rows, or declare further keys"
+                f"{self.ctx.key_prefix}table.keys do not tell the rows of {self.source.shown} apart, and Spark gives "
+                f"no positions of them: remove the repeated rows, or declare further keys"
             )
-        return found
+        return repeated
 
     def _assess(
         self,
-        found: Mapping[str, FileProfile],
+        profile_of: Mapping[str, FileProfile],
         repeated: Mapping[str, int],
         changes: Mapping[str, Mapping[str, int]],
         stored: StoredColumns,
     ) -> tuple[list[TakenDay], UserError | None]:
-        """Records of the days up to the first that may not be taken, and why it may not."""
+        """Return records of the days up to the first that may not be taken, and why it may not."""
         records: list[TakenDay] = []
         for ds in self.days:
-            profile, before = found.get(ds), self.seen.taken.days.get(ds)
-            if profile is None and before is None and ds != self.ctx.ds and not isinstance(self.snapshot, ChangeFeed):
+            profile, previous = profile_of.get(ds), self.seen.taken.days.get(ds)
+            if profile is None and previous is None and ds != self.ctx.ds and not isinstance(self.snapshot, ChangeFeed):
                 continue  # a file without statistics might have had rows of it
             profile = profile or FileProfile(ds, self.source.shown)
             duplicates = repeated.get(ds, 0)
@@ -222,11 +227,15 @@ class DaysCheck:
             checks = []
             if profile.read or ds == self.ctx.ds:
                 end = midnight(self.source, following(ds))
-                files = [profile, *(FileProfile(ds, name, fault=why) for name, why in bad_files.items())]
+                files = [profile, *(FileProfile(ds, name, fault=cause) for name, cause in bad_files.items())]
                 checks = expectations.check_limits(ds, end, files, duplicates, self.table.expectations)
             try:
-                if before is None and (wanted := declared_rows(self.source, self.ctx.ws, ds)) is not None:
-                    checks.append(expectations.Check(ds, "control_rows", profile.read, wanted, profile.read == wanted))
+                if previous is None and (control_rows := declared_rows(self.source, self.ctx.ws, ds)) is not None:
+                    checks.append(
+                        expectations.ExpectationCheck(
+                            ds, "control_rows", profile.read, control_rows, profile.read == control_rows
+                        )
+                    )
                 expectations.refuse_columns([profile], self.table, drift)
                 expectations.enforce(checks, drift, profile.reasons, duplicates)
             except UserError as e:
@@ -259,18 +268,20 @@ class DaysCheck:
         return records, None
 
     def _drift(self, profile: FileProfile, stored: StoredColumns) -> list[expectations.Drift]:
-        """Columns that are missing, and those that are new since a day was taken last."""
+        """Return the columns that are missing, and those that are new since a day was taken last."""
         known = self.seen.taken.columns
         declared = {c.name.lower() for c in self.table.columns}
         new = sorted(n for n in stored.types if known is not None and n not in known and n.lower() not in declared)
-        found = [expectations.Drift(profile.ds, n, "new", f"in {self.source.shown}, as {stored.types[n]}") for n in new]
+        drifts = [
+            expectations.Drift(profile.ds, n, "new", f"in {self.source.shown}, as {stored.types[n]}") for n in new
+        ]
         if self.table.new_columns == "accept":
-            found = []
-        gone = sorted(stored.missing)
-        found += [expectations.Drift(profile.ds, n, "missing", f"in {self.source.shown}") for n in gone]
-        for d in found:
+            drifts = []
+        missing = sorted(stored.missing)
+        drifts += [expectations.Drift(profile.ds, n, "missing", f"in {self.source.shown}") for n in missing]
+        for d in drifts:
             _LOG.warning("%s: column '%s' is %s: %s", d.ds, d.column, d.change, d.detail)
-        return found
+        return drifts
 
     def _commit(
         self,
@@ -286,8 +297,8 @@ class DaysCheck:
         try:
             if any(r.left_out for r in records):
                 if repeated is not None:
-                    why = f"repeats a row with the same {', '.join(self.table.keys)}"
-                    repeated = repeated.select("_ds", "_file", "_line", F.lit(why).alias("_why"))
+                    reason = f"repeats a row with the same {', '.join(self.table.keys)}"
+                    repeated = repeated.select("_ds", "_file", "_line", F.lit(reason).alias("_why"))
                 out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
                 with self.ctx.staging() as staging:
                     files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
@@ -302,7 +313,7 @@ class TableCheck:
     """The days of a source table that a run has to check."""
 
     def __init__(self, seen: TableLook, version: int) -> None:
-        """`version`: of the stage ingest."""
+        """Find the days to check. `version`: of the stage ingest."""
         self.seen, self.ctx, self.source, self.table = seen, seen.ctx, seen.source, seen.ctx.table
         self.declared = declaration(self.source, self.table, version)
         self.judged = fingerprint(self.table.model_dump(mode="json"))
@@ -312,28 +323,28 @@ class TableCheck:
         self.days = self._to_check()
 
     def _to_check(self) -> list[str]:
-        taken, own = self.seen.taken.days, self.ctx.ds
-        found = set()
+        taken, run_day = self.seen.taken.days, self.ctx.ds
+        days = set()
         for ds, version in self.seen.versions.items():
             record = taken.get(ds)
             same = record is not None and record.files == version and record.declared == self.declared
-            if not same or (ds == own and record is not None and record.judged != self.judged):
-                found.add(ds)
+            if not same or (ds == run_day and record is not None and record.judged != self.judged):
+                days.add(ds)
         if self.source.daily and self.table.keys:
-            # Their duplicates were found by what is checked anew.
+            # Their duplicates were own by what is checked anew.
             late = self.table.late_days
-            near = {following(ds, k) for ds in found if ds in taken for k in range(1, late + 1)}
-            found |= near & taken.keys() & self.seen.versions.keys()
-        return sorted(found)
+            near = {following(ds, k) for ds in days if ds in taken for k in range(1, late + 1)}
+            days |= near & taken.keys() & self.seen.versions.keys()
+        return sorted(days)
 
     def run(self, spark: SparkSession) -> None:
-        """Check them, and take those up to the first that may not be taken: in one commit, of a feed in one a day.
+        """Check the days, and take those up to the first that may not be taken: in one commit, of a feed in one a day.
 
         Raises:
             UserError: a type is not as declared, a day breaks an expectation, or has changed in a way that is refused.
             IncompleteError: the run's own day is behind its watermark. Others are taken.
         """
-        left_out = self._behind(spark)
+        left_out = self._days_behind(spark)
         self.days = [ds for ds in self.days if ds not in left_out]
         done: list[str] = []
         for days, snapshot in self._views():
@@ -358,21 +369,21 @@ class TableCheck:
         while True:
             faults = folder.faults(spark, days if self.source.daily else None) | self._damaged
             taken, stopped = self._readable_days(folder, days, faults)
-            before = (d for d in self.seen.taken.days.values() if d.ds not in days)
-            snapshot = folder.leaving_out({*faults, *(name for d in before for name in d.bad_files)})
+            other_days = (d for d in self.seen.taken.days.values() if d.ds not in days)
+            snapshot = folder.leaving_out({*faults, *(name for d in other_days for name in d.bad_files)})
             try:
                 if taken:
                     check = DaysCheck(self.seen, snapshot, taken, tuple(done), self.declared, self.judged, faults)
                     check.run(spark)
                 break
             except (UserError, PySparkException, Py4JJavaError) as e:
-                found = own_error(e)
-                if not isinstance(found, UnreadableDataFile) or found.damage is None:
+                cause = own_error(e)
+                if not isinstance(cause, UnreadableDataFile) or cause.damage is None:
                     raise
-                name = next((f.name for f in snapshot.files if is_at(f.path, found.path)), None)
+                name = next((f.name for f in snapshot.files if is_at(f.path, cause.path)), None)
                 if name is None or name in faults:
                     raise
-                self._damaged[name] = found.damage
+                self._damaged[name] = cause.damage
         for name in sorted({name for d in taken for name in _bad_files_of(folder, d, faults)}):
             _LOG.warning("file %s of %s cannot be read: %s; its rows are left out", name, folder.folder, faults[name])
         if stopped is not None:
@@ -390,46 +401,46 @@ class TableCheck:
             if len(bad) == len(files) and bad and not is_known:
                 continue  # nobody knows of which days its rows are
             if len(bad) > self.table.expectations.max_bad_files or (bad and len(bad) == len(files)):
-                first, *others = bad
-                more = f"; nor can {', '.join(str(f.path) for f in others)}" if others else ""
+                first, *further = bad
+                more = f"; nor can {', '.join(str(f.path) for f in further)}" if further else ""
                 return readable, UserError(
-                    f"{self.ctx.where}source: {self.source.shown}: {first.path} cannot be read: {faults[first.name]}"
-                    f"{more}. Nothing of {ds} was taken; deliver the file again, move it away (names that begin with _ "
-                    f"or . are left out), or say how many files of a day may be left out "
-                    f"({self.ctx.where}table.expectations.max_bad_files)"
+                    f"{self.ctx.key_prefix}source: {self.source.shown}: {first.path} cannot be read: "
+                    f"{faults[first.name]}{more}. Nothing of {ds} was taken; deliver the file again, move it away "
+                    f"(names that begin with _ or . are left out), or say how many files of a day may be left out "
+                    f"({self.ctx.key_prefix}table.expectations.max_bad_files)"
                 )
             readable.append(ds)
         return readable, None
 
     @contextmanager
     def _naming(self, snapshot: Snapshot) -> Iterator[None]:
-        """Within, the error of a damaged data file names the table and its version, which has all of its files."""
+        """Raise the error of a damaged data file with the table and its version, which has all of its files."""
         try:
             yield
         except (UserError, PySparkException, Py4JJavaError) as e:
-            if not isinstance(found := own_error(e), UnreadableDataFile):
+            if not isinstance(cause := own_error(e), UnreadableDataFile):
                 raise
             version = snapshot.pin(self.seen.versions)
             raise UserError(
-                f"{self.ctx.where}source: {self.source.shown} cannot be read at version {version}: {found}"
+                f"{self.ctx.key_prefix}source: {self.source.shown} cannot be read at version {version}: {cause}"
             ) from e
 
     def _check_files(self, snapshot: Snapshot, days: Collection[str]) -> None:
-        """Raises UserError where a file is not the one that the table's log names: Spark reads an empty one as no rows.
+        """Raise UserError where a file is not the one that the table's log names: Spark reads an empty one as no rows.
 
         A folder's files are as they are listed.
         """
         if not isinstance(snapshot, FileSnapshot) or not snapshot.versioned:
             return
-        what = snapshot.damage(days if self.source.daily else None)
-        if what is not None:
+        damage = snapshot.damage(days if self.source.daily else None)
+        if damage is not None:
             raise UserError(
-                f"{self.ctx.where}source: {self.source.shown} cannot be read at version {snapshot.pin({})}: {what}. "
-                f"Restore that file, or have the table written again"
+                f"{self.ctx.key_prefix}source: {self.source.shown} cannot be read at version {snapshot.pin({})}: "
+                f"{damage}. Restore that file, or have the table written again"
             )
 
     def _views(self) -> Iterator[tuple[list[str], Snapshot]]:
-        """The days that are taken together, and what they are checked by.
+        """Yield days that are taken together, and the snapshot that they are checked by.
 
         A day of a feed is checked as it was when it ended, whatever was updated or deleted since: so days that are
         taken in one run are what they are day by day.
@@ -441,8 +452,8 @@ class TableCheck:
         for ds in self.days:
             yield [ds], snapshot.as_of_day(ds, self.seen.versions)
 
-    def _behind(self, spark: SparkSession) -> dict[str, str]:
-        """Days to be taken for the first time that the table's watermark has not reached yet, and how far it is."""
+    def _days_behind(self, spark: SparkSession) -> dict[str, str]:
+        """Return days to take for the first time that the table's watermark has not reached yet, and how far it is."""
         watermark = self.source.complete and self.source.complete.watermark
         new = [ds for ds in self.days if ds not in self.seen.taken.days]
         if not watermark or not new:
@@ -453,12 +464,12 @@ class TableCheck:
             snapshot = snapshot.leaving_out(snapshot.faults(spark, None))
         parts = snapshot.stored_rows(spark, None, [column.steps])
         reached = (newest(part.frame, column, self.source) for part in parts)
-        greatest = max((one for one in reached if one is not None), default=None)
-        found = {ds: why for ds in new if (why := behind(self.source, ds, greatest)) is not None}
-        for ds, why in found.items():
+        greatest = max((moment for moment in reached if moment is not None), default=None)
+        behind_days = {ds: reason for ds in new if (reason := behind_watermark(self.source, ds, greatest)) is not None}
+        for ds, reason in behind_days.items():
             if ds != self.ctx.ds:
-                warn_left_out(ds, why)
-        return found
+                warn_left_out(ds, reason)
+        return behind_days
 
 
 def _bad_files_of(folder: FolderSnapshot, ds: str, faults: Mapping[str, str]) -> list[str]:

@@ -41,7 +41,7 @@ def _create(path: Location, ddl: str) -> None:
         create_table(path, [f.jsonValue() for f in ddl_fields(ddl)], ["ds"])
 
 
-def check_columns(table: Table, events: Location, where: str = "") -> None:
+def check_columns(table: Table, events: Location, section: str = "") -> None:
     """Compare the declared columns with those of the table, whose types may become wider by the load.
 
     Args:
@@ -59,14 +59,14 @@ def check_columns(table: Table, events: Location, where: str = "") -> None:
             _LOG.info("%s: column '%s' becomes %s, and was %s; loaded days stay", events, name, c.stored_type, type_)
         elif name != c.name or type_ != c.stored_type:
             raise UserError(
-                f"{where}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}, and a "
+                f"{section}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}, and a "
                 f"type can only become wider (int to bigint, float to double, decimals with more digits); give the "
                 f"column another name, or the pipeline, or move that table away to load everything again"
             )
 
 
 def may_have_rows(table: Location, days: Collection[str]) -> bool:
-    """Whether a table has, or may have, rows of the days."""
+    """Return whether a table has, or may have, rows of the days."""
     log = DeltaLog(table)
     files = log.files(log.version) if log.version is not None else []
     return files is None or any(f.partition.get("ds") in days for f in files)
@@ -120,8 +120,7 @@ def commit_files(
 
 @contextmanager
 def forgotten_unless_refused(written: list[WrittenFile], committed: Sequence[WrittenFile]) -> Iterator[None]:
-    """Within, files are committed. Afterwards they are no longer among those that are to be removed, unless the commit
-    was refused.
+    """Take committed files off the list of files to remove, unless the commit was refused.
 
     Of a commit whose answer is lost nobody knows here whether the log names the files; neither where the process is
     interrupted. Files that it does not name take room until VACUUM; files that it names must be there.

@@ -1,4 +1,4 @@
-"""Whether a day of a source is complete, by the spec's `source.complete`.
+"""Completeness of a source's day, by the spec's `source.complete`.
 
 Markers and control files are looked for before the day's files are listed: a writer puts them there last, so what is
 listed after they were seen is all of the day. A watermark and a control file's count need the rows.
@@ -28,30 +28,30 @@ from headrace.workspace import Workspace
 _LOG = logging.getLogger("headrace.lake")
 
 
-def lacking(source: AnySource, ws: Workspace, ds: str) -> list[str]:
-    """What a day still lacks of markers and control files, each as a clause for a message; empty: nothing."""
-    wanted = source.complete
-    if wanted is None:
+def missing_markers(source: AnySource, ws: Workspace, ds: str) -> list[str]:
+    """Return the markers and control files that a day still lacks, each as a clause for a message."""
+    complete = source.complete
+    if complete is None:
         return []
-    found = []
-    if wanted.success_file is not None:
+    clauses = []
+    if complete.success_file is not None:
         folders = day_folders(source, ws, ds)
-        if not any((folder / wanted.success_file).is_file() for folder in folders):
-            found.append(f"{wanted.success_file} is not in {' nor '.join(map(str, folders))}")
-    if wanted.marker is not None and _first(wanted.marker, ws, ds) is None:
-        found.append(f"the marker {_shown(wanted.marker, ws, ds)} is not there")
-    if wanted.control is not None:
-        control = _first(wanted.control.path, ws, ds)
+        if not any((folder / complete.success_file).is_file() for folder in folders):
+            clauses.append(f"{complete.success_file} is not in {' nor '.join(map(str, folders))}")
+    if complete.marker is not None and _first(complete.marker, ws, ds) is None:
+        clauses.append(f"the marker {_place_texts(complete.marker, ws, ds)} is not there")
+    if complete.control is not None:
+        control = _first(complete.control.path, ws, ds)
         size = None if control is None else _size(control)
         if size is None:
-            found.append(f"the control file {_shown(wanted.control.path, ws, ds)} is not there")
+            clauses.append(f"the control file {_place_texts(complete.control.path, ws, ds)} is not there")
         elif not size:
-            found.append(f"the control file {control} is still empty")
-    return found
+            clauses.append(f"the control file {control} is still empty")
+    return clauses
 
 
 def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
-    """How many rows the control file of a day says it has; None where the spec names none.
+    """Return the number of rows that a day's control file states; None where the spec names none.
 
     Raises:
         UserError: the file is gone, or the number is not where the spec says.
@@ -60,25 +60,25 @@ def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
         return None
     control = source.complete.control
     path = _first(control.path, ws, ds)
-    gone = UserError(f"the control file {_shown(control.path, ws, ds)} of {ds} is gone")
+    missing_error = UserError(f"the control file {_place_texts(control.path, ws, ds)} of {ds} is gone")
     if path is None:
-        raise gone
+        raise missing_error
     try:
         return _number(path.read_text(), control)
     except FileNotFoundError:  # removed just now
-        raise gone from None
+        raise missing_error from None
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
-        what = (
+        place_of_number = (
             f"key '{control.key}'" if control.key else f"column '{control.column}'" if control.column else "the number"
         )
         raise UserError(
-            f"control file {path}: {what} is no number of rows ({e}); deliver it again, or say where the number is "
-            f"(source.complete.control: key of a JSON object, or column of a CSV file)"
+            f"control file {path}: {place_of_number} is no number of rows ({e}); deliver it again, or say where the "
+            f"number is (source.complete.control: key of a JSON object, or column of a CSV file)"
         ) from None
 
 
 def wanted_watermark(source: AnySource, ds: str) -> datetime | None:
-    """What the greatest value of the watermark's column must have reached (UTC); None where the spec names none."""
+    """Return what the greatest value of the watermark's column must reach (UTC); None where the spec names none."""
     if source.complete is None or source.complete.watermark is None:
         return None
     at_least = source.complete.watermark.at_least
@@ -87,30 +87,30 @@ def wanted_watermark(source: AnySource, ds: str) -> datetime | None:
     return midnight(source, ds) + parse_duration(at_least)
 
 
-def behind(source: AnySource, ds: str, greatest: datetime | None) -> str | None:
-    """Why a day is not complete by its watermark, as a clause for a message; None: it is.
+def behind_watermark(source: AnySource, ds: str, greatest: datetime | None) -> str | None:
+    """Return why a day is not complete by its watermark, as a clause for a message; None: it is.
 
     `greatest`: of the watermark's column (UTC, naive or aware alike not: aware); None: it has no value.
     """
-    wanted = wanted_watermark(source, ds)
-    if wanted is None or (greatest is not None and greatest >= wanted):
+    required = wanted_watermark(source, ds)
+    if required is None or (greatest is not None and greatest >= required):
         return None
     assert source.complete is not None
     assert source.complete.watermark is not None
     reached = "nothing" if greatest is None else greatest.isoformat()
-    return f"'{source.complete.watermark.column}' has reached {reached}, and {wanted.isoformat()} is wanted"
+    return f"'{source.complete.watermark.column}' has reached {reached}, and {required.isoformat()} is wanted"
 
 
 def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
-    """That a day cannot be taken yet, and why."""
+    """Return the error that a day cannot be taken yet, with its reasons."""
     day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
     return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
 
 
 @lru_cache(maxsize=1 << 10)
-def warn_left_out(ds: str, why: str) -> None:
+def warn_left_out(ds: str, reason: str) -> None:
     """Say that a day before the run's own is not taken: once, however often a run looks at its days."""
-    _LOG.warning("%s is left out as it is not complete: %s", ds, why)
+    _LOG.warning("%s is left out as it is not complete: %s", ds, reason)
 
 
 def _first(path: str, ws: Workspace, ds: str) -> Location | None:
@@ -118,13 +118,13 @@ def _first(path: str, ws: Workspace, ds: str) -> Location | None:
 
 
 def _size(file: Location) -> int | None:
-    """None where it was removed just now."""
+    """Return the bytes of a file; None where it was removed just now."""
     with suppress(FileNotFoundError):
         return file.size()
     return None
 
 
-def _shown(path: str, ws: Workspace, ds: str) -> str:
+def _place_texts(path: str, ws: Workspace, ds: str) -> str:
     return " or ".join(map(str, marker_places(path, ws, ds)))
 
 

@@ -37,19 +37,19 @@ class DamagedError(Exception):
 
 
 def ending(name: str) -> str:
-    """The ending that says how a file is compressed; empty of a plain one."""
+    """Return the ending that says how a file is compressed; empty of a plain one."""
     suffix = PurePath(name).suffix.lower()
     return suffix if suffix in COMPRESSIONS else ""
 
 
 def without_ending(name: str) -> str:
-    """The name that the file has when it is not compressed."""
+    """Return the name that the file has when it is not compressed."""
     return name[: len(name) - len(ending(name))]
 
 
 @contextmanager
 def open_plain(path: Location, begin: bool = False) -> Iterator[BinaryIO]:
-    """The content of a file, decompressed while it is read.
+    """Open a file whose content is decompressed while it is read.
 
     Args:
         path: the file.
@@ -128,7 +128,7 @@ def _number(head: bytes) -> int:
 
 
 def _length(data: bytes) -> int:
-    """Decompressed bytes of raw Snappy: a varint at its beginning."""
+    """Return the decompressed size of raw Snappy: a varint at its beginning."""
     n = 0
     for i, byte in enumerate(data[:5]):
         n |= (byte & 0x7F) << (7 * i)

@@ -60,7 +60,7 @@ ARROW_TYPES = {
 }
 _TRUE, _FALSE = ["true", "t", "yes", "y", "1"], ["false", "f", "no", "n", "0"]
 _FLOAT = r"^-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]{1,3})?$"
-_WHOLE = r"^-?[0-9]{1,18}(?:[.][0-9]{0,18}(?:[eE][+]?[0-9]{1,2})?|[eE][+]?[0-9]{1,2})$"
+_WHOLE_NUMBER = r"^-?[0-9]{1,18}(?:[.][0-9]{0,18}(?:[eE][+]?[0-9]{1,2})?|[eE][+]?[0-9]{1,2})$"
 _LEAST = {pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}
 _SURE_DIGITS = {pa.int32(): 9, pa.int64(): 18}
 #: Below it every integer is a double.
@@ -68,34 +68,34 @@ _EXACT = float(1 << 53)
 
 
 def offsets_of(text: pa.StringArray) -> tuple[I64, npt.NDArray[Any]]:
-    """(offsets int64 [rows + 1], bytes uint8): row i is bytes[offsets[i]:offsets[i + 1]]; a null one is empty."""
+    """Return (offsets int64 [rows + 1], bytes uint8): row i is bytes[offsets[i]:offsets[i + 1]]; a null is empty."""
     _, offsets, data = text.buffers()
     if offsets is None or not len(text):
         return np.zeros(len(text) + 1, np.int64), np.zeros(0, np.uint8)
-    found = np.frombuffer(offsets, np.int32, len(text) + 1, text.offset * 4).astype(np.int64)
-    return found, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    row_offsets = np.frombuffer(offsets, np.int32, len(text) + 1, text.offset * 4).astype(np.int64)
+    return row_offsets, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
 
 
 def lengths(text: pa.StringArray) -> I64:
-    """Bytes of each row; int64 [rows]."""
+    """Return bytes of each row; int64 [rows]."""
     return np.diff(offsets_of(text)[0])
 
 
 def has_byte(text: pa.StringArray, *signs: str) -> bool:
-    """Whether one of some ASCII characters is in the column."""
+    """Return whether one of some ASCII characters is in the column."""
     offsets, data = offsets_of(text)
-    mine = data[offsets[0] : offsets[-1]]
-    return any(bool((mine == ord(sign)).any()) for sign in signs)
+    content = data[offsets[0] : offsets[-1]]
+    return any(bool((content == ord(sign)).any()) for sign in signs)
 
 
 def bounds(lines: pa.BinaryArray) -> tuple[int, int]:
-    """The bytes of its buffer that the rows take."""
+    """Return the first byte of a buffer that rows take, and the byte behind their last."""
     offsets = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1, lines.offset * 4)
     return int(offsets[0]), int(offsets[-1])
 
 
 def dates(text: pa.StringArray) -> pa.Array:
-    """yyyy-MM-dd to date32."""
+    """Convert yyyy-MM-dd to date32."""
     days, good = np.zeros(len(text), np.int64), np.zeros(len(text), np.bool_)
     for rows, matrix in _by_length(text, lambda n: n == _DATE):
         days[rows], good[rows] = _date(matrix)
@@ -103,20 +103,20 @@ def dates(text: pa.StringArray) -> pa.Array:
 
 
 def timestamps(text: pa.StringArray, timezone: str) -> pa.Array:
-    """ISO 8601 to timestamp[us, UTC]; without an offset in `timezone`."""
-    found = _of_common_form(text, timezone)
-    if found.null_count == text.null_count:
-        return found
-    other = pc.if_else(pc.and_(found.is_null(), pc.match_substring_regex(text, _OTHER_FORM)), text, None)
-    if other.null_count == len(other):
-        return found
+    """Convert ISO 8601 to timestamp[us, UTC]; without an offset in `timezone`."""
+    moments = _of_common_form(text, timezone)
+    if moments.null_count == text.null_count:
+        return moments
+    unusual = pc.if_else(pc.and_(moments.is_null(), pc.match_substring_regex(text, _OTHER_FORM)), text, None)
+    if unusual.null_count == len(unusual):
+        return moments
     for pattern, replacement in _TO_COMMON_FORM:
-        other = pc.replace_substring_regex(other, pattern, replacement)
-    return pc.coalesce(found, _of_common_form(other, timezone))
+        unusual = pc.replace_substring_regex(unusual, pattern, replacement)
+    return pc.coalesce(moments, _of_common_form(unusual, timezone))
 
 
 def _of_common_form(text: pa.StringArray, timezone: str) -> pa.Array:
-    """`timestamps` of the spellings that most logs have."""
+    """Convert `timestamps` of the spellings that most logs have."""
     micros, good, local = _instants(text)
     if timezone != "UTC" and local.any():
         _to_utc(micros, good, local, timezone)
@@ -124,10 +124,10 @@ def _of_common_form(text: pa.StringArray, timezone: str) -> pa.Array:
 
 
 def since_1970(number: pa.Array, unit: EpochUnit) -> pa.Array:
-    """Integers or decimals since 1970 to timestamp[us, UTC]."""
+    """Convert integers or decimals since 1970 to timestamp[us, UTC]."""
     if unit == "epoch_nanoseconds":  # what is beyond microseconds is cut
-        whole = number.fill_null(0).to_numpy(zero_copy_only=False) // 1_000
-        return pa.array(whole, pa.int64(), mask=number.is_null().to_numpy(zero_copy_only=False)).cast(TIMESTAMP)
+        whole_micros = number.fill_null(0).to_numpy(zero_copy_only=False) // 1_000
+        return pa.array(whole_micros, pa.int64(), mask=number.is_null().to_numpy(zero_copy_only=False)).cast(TIMESTAMP)
     factor = {"epoch_seconds": 1_000_000, "epoch_milliseconds": 1_000, "epoch_microseconds": 1}[unit]
     most = _LAST_MICROS // factor
     if pa.types.is_decimal(number.type):
@@ -135,28 +135,28 @@ def since_1970(number: pa.Array, unit: EpochUnit) -> pa.Array:
         factor = 1
     inside = pc.and_(pc.greater_equal(number, _FIRST_MICROS // factor), pc.less_equal(number, most))
     micros = pc.multiply(pc.if_else(inside, number, None), factor)
-    within = pc.and_(pc.greater_equal(micros, _FIRST_MICROS), pc.less_equal(micros, _LAST_MICROS))
-    return pc.if_else(within, micros, None).cast(TIMESTAMP)
+    is_in_years = pc.and_(pc.greater_equal(micros, _FIRST_MICROS), pc.less_equal(micros, _LAST_MICROS))
+    return pc.if_else(is_in_years, micros, None).cast(TIMESTAMP)
 
 
-def _by_length(text: pa.StringArray, wanted: Callable[[int], bool]) -> Iterator[tuple[Any, Matrix]]:
-    """(rows, their characters [rows, length]) for each length that is wanted."""
+def _by_length(text: pa.StringArray, is_length: Callable[[int], bool]) -> Iterator[tuple[Any, Matrix]]:
+    """Yield (rows, their characters [rows, length]) for each length that `is_length` admits."""
     size = lengths(text)
     offsets, data = offsets_of(text)
-    found = np.unique(size)
-    if len(found) == 1 and len(text):
-        n = int(found[0])
-        if wanted(n):
+    all_lengths = np.unique(size)
+    if len(all_lengths) == 1 and len(text):
+        n = int(all_lengths[0])
+        if is_length(n):
             yield slice(None), data[offsets[0] : offsets[-1]].reshape(len(text), n)
         return
-    for n in found.tolist():
-        if wanted(n):
+    for n in all_lengths.tolist():
+        if is_length(n):
             rows = np.flatnonzero(size == n)
             yield rows, data[offsets[rows][:, None] + np.arange(n)]
 
 
 def _digits(matrix: Matrix, first: int, last: int, good: Mask) -> I64:
-    """The number in columns [first, last); clears `good` where one is no digit."""
+    """Return the number in columns [first, last); clears `good` where one is no digit."""
     value = np.zeros(len(matrix), np.int64)
     for k in range(first, last):
         digit = matrix[:, k] - np.uint8(_ZERO)
@@ -167,14 +167,14 @@ def _digits(matrix: Matrix, first: int, last: int, good: Mask) -> I64:
 
 def _is(matrix: Matrix, place: int, signs: str) -> Mask:
     column = matrix[:, place]
-    found: Mask = column == ord(signs[0])
+    matches: Mask = column == ord(signs[0])
     for sign in signs[1:]:
-        found |= column == ord(sign)
-    return found
+        matches |= column == ord(sign)
+    return matches
 
 
 def _date(matrix: Matrix) -> tuple[I64, Mask]:
-    """(days since 1970, whether it is a date) of the first ten columns."""
+    """Return (days since 1970, whether it is a date) of the first ten columns."""
     good = _is(matrix, 4, "-") & _is(matrix, 7, "-")
     year, month, day = _digits(matrix, 0, 4, good), _digits(matrix, 5, 7, good), _digits(matrix, 8, 10, good)
     good &= (month >= 1) & (month <= 12) & (day >= 1) & (year >= _FIRST_YEAR) & (year <= _LAST_YEAR)
@@ -186,7 +186,7 @@ def _date(matrix: Matrix) -> tuple[I64, Mask]:
 
 
 def _instants(text: pa.StringArray) -> tuple[I64, Mask, Mask]:
-    """(microseconds since 1970, whether it is a time, whether it has no offset) of texts."""
+    """Return (microseconds since 1970, whether it is a time, whether it has no offset) of texts."""
     n, lib = len(text), native.library()
     if lib is not None and n:
         micros, flags = np.empty(n, np.int64), np.empty((2, n), np.uint8)
@@ -200,7 +200,7 @@ def _instants(text: pa.StringArray) -> tuple[I64, Mask, Mask]:
 
 
 def _instants_of_length(matrix: Matrix) -> tuple[I64, Mask, Mask]:
-    """`_instants` of texts of one length."""
+    """Return `_instants` of texts of one length."""
     n, length = matrix.shape
     micros, good, local = np.zeros(n, np.int64), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     zulu = _is(matrix, length - 1, "Z")
@@ -210,20 +210,20 @@ def _instants_of_length(matrix: Matrix) -> tuple[I64, Mask, Mask]:
     for rows, tail in ((zulu, 1), (offset, _OFFSET), (~zulu & ~offset, 0)):
         if not rows.any():
             continue
-        mine = matrix if rows.all() else matrix[rows]
-        found, fine = _moment(mine, length - tail, may_be_date=tail == 0)
+        texts = matrix if rows.all() else matrix[rows]
+        moments, fine = _moment(texts, length - tail, may_be_date=tail == 0)
         if tail == _OFFSET:
-            at = length - _OFFSET
-            hours, minutes = _digits(mine, at + 1, at + 3, fine), _digits(mine, at + 4, at + 6, fine)
+            sign = length - _OFFSET
+            hours, minutes = _digits(texts, sign + 1, sign + 3, fine), _digits(texts, sign + 4, sign + 6, fine)
             fine &= (hours <= _MOST_OFFSET) & (minutes < 60)
             shift = (hours * 60 + minutes) * 60_000_000
-            found = np.where(_is(mine, at, "-"), found + shift, found - shift)
-        micros[rows], good[rows], local[rows] = found, fine, tail == 0
+            moments = np.where(_is(texts, sign, "-"), moments + shift, moments - shift)
+        micros[rows], good[rows], local[rows] = moments, fine, tail == 0
     return micros, good, local
 
 
 def _moment(matrix: Matrix, length: int, may_be_date: bool) -> tuple[I64, Mask]:
-    """(microseconds since 1970, whether it is a time) of the first `length` columns."""
+    """Return (microseconds since 1970, whether it is a time) of the first `length` columns."""
     days, good = _date(matrix) if length >= _DATE else (np.zeros(len(matrix), np.int64), np.zeros(len(matrix), bool))
     micros = days * 86_400_000_000
     if length == _DATE:
@@ -257,18 +257,18 @@ def _to_utc(micros: I64, good: Mask, local: Mask, timezone: str) -> None:
 
 
 def element_type(declared: str) -> str | None:
-    """`int` of `array<int>`; None for a scalar type."""
+    """Return `int` of `array<int>`; None for a scalar type."""
     return declared[len("array<") : -1] if declared.startswith("array<") else None
 
 
 def arrow_type(declared: str) -> pa.DataType:
-    """The Arrow type of a declared one. Raises KeyError for one that is not known here."""
+    """Return the Arrow type of a declared one. Raises KeyError for one that is not known here."""
     element = element_type(declared)
     return ARROW_TYPES[declared] if element is None else pa.list_(pa.field("element", ARROW_TYPES[element]))
 
 
 def from_text(text: pa.StringArray, declared: str, timezone: str, unit: EpochUnit | None) -> pa.Array:
-    """A scalar column that a file spells as text. `unit`: of a column of `source.timestamps`."""
+    """Convert a scalar column that a file spells as text. `unit`: of a column of `source.timestamps`."""
     if declared == "string":
         return text
     if unit is not None:
@@ -284,7 +284,7 @@ def from_text(text: pa.StringArray, declared: str, timezone: str, unit: EpochUni
 
 
 def from_json(value: pa.Array, declared: str, timezone: str, unit: EpochUnit | None) -> pa.Array:
-    """A scalar column of JSON values: of strings, of booleans, of int64 or of double numbers."""
+    """Convert a scalar column of JSON values: of strings, of booleans, of int64 or of double numbers."""
     if pa.types.is_string(value.type):
         return from_text(value, declared, timezone, unit)
     type_ = ARROW_TYPES[declared]
@@ -305,45 +305,45 @@ def from_json(value: pa.Array, declared: str, timezone: str, unit: EpochUnit | N
 
 
 def split_list(text: pa.StringArray, separator: str) -> pa.ListArray:
-    """Lists in one field: list<string>, null for null."""
+    """Split lists in one field: list<string>, null for null."""
     return pc.split_pattern(text, separator)
 
 
 def list_of(lists: pa.ListArray, values: pa.Array, declared: str) -> pa.ListArray:
-    """Lists with other elements, in the declared type; null where an element was lost."""
-    before, offsets = lists.values, lists.offsets
+    """Return lists with other elements, in the declared type; null where an element was lost."""
+    old_values, offsets = lists.values, lists.offsets
     missing = lists.is_null()
-    lost = np.flatnonzero(_numpy(pc.and_(values.is_null(), before.is_valid())))
+    lost = np.flatnonzero(_numpy(pc.and_(values.is_null(), old_values.is_valid())))
     if len(lost):
         rows = np.searchsorted(offsets.to_numpy(), lost, side="right") - 1
-        gone = _numpy(missing).copy()
-        gone[rows] = True
-        missing = pa.array(gone)
-    made = pa.ListArray.from_arrays(offsets, values, type=arrow_type(declared))
-    return pc.if_else(missing, None, made) if pc.any(missing).as_py() else made
+        lost_rows = _numpy(missing).copy()
+        lost_rows[rows] = True
+        missing = pa.array(lost_rows)
+    lists_of_values = pa.ListArray.from_arrays(offsets, values, type=arrow_type(declared))
+    return pc.if_else(missing, None, lists_of_values) if pc.any(missing).as_py() else lists_of_values
 
 
 def _numpy(array: pa.Array) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return found
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
 
 
 def _integers(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
-    found = _from_digits(text, type_)
-    if found.null_count == text.null_count:
-        return found
+    plain = _from_digits(text, type_)
+    if plain.null_count == text.null_count:
+        return plain
     # Whole numbers as programs write those of a column of floats: 100054.0, 1.2E7.
-    other = pc.if_else(found.is_null(), _matching(text, _WHOLE), None)
+    unusual = pc.if_else(plain.is_null(), _matching(text, _WHOLE_NUMBER), None)
     try:
-        exact = other.cast(pa.decimal128(38, 18))
-        whole = pc.if_else(pc.equal(pc.floor(exact), exact), exact, None).cast(pa.int64())
-        inside = pc.and_(pc.greater_equal(whole, _LEAST[type_]), pc.less_equal(whole, -(_LEAST[type_] + 1)))
+        exact = unusual.cast(pa.decimal128(38, 18))
+        numbers = pc.if_else(pc.equal(pc.floor(exact), exact), exact, None).cast(pa.int64())
+        inside = pc.and_(pc.greater_equal(numbers, _LEAST[type_]), pc.less_equal(numbers, -(_LEAST[type_] + 1)))
         # Scientific notation may be that of a double, to which a larger number was rounded.
-        is_sure = pc.or_(pc.less(pc.abs(whole), int(_EXACT)), pc.invert(pc.match_substring_regex(other, "[eE]")))
+        is_sure = pc.or_(pc.less(pc.abs(numbers), int(_EXACT)), pc.invert(pc.match_substring_regex(unusual, "[eE]")))
         inside = pc.and_(inside, is_sure)
-        return pc.coalesce(found, pc.if_else(inside, whole, None).cast(type_))
+        return pc.coalesce(plain, pc.if_else(inside, numbers, None).cast(type_))
     except pa.ArrowInvalid:  # one has too many digits
-        return found
+        return plain
 
 
 def _from_digits(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
@@ -375,7 +375,7 @@ def _finite(value: pa.Array) -> pa.Array:
 
 
 def _json_floats(value: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Spark goes from a JSON number to a double's text, and from it to the type."""
+    """Convert JSON numbers as Spark does: to a double's text, and from it to the type."""
     value = _finite(value)
     number = _numpy(pc.fill_null(value, 1.0))
     # `-0` is the integer 0, `-0.0` is not: Arrow tells them apart no more.
@@ -397,15 +397,15 @@ def _booleans(text: pa.StringArray) -> pa.Array:
 
 
 def _epoch(text: pa.StringArray, unit: EpochUnit) -> pa.Array:
-    whole = _integers(text, pa.int64())
-    found = since_1970(whole, unit)
-    if whole.null_count == text.null_count:
-        return found
+    integers = _integers(text, pa.int64())
+    moments = since_1970(integers, unit)
+    if integers.null_count == text.null_count:
+        return moments
     if unit in ("epoch_microseconds", "epoch_nanoseconds"):
-        return found
+        return moments
     digits = 6 if unit == "epoch_seconds" else 3
     parts = _matching(text, rf"^-?[0-9]{{1,15}}[.][0-9]{{1,{digits}}}$").cast(pa.decimal128(24, digits))
-    return pc.coalesce(found, since_1970(parts, unit))
+    return pc.coalesce(moments, since_1970(parts, unit))
 
 
 def _matching(text: pa.StringArray, pattern: str) -> pa.StringArray:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from headrace.lake.landing.block_reader import Declaration, Found, Parsed
-from headrace.lake.landing.blocks import Block, Mask
+from headrace.lake.landing.block_reader import Declaration, Parsed, SeenColumns
+from headrace.lake.landing.blocks import LineBlock, Mask
 from headrace.lake.landing.convert import arrow_type, bounds, element_type, from_text, list_of, split_list
 
 #: Why a record cannot be cut into fields.
@@ -30,7 +30,7 @@ _BLOCK = 4 << 20
 
 @dataclass(frozen=True)
 class QuotedFields:
-    """How the fields of delimited text are told from each other."""
+    """Rules by which a line of delimited text is cut into fields."""
 
     #: One character.
     separator: str
@@ -41,21 +41,21 @@ class QuotedFields:
 
     @cached_property
     def _signs(self) -> re.Pattern[bytes]:
-        """What may end a quoted field, or keep a quote from doing so."""
+        """Pattern of what may end a quoted field, or keep a quote from doing so."""
         return re.compile(b"|".join(re.escape(s.encode()) for s in ('"', self.escape) if s is not None))
 
     @cached_property
     def _blanks(self) -> bytes:
         return bytes(c for c in b" \t" if c not in self.separator.encode()) if self.trim else b""
 
-    def closing(self, line: bytes, at: int) -> int:
+    def closing(self, line: bytes, start: int) -> int:
         """Return the place behind the quote that closes a field, looked for from `at` on; -1 where there is none."""
-        while (found := self._signs.search(line, at)) is not None:
-            at = found.end()
-            if found.group() != _QUOTE or line.startswith(_QUOTE, at):
-                at += 1
+        while (match := self._signs.search(line, start)) is not None:
+            start = match.end()
+            if match.group() != _QUOTE or line.startswith(_QUOTE, start):
+                start += 1
             else:
-                return at
+                return start
         return -1
 
     def pattern(self) -> str:
@@ -67,40 +67,40 @@ class QuotedFields:
 
     def rfc4180(self, line: bytes) -> bytes | str:
         """Return a record with its quotes as RFC 4180 has them, or why it has no such form."""
-        separator, pieces, at = self.separator.encode(), list[bytes](), 0
+        separator, pieces, offset = self.separator.encode(), list[bytes](), 0
         while True:
-            start = at
-            at += len(line) - at - len(line[at:].lstrip(self._blanks)) if self._blanks else 0
-            if line.startswith(_QUOTE, at):
-                end = self.closing(line, at + 1)
+            start = offset
+            offset += len(line) - offset - len(line[offset:].lstrip(self._blanks)) if self._blanks else 0
+            if line.startswith(_QUOTE, offset):
+                end = self.closing(line, offset + 1)
                 if end < 0:
                     return UNCLOSED
-                pieces.append(_QUOTE + self._unescaped(line[at + 1 : end - 1]) + _QUOTE)
+                pieces.append(_QUOTE + self._unescaped(line[offset + 1 : end - 1]) + _QUOTE)
                 while self._blanks and line[end : end + 1] and line[end] in self._blanks:
                     end += 1
                 if end < len(line) and not line.startswith(separator, end):
                     return STRAY
             else:
-                end = line.find(separator, at)
+                end = line.find(separator, offset)
                 end = len(line) if end < 0 else end
                 pieces.append(line[start:end])
             if end == len(line):
                 return separator.join(pieces)
-            at = end + len(separator)
+            offset = end + len(separator)
 
     def _unescaped(self, inside: bytes) -> bytes:
         if self.escape is None or (escape := self.escape.encode()) not in inside:
             return inside
         either = re.escape(escape)
 
-        def one(found: re.Match[bytes]) -> bytes:
-            return escape if found.group() == 2 * escape else 2 * _QUOTE
+        def doubled(match: re.Match[bytes]) -> bytes:
+            return escape if match.group() == 2 * escape else 2 * _QUOTE
 
-        return re.sub(rb'""|%b["%b]' % (either, either), one, inside)
+        return re.sub(rb'""|%b["%b]' % (either, either), doubled, inside)
 
 
-def odd_quotes(block: Block, fields: QuotedFields) -> Mask:
-    """Lines whose quotes are not as RFC 4180, or the escape, has them in all fields. bool [lines]."""
+def odd_quotes(block: LineBlock, fields: QuotedFields) -> Mask:
+    """Return a mask of lines whose quotes break RFC 4180, or the escape's rule, in a field. bool [lines]."""
     odd = np.zeros(len(block), np.bool_)
     if _QUOTE not in block.data:
         return odd
@@ -137,10 +137,10 @@ def in_rfc4180(records: pa.BinaryArray, fields: QuotedFields) -> tuple[pa.Binary
         return records, pa.nulls(len(records), pa.string())
     read = [fields.rfc4180(line) for line in records.take(pa.array(places)).to_pylist()]
     faults: list[str | None] = [None] * len(records)
-    for place, one in zip(places.tolist(), read, strict=True):
-        if isinstance(one, str):
-            faults[place] = one
-    mended = pa.array([None if isinstance(one, str) else one for one in read], pa.binary())
+    for place, record in zip(places.tolist(), read, strict=True):
+        if isinstance(record, str):
+            faults[place] = record
+    mended = pa.array([None if isinstance(record, str) else record for record in read], pa.binary())
     return pc.replace_with_mask(records, looked_at, mended), pa.array(faults, pa.string())
 
 
@@ -162,7 +162,7 @@ class QuotesTask:
 
 @dataclass(frozen=True)
 class DelimitedForm:
-    """How one file is written."""
+    """Form of one delimited file."""
 
     #: Columns of the file, in their order.
     names: tuple[str, ...]
@@ -189,10 +189,10 @@ class DelimitedReader:
     def __init__(self, form: DelimitedForm, declaration: Declaration) -> None:
         self._form, self._declaration = form, declaration
         declared = {c.name for c in declaration.columns}
-        self.found = Found({n for n in form.names if n in declared}, {n for n in form.names if n not in declared})
+        self.seen = SeenColumns({n for n in form.names if n in declared}, {n for n in form.names if n not in declared})
         self._fields = QuotedFields(form.separator, escape=form.escape)
         self._places = {name: f"f{k}" for k, name in enumerate(form.names)}
-        wanted = [self._places[n] for n in declaration.names if n in self._places]
+        read_places = [self._places[n] for n in declaration.names if n in self._places]
         self._read = pcsv.ReadOptions(
             use_threads=False, block_size=1 << 30, column_names=[f"f{k}" for k in range(len(form.names))]
         )
@@ -203,32 +203,32 @@ class DelimitedReader:
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
             # Without any, all are read.
-            include_columns=wanted or ["f0"],
+            include_columns=read_places or ["f0"],
         )
 
-    def odd(self, block: Block) -> Mask:
-        """Lines whose quotes are not in order."""
+    def odd(self, block: LineBlock) -> Mask:
+        """Return a mask of lines whose quotes are not in order."""
         if not self._form.names:
             return np.ones(len(block), np.bool_)
         if self._form.quotes:
             return odd_quotes(block, self._fields)
         return np.zeros(len(block), np.bool_)
 
-    def skipped(self, block: Block) -> Mask:
-        """The header."""
-        found = np.zeros(len(block), np.bool_)
-        found[0] = self._form.header and block.first_line == 1
-        return found
+    def skipped(self, block: LineBlock) -> Mask:
+        """Return a mask of the header. bool [lines]."""
+        skipped = np.zeros(len(block), np.bool_)
+        skipped[0] = self._form.header and block.first_line == 1
+        return skipped
 
     def parse(self, lines: pa.BinaryArray) -> Parsed:
-        """Rows of lines, those with another number of fields left out."""
+        """Parse lines to rows; lines with another number of fields are left out."""
         if self._form.escape is not None:
             lines = with_doubled_quotes(lines, self._fields)
-        other: set[bytes] = set()
+        misfits: set[bytes] = set()
 
         def note(row: pcsv.InvalidRow) -> str:
             # Not by its number, which is wrong behind the first one.
-            other.add(row.text.encode())
+            misfits.add(row.text.encode())
             return "skip"
 
         options = pcsv.ParseOptions(
@@ -242,8 +242,8 @@ class DelimitedReader:
         source = pa.BufferReader(lines.buffers()[2].slice(start, end - start))
         table = pcsv.read_csv(source, self._read, options, self._convert).combine_chunks()
         places = np.arange(len(lines))
-        if other:
-            right = [line.rstrip(b"\r\n") not in other for line in lines.to_pylist()]
+        if misfits:
+            right = [line.rstrip(b"\r\n") not in misfits for line in lines.to_pylist()]
             places = np.flatnonzero(right)
         if len(places) != table.num_rows:  # which line is which row is not known
             none = [pa.nulls(0, pa.string()) for _ in self._declaration.extra]

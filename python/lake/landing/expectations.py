@@ -38,7 +38,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Check:
+class ExpectationCheck:
     """One expectation: `value` against `limit`."""
 
     ds: str
@@ -49,43 +49,43 @@ class Check:
 
 
 def column_drifts(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) -> list[Drift]:
-    """New, missing and retyped columns of a day, by name.
+    """Return new, missing and retyped columns of a day, by name.
 
     Args:
         files: the day's.
         table: the declaration.
         accepted: undeclared columns that the table has already.
     """
-    found: list[Drift] = []
+    drifts: list[Drift] = []
     ds, nowhere = files[0].ds, in_no_file(files)
     for name in sorted({name for f in files for name in f.extra} - accepted):
-        found.append(Drift(ds, name, "new", f"in {_names([f for f in files if name in f.extra])}"))
+        drifts.append(Drift(ds, name, "new", f"in {_names([f for f in files if name in f.extra])}"))
     for column in table.columns:
-        without = [f for f in files if column.name in f.absent]
-        if without:
-            where = f"in no row of {_names(without)}"
-            where = f"in no file of the day ({_names(without)})" if column.name in nowhere else where
-            found.append(Drift(ds, column.name, "missing", where))
-        other = [f for f in files if _retyped(f, column.name)]
-        if other:
-            example = other[0].unreadable[column.name].example
-            count = sum(f.unreadable[column.name].count for f in other)
-            values = count + sum(f.readable.get(column.name, 0) for f in other)
-            found.append(
+        files_without = [f for f in files if column.name in f.absent]
+        if files_without:
+            place = f"in no row of {_names(files_without)}"
+            place = f"in no file of the day ({_names(files_without)})" if column.name in nowhere else place
+            drifts.append(Drift(ds, column.name, "missing", place))
+        retyped_files = [f for f in files if _retyped(f, column.name)]
+        if retyped_files:
+            example = retyped_files[0].unreadable[column.name].example
+            count = sum(f.unreadable[column.name].count for f in retyped_files)
+            values = count + sum(f.readable.get(column.name, 0) for f in retyped_files)
+            drifts.append(
                 Drift(
                     ds,
                     column.name,
                     "retyped",
                     f"declared {column.type}, but {count:,} of {values:,} values are not "
-                    f"({_looks_like(example)} such as '{example}') in {_names(other)}",
+                    f"({_looks_like(example)} such as '{example}') in {_names(retyped_files)}",
                 )
             )
         mended = [f for f in files if f.mended.get(column.name)]
         if mended:
             count = sum(f.mended[column.name] for f in mended)
             had = f"{count:,} values had half a surrogate pair and have U+FFFD in its place, in {_names(mended)}"
-            found.append(Drift(ds, column.name, "mended", had))
-    return found
+            drifts.append(Drift(ds, column.name, "mended", had))
+    return drifts
 
 
 def in_no_file(files: Sequence[FileProfile]) -> frozenset[str]:
@@ -115,42 +115,50 @@ def refuse_columns(files: Sequence[FileProfile], table: Table, drifts: Sequence[
         )
     new = [d for d in drifts if d.change == "new"]
     if new and table.new_columns == "refuse":
-        shown = "; ".join(f"'{d.column}' {d.detail}" for d in new)
+        text = "; ".join(f"'{d.column}' {d.detail}" for d in new)
         raise UserError(
-            f"new columns on {files[0].ds}: {shown}. Nothing of the day was loaded: declare them in table.columns, or "
+            f"new columns on {files[0].ds}: {text}. Nothing of the day was loaded: declare them in table.columns, or "
             f"set table.new_columns to report or accept"
         )
 
 
 def check_limits(
-    ds: str, end: datetime, files: Sequence[FileProfile], duplicates: int, wanted: Expectations
-) -> list[Check]:
-    """Every expectation of a day, which ends at `end`: those that hold, too."""
+    ds: str, end: datetime, files: Sequence[FileProfile], duplicates: int, limits: Expectations
+) -> list[ExpectationCheck]:
+    """Return every expectation of a day, which ends at `end`: those that hold, too."""
     read = sum(f.read + f.expanded for f in files)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
-    kept = good - duplicates
-    found = [Check(ds, "min_rows", kept, wanted.min_rows, kept >= wanted.min_rows)]
-    if wanted.max_rows is not None:
-        found.append(Check(ds, "max_rows", kept, wanted.max_rows, kept <= wanted.max_rows))
+    kept_rows = good - duplicates
+    checks = [ExpectationCheck(ds, "min_rows", kept_rows, limits.min_rows, kept_rows >= limits.min_rows)]
+    if limits.max_rows is not None:
+        checks.append(ExpectationCheck(ds, "max_rows", kept_rows, limits.max_rows, kept_rows <= limits.max_rows))
     rate = bad / read if read else 0.0
-    found.append(Check(ds, "max_bad_rate", round(rate, 6), wanted.max_bad_rate, rate <= wanted.max_bad_rate))
-    for column, limit in wanted.null_rate.items():
+    checks.append(
+        ExpectationCheck(ds, "max_bad_rate", round(rate, 6), limits.max_bad_rate, rate <= limits.max_bad_rate)
+    )
+    for column, limit in limits.null_rate.items():
         nulls = sum(f.nulls.get(column, 0) for f in files) / good if good else 0.0
-        found.append(Check(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
+        checks.append(ExpectationCheck(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
     if bad_files := sum(f.fault is not None for f in files):
-        found.append(Check(ds, "max_bad_files", bad_files, wanted.max_bad_files, bad_files <= wanted.max_bad_files))
-    if wanted.columns == "present":
+        checks.append(
+            ExpectationCheck(ds, "max_bad_files", bad_files, limits.max_bad_files, bad_files <= limits.max_bad_files)
+        )
+    if limits.columns == "present":
         missing = len(in_no_file(files))
-        found.append(Check(ds, "columns", missing, 0, not missing))
-    if wanted.freshness_hours is not None:
+        checks.append(ExpectationCheck(ds, "columns", missing, 0, not missing))
+    if limits.freshness_hours is not None:
         newest = max((f.newest for f in files if f.newest), default=None)
         age = None if newest is None else (end - newest).total_seconds() / 3600
-        ok = age is not None and age <= wanted.freshness_hours
-        found.append(Check(ds, "freshness_hours", None if age is None else round(age, 3), wanted.freshness_hours, ok))
-    return found
+        ok = age is not None and age <= limits.freshness_hours
+        checks.append(
+            ExpectationCheck(ds, "freshness_hours", None if age is None else round(age, 3), limits.freshness_hours, ok)
+        )
+    return checks
 
 
-def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str, int], duplicates: int = 0) -> None:
+def enforce(
+    checks: Sequence[ExpectationCheck], drifts: Sequence[Drift], reasons: dict[str, int], duplicates: int = 0
+) -> None:
     """Stop a day whose expectations do not hold.
 
     Raises:
@@ -172,12 +180,12 @@ def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str,
     raise UserError("\n".join(text))
 
 
-def as_facts(items: Sequence[Check] | Sequence[Drift]) -> list[dict[str, Any]]:
-    """For a manifest."""
+def as_facts(items: Sequence[ExpectationCheck] | Sequence[Drift]) -> list[dict[str, Any]]:
+    """Return checks or drifts as a manifest has them."""
     return [asdict(item) for item in items]
 
 
-def _describe(c: Check) -> str:
+def _describe(c: ExpectationCheck) -> str:
     value = "none" if c.value is None else f"{c.value:,.6g}" if isinstance(c.value, float) else f"{c.value:,}"
     kinds = {
         "min_rows": f"min_rows: {value} rows, at least {c.limit:,} wanted",
@@ -196,7 +204,7 @@ def _retyped(file: FileProfile, column: str) -> bool:
 
 
 def _looks_like(example: str) -> str:
-    """The narrowest type that an example would be."""
+    """Return the narrowest type that an example would be."""
     for type_, read in (("bigint", int), ("double", float)):
         try:
             read(example)
@@ -213,8 +221,8 @@ def _looks_like(example: str) -> str:
 
 
 def _names(files: Sequence[FileProfile]) -> str:
-    shown = ", ".join(f.name for f in files[:_FILES_SHOWN])
-    return shown + (f" and {len(files) - _FILES_SHOWN} more" if len(files) > _FILES_SHOWN else "")
+    text = ", ".join(f.name for f in files[:_FILES_SHOWN])
+    return text + (f" and {len(files) - _FILES_SHOWN} more" if len(files) > _FILES_SHOWN else "")
 
 
 def assess_day(
@@ -250,7 +258,7 @@ def assess_day(
         globs = " nor ".join(map(str, file_patterns(ctx.landing_source, ctx.ws, day.ds)))
         raise UserError(
             f"the {len(files)} landing files of {day.ds} hold no rows ({globs}); deliver them again, or set "
-            f"{ctx.where}table.expectations.min_rows to 0"
+            f"{ctx.key_prefix}table.expectations.min_rows to 0"
         )
     declared = {c.name for c in table.columns}
     accepted = frozenset(n for n in existing if n not in declared and n != "ds" and not n.startswith("_"))
@@ -268,9 +276,9 @@ def assess_day(
     reasons = summed(f.reasons for f in files)
     end = midnight(ctx.source, following(day.ds))
     checks = check_limits(day.ds, end, files, duplicates, table.expectations)
-    wanted = declared_rows(ctx.source, ctx.ws, day.ds)
-    if wanted is not None:
-        checks.append(Check(day.ds, "control_rows", read, wanted, read == wanted))
+    control_rows = declared_rows(ctx.source, ctx.ws, day.ds)
+    if control_rows is not None:
+        checks.append(ExpectationCheck(day.ds, "control_rows", read, control_rows, read == control_rows))
     enforce(checks, drift, reasons, duplicates)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
     rows = {"read": read, "kept": good - duplicates - deleted, "quarantined": bad, "duplicates": duplicates}
@@ -301,10 +309,10 @@ def assess_day(
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of counts by name."""
+    """Return the sums of counts by name."""
     total: dict[str, int] = {}
-    for one in counts:
-        for name, n in one.items():
+    for count_of_name in counts:
+        for name, n in count_of_name.items():
             total[name] = total.get(name, 0) + n
     return total
 

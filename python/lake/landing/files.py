@@ -41,7 +41,7 @@ class LandingFile:
     tag: str = ""
 
     def sha256(self) -> str:
-        """SHA-256 of the content, hexadecimal. Reads the file, once a process.
+        """Return the SHA-256 of the content, hexadecimal. Reads the file, once a process.
 
         Raises:
             UserError: it cannot be read.
@@ -54,7 +54,7 @@ class LandingFile:
             raise self._unreadable(e) from None
 
     def unchanged(self) -> bool:
-        """Whether nobody has written to the file since it was listed.
+        """Return whether nobody has written to the file since it was listed.
 
         Raises:
             UserError: it may not be looked at any more.
@@ -87,7 +87,7 @@ class LandingDay:
 
 
 def file_patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[Location, ...]:
-    """The absolute globs that are tried for `ds`, in order; the first that matches anything wins.
+    """Return the absolute globs that are tried for `ds`, in order; the first that matches anything wins.
 
     A relative path is meant below the workspace's lake; a shipped pipeline's may also be relative to the installation.
     """
@@ -98,7 +98,7 @@ def file_patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[Locati
 
 
 def marker_places(path: str, ws: Workspace, ds: str) -> tuple[Location, ...]:
-    """The absolute places where a single file of the spec (a marker) may lie, as the globs of `patterns` do."""
+    """Return the absolute places where a single file of the spec (a marker) may lie, in `file_patterns`' order."""
     path = path_of_day(path, ds)
     if _is_absolute(path):
         return (_readable(location_of(path, "source.complete"), ws),)
@@ -106,8 +106,10 @@ def marker_places(path: str, ws: Workspace, ds: str) -> tuple[Location, ...]:
 
 
 def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ...]:
-    """The folders in which a day's success file may lie: those of `source.path` before its first wildcard; of a table
-    of files the day's partition, or all of the table where it is one snapshot.
+    """Return the folders in which a day's success file may lie.
+
+    They are those of `source.path` before its first wildcard; of a table of files the day's partition, or all of the
+    table where it is one snapshot.
     """
     if isinstance(source, LandingSource):
         return tuple(_static_base(pattern) for pattern in file_patterns(source, ws, ds))
@@ -120,7 +122,7 @@ def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ..
 
 
 def _partition_folders(day: SourceDay, ds: str) -> list[str]:
-    """The folders that a day's partition may be, below the table's."""
+    """Return the folders that a day's partition may be, below the table's."""
     if day.path is not None:
         inside = path_of_day(day.path, ds).split("/")
         return ["/".join(itertools.takewhile(lambda part: not glob.has_magic(part), inside))]
@@ -133,7 +135,7 @@ def _partition_folders(day: SourceDay, ds: str) -> list[str]:
 
 
 def find_files(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:
-    """The landing files of one day (or of the snapshot), sorted by name; none where there are none."""
+    """Return the landing files of one day (or of the snapshot), sorted by name; none where there are none."""
     complete = source.complete
     named = [complete.marker, complete.control.path if complete.control else None] if complete else []
     # Beside the files, perhaps: what says that they are complete is no data.
@@ -154,18 +156,18 @@ def _is_absolute(path: str) -> bool:
 
 
 def _readable(place: Location, ws: Workspace) -> Location:
-    """A place that a URI or an absolute path names: somebody else's, but for those in the workspace."""
+    """Return a place that a URI or an absolute path names: somebody else's, but for those in the workspace."""
     return place if place.is_below(ws.lake) or place.is_below(ws.store) else place.as_plain()
 
 
 def _escaped(base: Location) -> Location:
-    """The pattern that matches a place alone."""
+    """Return the pattern that matches a place alone."""
     return replace(base, path=PurePosixPath(glob.escape(str(base.path))))
 
 
 @lru_cache(maxsize=1 << 16)
 def _sha256(path: Location, size: int, mtime_ns: int, tag: str) -> str:
-    """Of the file as it was with this size, time and tag."""
+    """Return the SHA-256 of a file as it was with this size, time and tag."""
     digest = hashlib.sha256()
     with path.open() as f:
         while block := f.read(1 << 20):
@@ -175,15 +177,15 @@ def _sha256(path: Location, size: int, mtime_ns: int, tag: str) -> str:
 
 def _matches(pattern: Location, ws: Workspace) -> tuple[LandingFile, ...]:
     base = _static_base(pattern)
-    found = []
+    files = []
     for path, info in pattern.glob_files().items():
         inside = path.path.relative_to(base.path).parts
         if _TRUTH in inside[:-1] or any(part.startswith(_NOT_DATA_PREFIXES) for part in inside):
             continue
         if not path.name.endswith(_NOT_DATA_SUFFIXES):
             _check_name(path)
-            found.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns, info.tag))
-    return tuple(sorted(found, key=lambda f: f.name))
+            files.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns, info.tag))
+    return tuple(sorted(files, key=lambda f: f.name))
 
 
 def _check_name(path: Location) -> None:
@@ -191,12 +193,12 @@ def _check_name(path: Location) -> None:
     try:
         str(path.path).encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(str(path.path)).decode("utf-8", "backslashreplace")
-        raise UserError(f"landing file {shown}: its name is not UTF-8 text; rename it") from None
+        readable = os.fsencode(str(path.path)).decode("utf-8", "backslashreplace")
+        raise UserError(f"landing file {readable}: its name is not UTF-8 text; rename it") from None
 
 
 def _static_base(pattern: Location) -> Location:
-    """The folders of a glob before its first wildcard: what is left is what the glob chose."""
+    """Return the folders of a glob before its first wildcard."""
     base = pattern.path.parents[-1]
     for part in pattern.path.parts[1:-1]:
         # `[[]` is how glob.escape spells a bracket.

@@ -24,11 +24,11 @@ from headrace.lake.landing.frame import (
     NOT_JSON,
     WRONG_FIELDS,
     NestedTexts,
+    columns_except,
     mask_names,
     presence_masks,
     schema_of,
     with_line_faults,
-    without,
 )
 from headrace.lake.landing.json_paths import ListPathsTask, SurrogatesTask
 from headrace.lake.landing.reader import FileRefused, LandingBatch, LandingReader
@@ -109,7 +109,7 @@ def delimited(
     trim: bool = False,
     fix: Mapping[str, Callable[[Column], Column]] | None = None,
 ) -> list[DataFrame]:
-    """Delimited text, RFC 4180 quotes; nothing between two separators is null. One frame for each different header.
+    """Plan delimited text with RFC 4180 quotes; nothing between two separators is null. One frame for each header.
 
     A row is a line; with `source.multiline` a record, which may have line breaks within quotes.
 
@@ -172,8 +172,8 @@ def _delimited(
     inside = {i: c for i, c in enumerate(columns) if len(c.steps) > 1}
     has = [texts.has(c.steps) if i in inside else F.lit(c.steps[0] in place) for i, c in enumerate(columns)]
     lines = texts.frame.select(
-        *without(texts.frame, "_row", *texts.parsed),
-        *(texts.shown(c.steps).alias(f"_t{i}") for i, c in enumerate(columns)),
+        *columns_except(texts.frame, "_row", *texts.parsed),
+        *(texts.shown_text(c.steps).alias(f"_t{i}") for i, c in enumerate(columns)),
         *(texts.text(c.steps).alias(f"_n{i}") for i, c in inside.items()),
         *presence_masks(has),
         extra.alias("_extra"),
@@ -194,12 +194,12 @@ def _delimited(
             values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
     broken = F.coalesce("_quotes", F.when(F.col("_unread"), F.lit(WRONG_FIELDS)))
     first = F.lit(header) & (F.col("_line") == 1)
-    frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
+    frame = lines.select(*columns_except(lines, *(f"_n{i}" for i in inside)), *values)
     return with_line_faults(frame, broken, first).drop("_unread", "_record", "_quotes")
 
 
 def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) -> tuple[str, ...]:
-    """The column names in a file's first line (with `multiline`: its first record); () for an empty file.
+    """Return the column names in a file's first line (with `multiline`: its first record); () for an empty file.
 
     A column without a name, as pandas writes for its index, is `column<k>`, k its place from 0 (DuckDB's name for it).
 
@@ -240,7 +240,7 @@ def declared_names(file: LandingFile, header: Sequence[str], declared: Iterable[
         FileRefused: two of its names differ from a declared one in case alone, and none is the same.
     """
     try:
-        by_file = {name: wanted for wanted, name in match_names(declared, header).items()}
+        by_file = {name: declared_name for declared_name, name in match_names(declared, header).items()}
     except ValueError as e:
         raise FileRefused(file, f"landing file {file.name}: its header names {e}") from None
     return tuple(by_file.get(name, name) for name in header)
@@ -281,7 +281,7 @@ class JsonLinesReader(LandingReader):
 
 
 def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
-    """One JSON object a line. Nested values of undeclared columns are kept as JSON text."""
+    """Plan JSON objects, one a line. Nested values of undeclared columns are kept as JSON text."""
     columns = batch.table.columns
     lines = batch.lines(files)
     task = SurrogatesTask(tuple(c.steps for c in columns))
@@ -291,34 +291,34 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
         by_lists = ListPathsTask("_sound", nested)
         lines = lines.mapInArrow(by_lists, f"{schema_of(lines)}, {by_lists.schema}")
     lines = lines.select("*", parse_object(F.col("_sound")).alias("_json"))
-    lines = lines.select(*without(lines, "_json", "_sound"), only_object(F.col("_json")).alias("_members"))
+    lines = lines.select(*columns_except(lines, "_json", "_sound"), only_object(F.col("_json")).alias("_members"))
     declared = list(dict.fromkeys(c.steps[0] for c in columns))
     lines = lines.select(
-        *without(lines, "_members"),
+        *columns_except(lines, "_members"),
         declared_members(F.col("_members"), declared).alias("_map"),
         ambiguous_member(F.col("_members"), declared).alias("_ambiguous"),
     )
     texts = NestedTexts(lines, columns, lambda key: F.try_element_at("_map", F.lit(key)))
 
     def by_list(kind: str, i: int, otherwise: Column) -> Column:
-        """What a path that goes through a list leads to, else what one through objects alone does."""
+        """Return the value of a path that goes through a list, else that of one through objects alone."""
         return F.when(F.col(f"_list_has{i}").isNotNull(), F.col(f"_list_{kind}{i}")).otherwise(otherwise)
 
-    shown = [texts.shown(c.steps) for c in columns]
+    shown_texts = [texts.shown_text(c.steps) for c in columns]
     lines = texts.frame.select(
         "*",
-        *((by_list("shown", i, x) if i in nested else x).alias(f"_t{i}") for i, x in enumerate(shown)),
+        *((by_list("shown", i, x) if i in nested else x).alias(f"_t{i}") for i, x in enumerate(shown_texts)),
         *(by_list("text", i, texts.text(steps)).alias(f"_n{i}") for i, steps in nested.items()),
         *(by_list("has", i, texts.has(steps)).alias(f"_h{i}") for i, steps in nested.items()),
     )
-    lines = lines.select(*without(lines, *(by_lists.types if nested else ())))
+    lines = lines.select(*columns_except(lines, *(by_lists.types if nested else ())))
     halves = [
         F.when(F.array_contains("_halves", i), F.lit(f"{c.name}: an id has half a surrogate pair"))
         for i, c in enumerate(columns)
         if c.name in batch.ids
     ]
     faults = F.array_compact(F.array("_ambiguous", *texts.faults, *halves)).alias("_faults")
-    lines = lines.select(*without(lines, "_ambiguous", *texts.parsed), faults)
+    lines = lines.select(*columns_except(lines, "_ambiguous", *texts.parsed), faults)
     has = [
         F.col(f"_h{i}") if len(c.steps) > 1 else F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.steps[0])
         for i, c in enumerate(columns)
@@ -331,7 +331,7 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
         elif len(c.steps) > 1:
             ready.append(F.col(text).alias(f"_v{i}"))
     inner = [f"_{kind}{i}" for kind in "nh" for i in nested]
-    lines = lines.select(*without(lines, *inner), *presence_masks(has), *ready)
+    lines = lines.select(*columns_except(lines, *inner), *presence_masks(has), *ready)
     extra = F.map_filter("_map", lambda key, _: ~key.isin(declared))
     if declared == [c.steps[0] for c in columns] and not nested:
         present = sum((F.bit_count(name) for name in mask_names(len(columns))), start=F.lit(0))
@@ -339,7 +339,7 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
         extra = F.when(F.size("_map") > present, extra)
     else:
         extra = F.when(F.exists(F.map_keys("_map"), lambda key: ~key.isin(declared)), extra)
-    frame = lines.select(*without(lines, "_map"), extra.alias("_extra"), F.col("_map").isNull().alias("_unread"))
+    frame = lines.select(*columns_except(lines, "_map"), extra.alias("_extra"), F.col("_map").isNull().alias("_unread"))
     return with_line_faults(frame, F.when(F.col("_unread"), F.lit(NOT_JSON))).drop("_unread")
 
 
@@ -367,7 +367,7 @@ class ClicksReader(LandingReader):
 
 
 def is_json(file: LandingFile) -> bool:
-    """Whether a file has JSON lines; else it is CSV.
+    """Return whether a file has JSON lines; else it is CSV.
 
     Raises:
         FileRefused: its name does not say.

@@ -50,29 +50,31 @@ def fixed_fields(
     broken: Column,
     values: Mapping[str, Column] | None = None,
 ) -> DataFrame:
-    """The frame of a format with fixed fields, by name. Declared columns that the format lacks are missing ones."""
+    """Return the frame of a format with fixed fields, by name. Declared columns that the format lacks are missing."""
     columns = batch.table.columns
     none = F.lit(None).cast("string")
-    made = [texts.get(c.name, none).alias(f"_t{i}") for i, c in enumerate(columns)]
-    made += [values[c.name].alias(f"_v{i}") for i, c in enumerate(columns) if values and c.name in values]
+    texts_of_columns = [texts.get(c.name, none).alias(f"_t{i}") for i, c in enumerate(columns)]
+    texts_of_columns += [values[c.name].alias(f"_v{i}") for i, c in enumerate(columns) if values and c.name in values]
     masks = presence_masks([F.lit(c.name in texts) for c in columns])
-    kept = [c for c in frame.columns if not c.startswith("_f_")]
-    out = frame.select(*kept, *made, *masks, F.lit(None).cast(EXTRA_TYPE).alias("_extra"), broken.alias("_unread"))
+    kept_columns = [c for c in frame.columns if not c.startswith("_f_")]
+    out = frame.select(
+        *kept_columns, *texts_of_columns, *masks, F.lit(None).cast(EXTRA_TYPE).alias("_extra"), broken.alias("_unread")
+    )
     return with_line_faults(out, F.when(F.col("_unread"), F.lit(WRONG_FIELDS))).drop("_unread")
 
 
 def mask_names(columns: int) -> list[str]:
-    """The `_present<k>` columns for that many declared ones."""
+    """Return the `_present<k>` columns for that many declared ones."""
     return [f"_present{k}" for k in range(-(-columns // MASK_BITS))]
 
 
 def presence_masks(has: Sequence[Column]) -> list[Column]:
-    """The `_present<k>` columns: a bit for each declared column that a row has."""
+    """Return the `_present<k>` columns: a bit for each declared column that a row has."""
     masks = []
     for k, name in enumerate(mask_names(len(has))):
         mask = F.lit(0).cast("bigint")
-        for b, one in enumerate(has[k * MASK_BITS : (k + 1) * MASK_BITS]):
-            mask = mask.bitwiseOR(F.when(one, F.lit(1 << b).cast("bigint")).otherwise(F.lit(0).cast("bigint")))
+        for b, is_present in enumerate(has[k * MASK_BITS : (k + 1) * MASK_BITS]):
+            mask = mask.bitwiseOR(F.when(is_present, F.lit(1 << b).cast("bigint")).otherwise(F.lit(0).cast("bigint")))
         masks.append(mask.alias(name))
     return masks
 
@@ -99,10 +101,12 @@ def with_plain_texts(frame: DataFrame, table: Table, spellings: Mapping[str, Spe
     if not spelled:
         return frame
     sources = {name: name if name in frame.columns else name.replace("_v", "_t") for name in spelled}
-    kept = {f.name: f.dataType.simpleString() for f in frame.schema if f.name not in spelled}
-    made = {name: frame.schema[source].dataType.simpleString() for name, source in sources.items()}
+    kept_columns = {f.name: f.dataType.simpleString() for f in frame.schema if f.name not in spelled}
+    plain_columns = {name: frame.schema[source].dataType.simpleString() for name, source in sources.items()}
     task = SpellingsTask(tuple((sources[name], name, spelling) for name, spelling in spelled.items()))
-    return frame.mapInArrow(task, ", ".join(f"{name} {type_}" for name, type_ in (kept | made).items()))
+    return frame.mapInArrow(
+        task, ", ".join(f"{name} {type_}" for name, type_ in (kept_columns | plain_columns).items())
+    )
 
 
 def schema_of(frame: DataFrame) -> str:
@@ -110,8 +114,8 @@ def schema_of(frame: DataFrame) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
 
 
-def without(frame: DataFrame, *names: str) -> list[str]:
-    """The frame's columns but some."""
+def columns_except(frame: DataFrame, *names: str) -> list[str]:
+    """Return the frame's columns but some."""
     return [c for c in frame.columns if c not in names]
 
 
@@ -133,18 +137,18 @@ class NestedTexts:
         for depth in sorted({len(steps) for steps in outer}):
             level = [steps for steps in outer if len(steps) == depth]
             names = {steps: f"_o{len(self._objects) + i}" for i, steps in enumerate(level)}
-            found = [parse_object(self.text(steps)).alias(f"{name}_found") for steps, name in names.items()]
+            objects = [parse_object(self.text(steps)).alias(f"{name}_found") for steps, name in names.items()]
             members = [only_object(F.col(f"{name}_found")).alias(f"{name}_members") for name in names.values()]
-            before = frame.columns
-            frame = frame.select("*", *found).select(*before, *members)
+            previous_columns = frame.columns
+            frame = frame.select("*", *objects).select(*previous_columns, *members)
             named = []
             for steps, name in names.items():
                 through = [c.steps for c in columns if c.steps[:depth] == steps and len(c.steps) > depth]
                 inside = dict.fromkeys(inner[depth] for inner in through)
-                given = F.col(f"{name}_members")
-                named.append(declared_members(given, inside).alias(name))
-                named.append(ambiguous_member(given, inside).alias(f"{name}_ambiguous"))
-            frame = frame.select(*before, *named)
+                members_of_object = F.col(f"{name}_members")
+                named.append(declared_members(members_of_object, inside).alias(name))
+                named.append(ambiguous_member(members_of_object, inside).alias(f"{name}_ambiguous"))
+            frame = frame.select(*previous_columns, *named)
             self._objects |= {steps: F.col(name) for steps, name in names.items()}
         self.frame = frame
 
@@ -155,21 +159,21 @@ class NestedTexts:
 
     @property
     def faults(self) -> list[Column]:
-        """Why an object's members cannot be told from each other: strings, null where they can."""
+        """Reasons why an object's members cannot be distinguished: strings, null where they can."""
         return [F.col(f"_o{i}_ambiguous") for i in range(len(self._objects))]
 
     def text(self, steps: Steps) -> Column:
-        """The text that a path leads to; null where there is none, or null."""
+        """Return the text that a path leads to; null where there is none, or null."""
         if len(steps) == 1:
             return self._field(steps[0])
         return F.try_element_at(self._objects[steps[:-1]], F.lit(steps[-1]))
 
     def has(self, steps: Steps) -> Column:
-        """Whether the object that a nested path leads through has its last key, be its value null."""
+        """Return whether the object that a nested path leads through has its last key, be its value null."""
         return F.coalesce(F.map_contains_key(self._objects[steps[:-1]], steps[-1]), F.lit(False))
 
-    def shown(self, steps: Steps) -> Column:
-        """`text`, or what stands where the path expects an object and is none: that is a value that cannot be read."""
+    def shown_text(self, steps: Steps) -> Column:
+        """Return `text`, or what stands where the path expects an object and is none: a value that cannot be read."""
         outer = [steps[:k] for k in range(1, len(steps))]
         faults = [F.when(self._objects[o].isNull(), self.text(o)) for o in outer]
         return reduce(lambda a, b: F.coalesce(a, b), faults, self.text(steps))

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pjson
 
 from headrace.lake.landing import native
-from headrace.lake.landing.block_reader import Declaration, Found, Parsed
-from headrace.lake.landing.blocks import I64, Block, Mask, odd_json
+from headrace.lake.landing.block_reader import Declaration, Parsed, SeenColumns
+from headrace.lake.landing.blocks import I64, LineBlock, Mask, odd_json
 from headrace.lake.landing.convert import bounds, element_type, from_json, list_of
 
 _KINDS = {pa.string(): 0, pa.int64(): 1, pa.float64(): 2, pa.bool_(): 3}
@@ -35,14 +35,14 @@ _FEW = 4
 
 @dataclass(frozen=True)
 class PlainRows:
-    """What was parsed of some lines."""
+    """Values of the lines that were parsed."""
 
     #: Which of the lines. bool [lines].
     taken: Mask
     #: By name: a value for each line that was taken.
     columns: dict[str, pa.Array]
     #: Keys that no column was asked for.
-    others: set[str]
+    undeclared: set[str]
 
 
 def parse_plain(
@@ -65,7 +65,7 @@ def parse_plain(
     names = [name.encode() for name in kinds]
     ends = np.cumsum([len(name) for name in names], dtype=np.int64)
     codes = np.array([_KINDS[kind] for kind in kinds.values()], np.uint8)
-    lines = lib.headrace_json_lines(b"".join(names), _at(ends), _at(codes), len(names))
+    lines = lib.headrace_json_lines(b"".join(names), _address(ends), _address(codes), len(names))
     if not lines:
         raise MemoryError("no memory to parse lines")
     try:
@@ -74,19 +74,21 @@ def parse_plain(
         # Texts are copied out: together they are as long as the lines, and each has room for all of them.
         columns = [_Column(kind, n, size) for kind in kinds.values()]
         for k, column in enumerate(columns):
-            lib.headrace_json_lines_column(lines, k, _at(column.values), _at(column.valid), _at(column.offsets))
+            lib.headrace_json_lines_column(
+                lines, k, _address(column.values), _address(column.valid), _address(column.offsets)
+            )
         taken = np.empty(n, np.uint8)
-        rows = lib.headrace_json_lines_parse(lines, _at(data), _at(offsets), n, pass_others, _at(taken))
+        rows = lib.headrace_json_lines_parse(lines, _address(data), _address(offsets), n, pass_others, _address(taken))
         if rows < 0:
             raise MemoryError("no memory to parse lines")
-        found = {name: column.array(rows) for name, column in zip(kinds, columns, strict=True)}
-        return PlainRows(taken.view(np.bool_), found, _undeclared_keys(lib, lines))
+        columns_by_key = {name: column.array(rows) for name, column in zip(kinds, columns, strict=True)}
+        return PlainRows(taken.view(np.bool_), columns_by_key, _undeclared_keys(lib, lines))
     finally:
         lib.headrace_json_lines_free(lines)
 
 
 class _Column:
-    """Where a column's values go."""
+    """Buffers of a column's values."""
 
     def __init__(self, kind: pa.DataType, lines: int, size: int) -> None:
         self._kind = kind
@@ -96,7 +98,7 @@ class _Column:
         self.offsets = np.empty(lines + 1 if is_text else 0, np.int32)
 
     def array(self, rows: int) -> pa.Array:
-        """The first rows."""
+        """Return the first rows as an array."""
         valid = self.valid[:rows]
         nulls = rows - int(np.count_nonzero(valid))
         bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
@@ -113,13 +115,13 @@ class _Column:
 
 def _undeclared_keys(lib: ctypes.CDLL, lines: int) -> set[str]:
     size = np.zeros(1, np.int64)
-    found: set[str] = set()
-    while name := lib.headrace_json_lines_other(lines, len(found), _at(size)):
-        found.add(ctypes.string_at(name, int(size[0])).decode())
-    return found
+    keys: set[str] = set()
+    while name := lib.headrace_json_lines_other(lines, len(keys), _address(size)):
+        keys.add(ctypes.string_at(name, int(size[0])).decode())
+    return keys
 
 
-def _at(x: npt.NDArray[Any]) -> int:
+def _address(x: npt.NDArray[Any]) -> int:
     return int(x.__array_interface__["data"][0])
 
 
@@ -143,16 +145,16 @@ class _Keys:
     #: bool [rows].
     unsure: Mask
     #: Keys that were not asked for.
-    others: set[str]
+    undeclared: set[str]
 
 
 class JsonReader:
     """Reads one file."""
 
     def __init__(self, declaration: Declaration, accept: bool) -> None:
-        """`accept`: columns that nobody declared become columns of the table, so their values matter."""
+        """Begin a file. `accept`: undeclared columns become columns of the table, so their values matter."""
         self._declaration, self._accept = declaration, accept
-        self.found = Found()
+        self.seen = SeenColumns()
         self.block_size = _ARROW_BLOCK if native.library() is None else _BLOCK
         self._kinds: dict[str, pa.DataType] | None = None
         self._declared = {c.name: c.type for c in declaration.columns}
@@ -160,53 +162,53 @@ class JsonReader:
         #: By declared column, the keys of the file that differ from it in case alone.
         self._variants: dict[str, list[str]] = {}
 
-    def odd(self, block: Block) -> Mask:
-        """Lines that are not `{...}`."""
+    def odd(self, block: LineBlock) -> Mask:
+        """Return a mask of lines that are not `{...}`."""
         return odd_json(block)
 
-    def skipped(self, block: Block) -> Mask:
-        """None: empty lines are no rows of any format."""
+    def skipped(self, block: LineBlock) -> Mask:
+        """Return an empty mask: all lines are rows, but for empty ones."""
         return np.zeros(len(block), np.bool_)
 
     def parse(self, lines: pa.BinaryArray) -> Parsed:
-        """Rows of lines; those that the parser stops at are left out."""
-        whole, offsets = _text_of(lines)
+        """Parse lines to rows; lines that the parser stops at are left out."""
+        data, offsets = _text_of(lines)
         if self._kinds is None:
-            self._kinds = self._sampled(whole.slice(0, int(offsets[min(_SAMPLE, len(lines))])).to_pybytes())
-        keys = self._keys(lines, whole, offsets)
-        while self._note_variants(keys.others):
-            keys = self._keys(lines, whole, offsets)
-        self.found.extra |= keys.others
+            self._kinds = self._sampled(data.slice(0, int(offsets[min(_SAMPLE, len(lines))])).to_pybytes())
+        keys = self._keys(lines, data, offsets)
+        while self._note_variants(keys.undeclared):
+            keys = self._keys(lines, data, offsets)
+        self.seen.extra |= keys.undeclared
         unsure = keys.unsure
         columns = []
         for name in self._declaration.names:
-            value = self._in_any_case(name, keys, whole, unsure) if name in self._variants else keys.values[name]
+            value = self._in_any_case(name, keys, data, unsure) if name in self._variants else keys.values[name]
             column = self._typed(name, value)
             if column.null_count != value.null_count:
                 unsure |= pc.and_(column.is_null(), value.is_valid()).to_numpy(zero_copy_only=False)
             columns.append(column)
-        self._note_present(columns, whole)
+        self._note_present(columns, data)
         return Parsed(keys.places, columns, unsure)
 
-    def _keys(self, lines: pa.BinaryArray, whole: pa.Buffer, offsets: I64) -> _Keys:
+    def _keys(self, lines: pa.BinaryArray, data: pa.Buffer, offsets: I64) -> _Keys:
         """Return the values of the keys of `_kinds` in lines."""
         assert self._kinds is not None
-        plain = parse_plain(np.frombuffer(whole, np.uint8), offsets, self._kinds, pass_others=not self._accept)
+        plain = parse_plain(np.frombuffer(data, np.uint8), offsets, self._kinds, pass_others=not self._accept)
         if plain is None:
-            return self._by_arrow(whole, offsets)
+            return self._by_arrow(data, offsets)
         if plain.taken.all():
-            return _Keys(np.arange(len(lines)), plain.columns, np.zeros(len(lines), np.bool_), plain.others)
+            return _Keys(np.arange(len(lines)), plain.columns, np.zeros(len(lines), np.bool_), plain.undeclared)
         return self._with_others(lines, plain)
 
-    def _by_arrow(self, whole: pa.Buffer, offsets: I64) -> _Keys:
+    def _by_arrow(self, data: pa.Buffer, offsets: I64) -> _Keys:
         """Return the values of the lines that Arrow parses."""
-        pieces = list(_Attempts(whole, offsets, self._schema()).rows(0, len(offsets) - 1))
+        pieces = list(_Attempts(data, offsets, self._schema()).rows(0, len(offsets) - 1))
         places = np.concatenate([np.arange(p.first, p.last) for p in pieces] or [np.zeros(0, np.int64)])
         values = {}
         for field in self._schema():
             chunks = [c for p in pieces for c in p.table.column(field.name).chunks]
             values[field.name] = pa.concat_arrays(chunks) if chunks else pa.nulls(0, field.type)
-        return _Keys(places, values, *self._others(pieces, len(places)))
+        return _Keys(places, values, *self._undeclared_values(pieces, len(places)))
 
     def _with_others(self, lines: pa.BinaryArray, plain: PlainRows) -> _Keys:
         """Return what was parsed plainly, and by Arrow what was not."""
@@ -216,25 +218,25 @@ class JsonReader:
         both = {key: pa.concat_arrays([x, rest.values[key]]) for key, x in plain.columns.items()}
         unsure = np.concatenate([np.zeros(len(places) - len(rest.unsure), np.bool_), rest.unsure])
         values = {key: x.take(pa.array(order)) for key, x in both.items()}
-        return _Keys(places[order], values, unsure[order], plain.others | rest.others)
+        return _Keys(places[order], values, unsure[order], plain.undeclared | rest.undeclared)
 
-    def _note_variants(self, others: set[str]) -> bool:
+    def _note_variants(self, undeclared: set[str]) -> bool:
         """Read keys that differ from a declared column in case alone as that column; return whether some are new."""
         assert self._kinds is not None
-        new = [key for key in others if key.lower() in self._by_lower]
+        new = [key for key in undeclared if key.lower() in self._by_lower]
         for key in new:
             name = self._by_lower[key.lower()]
             self._variants.setdefault(name, []).append(key)
             self._kinds[key] = self._kinds[name]
         return bool(new)
 
-    def _in_any_case(self, name: str, keys: _Keys, whole: pa.Buffer, unsure: Mask) -> pa.Array:
+    def _in_any_case(self, name: str, keys: _Keys, data: pa.Buffer, unsure: Mask) -> pa.Array:
         """Return a column of the key that it is named by, else of the only one that differs in case alone.
 
         Marks rows as unsure in which it is not known which of several keys are there.
         """
         exact, variants = keys.values[name], self._variants[name]
-        text = whole.to_pybytes()
+        text = data.to_pybytes()
         if sum(_may_have_key(text, key) for key in (name, *variants)) > 1:
             unsure |= exact.is_null().to_numpy(zero_copy_only=False)
         return pc.coalesce(exact, *(keys.values[key] for key in variants))
@@ -256,7 +258,7 @@ class JsonReader:
         return pa.schema(list(self._kinds.items()))
 
     def _sampled(self, text: bytes) -> dict[str, pa.DataType]:
-        """How the first lines spell each column."""
+        """Return the type by which the first lines spell each column."""
         rows: list[Mapping[str, Any]] = []
         for line in text.splitlines():
             try:
@@ -269,8 +271,8 @@ class JsonReader:
         kinds: dict[str, pa.DataType] = {}
         for name in self._names:
             if name in self._declared:
-                others = [k for k in keys if k != name and self._by_lower.get(k.lower()) == name]
-                self._variants |= {name: others} if others else {}
+                variants = [k for k in keys if k != name and self._by_lower.get(k.lower()) == name]
+                self._variants |= {name: variants} if variants else {}
             spelled = (name, *self._variants.get(name, ()))
             kind = self._kind(name, [r[key] for r in rows for key in spelled if r.get(key) is not None])
             kinds |= dict.fromkeys(spelled, kind)
@@ -288,35 +290,35 @@ class JsonReader:
         elements = [e for v in values if isinstance(v, list) for e in v if e is not None]
         return pa.list_(_spelling(element, elements, False))
 
-    def _others(self, pieces: list[_Rows], rows: int) -> tuple[Mask, set[str]]:
+    def _undeclared_values(self, pieces: list[_Rows], rows: int) -> tuple[Mask, set[str]]:
         """Return the rows with values of undeclared columns that become columns of the table, and undeclared keys."""
-        unsure, others = np.zeros(rows, np.bool_), set()
-        at = 0
+        unsure, undeclared = np.zeros(rows, np.bool_), set()
+        row = 0
         for piece in pieces:
             for name in piece.table.schema.names:
                 if self._kinds is not None and name in self._kinds:
                     continue
-                others.add(name)
+                undeclared.add(name)
                 if self._accept:
-                    there = piece.table.column(name).is_valid().to_numpy()
-                    unsure[at : at + piece.table.num_rows] |= there
-            at += piece.table.num_rows
-        return unsure, others
+                    has_value = piece.table.column(name).is_valid().to_numpy()
+                    unsure[row : row + piece.table.num_rows] |= has_value
+            row += piece.table.num_rows
+        return unsure, undeclared
 
-    def _note_present(self, columns: list[pa.Array], whole: pa.Buffer) -> None:
-        """A null may be a key or none: text is looked at until one is found."""
+    def _note_present(self, columns: list[pa.Array], data: pa.Buffer) -> None:
+        """Record the columns that are present: a null may be a key or none, so text is searched until one occurs."""
         text: bytes | None = None
         for name, column in zip(self._names, columns, strict=True):
-            found = self.found.present if name in self._declared else self.found.extra
-            if name in found:
+            seen = self.seen.present if name in self._declared else self.seen.extra
+            if name in seen:
                 continue
             if column.null_count < len(column):
-                found.add(name)
+                seen.add(name)
                 continue
-            text = whole.to_pybytes() if text is None else text
+            text = data.to_pybytes() if text is None else text
             keys = (name, *self._variants.get(name, ()))
             if any(key in row for key in keys for row in _rows_with(text, _signs_of(key))):
-                found.add(name)
+                seen.add(name)
 
 
 def _signs_of(key: str) -> list[bytes]:
@@ -329,7 +331,7 @@ def _may_have_key(text: bytes, key: str) -> bool:
 
 
 def _text_of(lines: pa.BinaryArray) -> tuple[pa.Buffer, I64]:
-    """(bytes of the lines, where each begins there and the last one ends)."""
+    """Return (bytes of the lines, offsets: where each begins and the last one ends)."""
     start, end = bounds(lines)
     offsets = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1, lines.offset * 4).astype(np.int64) - start
     return lines.buffers()[2].slice(start, end - start), offsets
@@ -338,22 +340,22 @@ def _text_of(lines: pa.BinaryArray) -> tuple[pa.Buffer, I64]:
 class _Attempts:
     """Parses lines, around those that the parser stops at."""
 
-    def __init__(self, whole: pa.Buffer, offsets: Any, schema: pa.Schema) -> None:
-        self._whole, self._offsets = whole, offsets
+    def __init__(self, data: pa.Buffer, offsets: Any, schema: pa.Schema) -> None:
+        self._data, self._offsets = data, offsets
         self._options = pjson.ParseOptions(
             explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="infer"
         )
         self._left = max(8, int(_MOST_STOPS * (len(offsets) - 1)))
 
     def rows(self, first: int, last: int) -> Iterator[_Rows]:
-        """Lines [first, last) in stretches, without those that are left to Spark's rules."""
+        """Yield lines [first, last) in stretches, without those that are left to Spark's rules."""
         while first < last:
             stop = None
             try:
                 table = self._read(first, last)
             except pa.ArrowInvalid as e:
-                found = _ROW.search(str(e))
-                stop = first + int(found.group(1)) if found is not None else None
+                match = _ROW.search(str(e))
+                stop = first + int(match.group(1)) if match is not None else None
             else:
                 if table.num_rows == last - first:
                     yield _Rows(first, last, table)
@@ -374,13 +376,13 @@ class _Attempts:
 
     def _read(self, first: int, last: int) -> pa.Table:
         start, end = int(self._offsets[first]), int(self._offsets[last])
-        source = pa.BufferReader(self._whole.slice(start, end - start))
+        source = pa.BufferReader(self._data.slice(start, end - start))
         options = pjson.ReadOptions(use_threads=False, block_size=end - start + 1)
         return pjson.read_json(source, options, self._options)
 
 
 def _spelling(declared: str, values: list[Any], is_epoch: bool) -> pa.DataType:
-    """What a column's values are in JSON: of those that are there, else what one would write."""
+    """Return the JSON type of a column's values; without any, the type that one would write."""
     first = values[0] if values else None
     if isinstance(first, bool) or (first is None and declared == "boolean"):
         return pa.bool_()
@@ -399,7 +401,7 @@ def _digits(value: pa.Array) -> pa.StringArray:
 
 
 def _valid(column: pa.Array) -> pa.Array:
-    """The column; null where its text is not UTF-8: half a surrogate pair."""
+    """Return the column; null where its text is not UTF-8: half a surrogate pair."""
     if not pa.types.is_string(column.type):
         return column
     try:
@@ -417,7 +419,7 @@ def _decodable(value: bytes | None) -> str | None:
 
 
 def _rows_with(text: bytes, signs: list[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The objects of lines that have one of some texts in them."""
+    """Yield the objects of lines that have one of some texts in them."""
     if not any(sign in text for sign in signs):
         return
     for line in text.splitlines():

@@ -36,7 +36,7 @@ class Number(str):
 
 @dataclass(frozen=True)
 class Reached:
-    """Where a path leads to in one object."""
+    """Target of a path in one object."""
 
     #: None where there is none, or null.
     value: Any
@@ -73,8 +73,8 @@ def reach(value: Any, steps: Sequence[str]) -> Reached:
             return Reached(None, obstacle=value)
         value = inside
     if isinstance(value, list):
-        found = _reach_in_list(value, step, rest)
-        return Reached(found.value, found.is_present, True, found.obstacle)
+        in_list = _reach_in_list(value, step, rest)
+        return Reached(in_list.value, in_list.is_present, True, in_list.obstacle)
     if not isinstance(value, Mapping) or is_of_list(step):
         return Reached(None, by_list=is_of_list(step), obstacle=value)
     try:
@@ -87,10 +87,12 @@ def reach(value: Any, steps: Sequence[str]) -> Reached:
 def _reach_in_list(values: list[Any], step: str, rest: Sequence[str]) -> Reached:
     if isinstance(step, Each):
         reached = [reach(value, rest) for value in values]
-        obstacle = next((values for one in reached if one.obstacle is not None), None)
+        obstacle = next((values for target in reached if target.obstacle is not None), None)
         if any(isinstance(later, Each) for later in rest):
-            return Reached([e for one in reached if one.value is not None for e in one.value], obstacle=obstacle)
-        return Reached([one.value for one in reached], obstacle=obstacle)
+            return Reached(
+                [e for target in reached if target.value is not None for e in target.value], obstacle=obstacle
+            )
+        return Reached([target.value for target in reached], obstacle=obstacle)
     if isinstance(step, Element):
         place = int(step)
         return reach(values[place], rest) if place < len(values) else Reached(None, is_present=False)
@@ -146,26 +148,26 @@ class ListPathsTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             lines = batch.column(batch.schema.get_field_index(self.column)).view(pa.binary())
-            made: dict[str, list[Any]] = {name: [None] * len(lines) for name in self.types}
+            values_of_columns: dict[str, list[Any]] = {name: [None] * len(lines) for name in self.types}
             looked_at = pc.match_substring(lines, b"[")
             for row in np.flatnonzero(looked_at.to_numpy(zero_copy_only=False)).tolist():
                 try:
                     for name, value in self._reached(lines[row].as_py()):
-                        made[name][row] = value
+                        values_of_columns[name][row] = value
                 except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
                     continue
-            columns = [pa.array(values, self.types[name]) for name, values in made.items()]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *made])
+            columns = [pa.array(values, self.types[name]) for name, values in values_of_columns.items()]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *values_of_columns])
 
     def _reached(self, text: bytes) -> Iterator[tuple[str, Any]]:
         line = parsed(text)
         for k, path in self.paths.items():
-            found = reach(line, path)
-            if found.by_list:
-                value = None if found.obstacle is not None else text_of(found.value)
-                yield f"_list_has{k}", found.is_present
+            target = reach(line, path)
+            if target.by_list:
+                value = None if target.obstacle is not None else text_of(target.value)
+                yield f"_list_has{k}", target.is_present
                 yield f"_list_text{k}", value
-                yield f"_list_shown{k}", value if found.obstacle is None else text_of(found.obstacle)
+                yield f"_list_shown{k}", value if target.obstacle is None else text_of(target.obstacle)
 
 
 def without_halves(line: bytes) -> bytes:
@@ -210,8 +212,8 @@ class SurrogatesTask:
         places = np.flatnonzero(looked_at.to_numpy(zero_copy_only=False))
         halves: list[list[int] | None] = [None] * len(lines)
         if len(places):
-            found = lines.take(pa.array(places)).to_pylist()
-            for place, line in zip(places.tolist(), found, strict=True):
+            suspects = lines.take(pa.array(places)).to_pylist()
+            for place, line in zip(places.tolist(), suspects, strict=True):
                 halves[place] = columns_with_halves(line, self.paths) or None
-            lines = pc.replace_with_mask(lines, looked_at, pa.array(map(without_halves, found), pa.binary()))
+            lines = pc.replace_with_mask(lines, looked_at, pa.array(map(without_halves, suspects), pa.binary()))
         return lines.view(pa.string()), pa.array(halves, pa.list_(pa.int32()))

@@ -21,26 +21,26 @@ from headrace.schema import TableColumn
 from headrace.schema import TableColumn as Declared
 
 #: Characters of a value that a reason quotes.
-SHOWN = 100
+SHOWN_CHARACTERS = 100
 _NUL = "\0"
 
 
 class Wrong:
-    """One thing that can be wrong with a row: when, its kind (for counting), its reason, the value (text)."""
+    """One thing that can be wrong with a row: its condition, its kind (for counting), its reason, the value (text)."""
 
     def __init__(self, when: Column, kind: str, reason: Column, value: Column) -> None:
         self.when, self.kind, self.reason, self.value = when, kind, reason, value
 
 
 def missing(column: TableColumn, when: Column, value: Column) -> Wrong:
-    """A required column has no value."""
+    """Return the fault that a required column has no value."""
     kind = f"{column.name}: required, but null"
     return Wrong(when, kind, F.lit(kind), value)
 
 
 def out_of_range(table: Table) -> list[Wrong]:
-    """Values outside `expectations.ranges`."""
-    found = []
+    """Return the faults of values outside `expectations.ranges`."""
+    faults = []
     for column, (low, high) in table.expectations.ranges.items():
         value = column_of(column)
         outside = F.lit(False)
@@ -51,48 +51,52 @@ def out_of_range(table: Table) -> list[Wrong]:
         span = f"outside [{'' if low is None else f'{low:g}'}, {'' if high is None else f'{high:g}'}]"
         text = value.cast("string")
         reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
-        found.append(Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
-    return found
+        faults.append(Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
+    return faults
 
 
 def unfit_texts(table: Table, ids: Collection[str]) -> list[Wrong]:
-    """Texts that `table.ids` and `table.text_nul` refuse.
+    """Return the faults of texts that `table.ids` and `table.text_nul` refuse.
 
     Args:
         table: the declaration.
         ids: declared text columns whose values are ids.
     """
     limits = table.ids
-    found: list[Wrong] = []
+    faults: list[Wrong] = []
     for column in table.columns:
         name, value = column.name, column_of(column.name)
         if name in ids:
             if limits.max_bytes is not None:
                 length, most = F.octet_length(value), f"an id has at most {limits.max_bytes:,} bytes"
                 reason = F.concat(
-                    F.lit(f"{name}: '"), F.substring(value, 1, SHOWN), F.lit("' has "), length, F.lit(f"; {most}")
+                    F.lit(f"{name}: '"),
+                    F.substring(value, 1, SHOWN_CHARACTERS),
+                    F.lit("' has "),
+                    length,
+                    F.lit(f"; {most}"),
                 )
-                found.append(_unfit(length > limits.max_bytes, f"{name}: {most}", reason, value))
+                faults.append(_unfit(length > limits.max_bytes, f"{name}: {most}", reason, value))
             if limits.empty == "quarantine":
-                found.append(_unfit(value == "", f"{name}: an id is empty", None, value))
+                faults.append(_unfit(value == "", f"{name}: an id is empty", None, value))
         if (limits.nul if name in ids else table.text_nul) == "quarantine":
             kind = f"{name}: {'an id' if name in ids else 'a text'} has a NUL character"
             if column.type == "string":
-                found.append(_unfit(value.contains(_NUL), kind, None, value))
+                faults.append(_unfit(value.contains(_NUL), kind, None, value))
             elif column.type == "array<string>":
-                found.append(_unfit(F.exists(value, lambda e: e.contains(_NUL)), kind, None, F.to_json(value)))
-    return found
+                faults.append(_unfit(F.exists(value, lambda e: e.contains(_NUL)), kind, None, F.to_json(value)))
+    return faults
 
 
 def _unfit(when: Column, kind: str, reason: Column | None, value: Column) -> Wrong:
-    """A text of a row that may be shown, but has no place in the table; null is none."""
-    shown = F.replace(F.substring(value, 1, SHOWN), F.lit(_NUL), F.lit("\\0"))
-    told = F.lit(kind) if reason is None else F.replace(reason, F.lit(_NUL), F.lit("\\0"))
-    return Wrong(F.coalesce(when, F.lit(False)), kind, told, shown)
+    """Return the fault of a text that may be shown, but has no place in the table; null is none."""
+    example = F.replace(F.substring(value, 1, SHOWN_CHARACTERS), F.lit(_NUL), F.lit("\\0"))
+    text = F.lit(kind) if reason is None else F.replace(reason, F.lit(_NUL), F.lit("\\0"))
+    return Wrong(F.coalesce(when, F.lit(False)), kind, text, example)
 
 
 def untimely(source: AnySource, table: Table) -> list[Wrong]:
-    """Events that come too late, or from after their day: of rows with the columns `_from` and `_to`."""
+    """Return the faults of events that come too late, or from after their day: of rows with `_from` and `_to`."""
     if not table.event_time:
         return []
     column, late_days = table.event_time, table.late_days
@@ -101,13 +105,13 @@ def untimely(source: AnySource, table: Table) -> list[Wrong]:
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
     too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
     return [
-        Wrong(when, f"{column}: {what}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {what}")), text)
-        for when, what in ((late, too_late), (future, too_early))
+        Wrong(when, f"{column}: {fault}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {fault}")), text)
+        for when, fault in ((late, too_late), (future, too_early))
     ]
 
 
 def event_time(column: str, source: AnySource) -> Column:
-    """The instant of a row's event: a date's begins at midnight in the source's time zone."""
+    """Return the instant of a row's event: a date's begins at midnight in the source's time zone."""
     value = column_of(column)
     if source.timezone == "UTC":
         return value.cast("timestamp")
@@ -116,14 +120,14 @@ def event_time(column: str, source: AnySource) -> Column:
 
 
 def column_of(name: str) -> Column:
-    """A column by its name, whatever characters it has."""
+    """Return a column by its name, whatever characters it has."""
     return identifiers.column(name)
 
 
 def typed(
     frame: DataFrame, source: AnySource, table: Table, ids: Collection[str], forgotten: ForgottenValues | None = None
 ) -> DataFrame:
-    """A reader's frame with its columns typed and the state of each row.
+    """Return a reader's frame with its columns typed and the state of each row.
 
     Args:
         frame: a reader's.
@@ -153,9 +157,9 @@ def typed(
     kinds = F.array_compact(
         F.array(*(F.when(w.when, F.struct(F.lit(w.kind).alias("kind"), w.value.alias("value"))) for w in wrong))
     )
-    line = F.substring("_text", 1, SHOWN)
+    line = F.substring("_text", 1, SHOWN_CHARACTERS)
     kinds = F.concat(kinds, F.transform(faults, lambda f: F.struct(f.alias("kind"), line.alias("value"))))
-    whole = F.array(F.struct(F.col("_broken").alias("kind"), line.alias("value")))
+    line_fault = F.array(F.struct(F.col("_broken").alias("kind"), line.alias("value")))
     reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong), faults)
     broken = F.col("_broken").isNotNull()
     return frame.select(
@@ -171,34 +175,36 @@ def typed(
         F.col("_halves") if "_halves" in frame.columns else F.lit(None).cast("array<int>").alias("_halves"),
         F.when(is_bad, F.make_valid_utf8("_text")).alias("_raw"),
         F.when(is_bad, F.when(broken, F.col("_broken")).otherwise(reason)).alias("_reason"),
-        F.when(is_bad, F.when(broken, whole).otherwise(kinds)).alias("_kinds"),
+        F.when(is_bad, F.when(broken, line_fault).otherwise(kinds)).alias("_kinds"),
     )
 
 
 def _forgotten(forgotten: ForgottenValues, table: Table) -> Column:
-    """Whether a row has a forgotten value: as it is typed, as it is written, or in a line that is no row at all."""
+    """Return whether a row has a forgotten value: as it is typed, as it is written, or in a line that is no row."""
     places = {c.name: i for i, c in enumerate(table.columns)}
-    found = F.lit(False)
+    is_forgotten = F.lit(False)
     for name in forgotten.columns:
-        found = found | forgotten.spark(name, column_of(name)) | forgotten.spark(name, F.col(f"_t{places[name]}"))
-        found = found | (F.col("_broken").isNotNull() & forgotten.spark_line(name, F.col("_text")))
-    return found
+        is_forgotten = (
+            is_forgotten | forgotten.spark(name, column_of(name)) | forgotten.spark(name, F.col(f"_t{places[name]}"))
+        )
+        is_forgotten = is_forgotten | (F.col("_broken").isNotNull() & forgotten.spark_line(name, F.col("_text")))
+    return is_forgotten
 
 
 def _wrong(frame: DataFrame, source: AnySource, table: Table, ids: Collection[str]) -> list[Wrong]:
-    found = []
-    there = set(frame.columns)
+    faults = []
+    columns = set(frame.columns)
     for i, c in enumerate(table.columns):
         text = F.col(f"_t{i}")
-        shown = F.substring(text, 1, SHOWN)
+        example = F.substring(text, 1, SHOWN_CHARACTERS)
         name = F.lit(c.name)
-        unread = _unread(i, c, f"_v{i}" in there)
+        unread = _unread(i, c, f"_v{i}" in columns)
         if unread is not None:
-            reason = F.concat(name, F.lit(": '"), shown, F.lit(f"' is not {a_type(c.type)}"))
-            found.append(Wrong(unread, kind_unreadable(c), reason, shown))
+            reason = F.concat(name, F.lit(": '"), example, F.lit(f"' is not {a_type(c.type)}"))
+            faults.append(Wrong(unread, kind_unreadable(c), reason, example))
         if c.required:
-            found.append(missing(c, text.isNull(), shown))
-    return [*found, *unfit_texts(table, ids), *out_of_range(table), *untimely(source, table)]
+            faults.append(missing(c, text.isNull(), example))
+    return [*faults, *unfit_texts(table, ids), *out_of_range(table), *untimely(source, table)]
 
 
 def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Column:
@@ -209,7 +215,7 @@ def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Colu
 
 
 def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
-    """When there is text that did not become a value; None where any text is one."""
+    """Return the condition that a text did not become a value; None where any text is one."""
     text, value = F.col(f"_t{i}"), column_of(column.name)
     if not column.type.startswith("array"):
         return None if column.type == "string" and not has_value else text.isNotNull() & value.isNull()

@@ -23,40 +23,40 @@ _SORTED = ".sorted.npy"
 
 
 def key_hashes(columns: Sequence[pa.ChunkedArray | pa.Array]) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """(hash, whether the row has a key: none of its columns is null) of scalar key columns. int64, bool [rows].
+    """Return (hash, whether the row has a key: none of its columns is null) of scalar key columns. int64, bool [rows].
 
     Raises:
         UserError: the library of column functions was not built.
     """
     seed: I64 | None = None
-    whole = np.ones(len(columns[0]), np.bool_)
+    has_key = np.ones(len(columns[0]), np.bool_)
     for column in columns:
-        array = _one(column)
+        array = _single_array(column)
         if array.null_count:
-            whole &= array.is_valid().to_numpy(zero_copy_only=False)
+            has_key &= array.is_valid().to_numpy(zero_copy_only=False)
         if pa.types.is_string(array.type):
             seed = xxhash64_strings(array, seed)
         else:
             seed = xxhash64_integers(_integers(array), seed)
     assert seed is not None
-    return seed, whole
+    return seed, has_key
 
 
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _single_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
 
 
 def _integers(array: pa.Array) -> I64:
-    """Numbers, booleans and times as int64; doubles by their bits, 0.0 and -0.0 alike."""
+    """Return numbers, booleans and times as int64; doubles by their bits, 0.0 and -0.0 alike."""
     if pa.types.is_floating(array.type):
         values = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
         return np.ascontiguousarray(values).view(np.int64)
     if pa.types.is_date(array.type):
         array = array.cast(pa.int32())
-    found: I64 = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return found
+    numbers: I64 = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def save_hashes(folder: Location, hashes: Sequence[I64], keyed: Sequence[Mask]) -> str:
@@ -78,17 +78,17 @@ def save_array(place: Location, values: I64) -> None:
 
 
 def load_hashes(folder: Location, name: str) -> tuple[I64, Mask]:
-    """(hash, whether it has a key) of each row. int64, bool [rows]."""
+    """Return (hash, whether it has a key) of each row. int64, bool [rows]."""
     with np.load((folder / name).local_path()) as saved:
         return saved["hashes"], saved["keyed"]
 
 
 def hashes_of_share(folder: Location, name: str, share: int, shares: int) -> I64:
-    """The hashes of rows that have a key in one of `shares` equal ranges of all hashes; int64, ascending, mapped."""
+    """Return the hashes of rows with a key in one of `shares` equal ranges of all hashes; int64, ascending, mapped."""
     ordered = np.load((folder / (name + _SORTED)).local_path(), mmap_mode="r")
     first, last = (
         len(ordered) if k == shares else int(np.searchsorted(ordered, np.int64(k * (1 << 64) // shares - (1 << 63))))
         for k in (share, share + 1)
     )
-    found: I64 = ordered[first:last]
-    return found
+    hashes: I64 = ordered[first:last]
+    return hashes

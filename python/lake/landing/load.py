@@ -30,7 +30,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.landing.batch_rows import BatchRows, Places, read_batch
 from headrace.lake.landing.commit import commit_files, forgotten_unless_refused, may_have_rows
-from headrace.lake.landing.completeness import behind, incomplete, warn_left_out
+from headrace.lake.landing.completeness import behind_watermark, incomplete, warn_left_out
 from headrace.lake.landing.expectations import assess_day
 from headrace.lake.landing.files import LandingDay
 from headrace.lake.landing.frame import GOOD
@@ -46,7 +46,7 @@ _LOG = logging.getLogger("headrace.lake")
 
 
 def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: list[DayFiles]) -> DataFrame | None:
-    """The good rows of unchanged files that are neither in the events nor in the quarantine.
+    """Return the good rows of unchanged files that are neither in the events nor in the quarantine.
 
     Deleted ones, that is, and those that were dropped as duplicates: of a deleted one, perhaps. Needs no version of the
     table from before the deletion, which a VACUUM takes away.
@@ -64,36 +64,36 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
         UserError: a format that makes several rows of a line, of which some may be deleted.
     """
     spark = rows.sparkSession
-    mine = [d for d in days if d.ds in plan.withhold]
-    if not mine:
+    withheld_days = [d for d in days if d.ds in plan.withhold]
+    if not withheld_days:
         return None
     if reader_of(ctx.landing_source).remakes_rows:
         raise UserError(
-            f"rows of {mine[0].ds} were deleted from {ctx.events}, and format "
+            f"rows of {withheld_days[0].ds} were deleted from {ctx.events}, and format "
             f"'{ctx.landing_source.format}' draws rows anew when it is loaded again: deleted ones could come back. "
             f"Deliver landing files without them"
         )
-    unchanged = [(d.ds, name) for d in mine for name in sorted(d.unchanged)]
+    unchanged = [(d.ds, name) for d in withheld_days for name in sorted(d.unchanged)]
     files = spark.createDataFrame(unchanged, "_ds string, _source_file string")
-    known = [_positions(spark, ctx.events, None, mine)]
-    for day in mine:
+    known = [_positions(spark, ctx.events, None, withheld_days)]
+    for day in withheld_days:
         # The version of the load, where it is there: a run that was killed has written a newer one.
         version = day.record.quarantine if day.record is not None else -1
-        there = version >= 0 and row_counts(DeltaLog(ctx.quarantine), version, {day.ds}) is not None
-        known.append(_positions(spark, ctx.quarantine, version if there else None, [day]))
-    good = rows.where((F.col("_state") == GOOD) & F.col("_ds").isin([d.ds for d in mine]))
+        is_kept = version >= 0 and row_counts(DeltaLog(ctx.quarantine), version, {day.ds}) is not None
+        known.append(_positions(spark, ctx.quarantine, version if is_kept else None, [day]))
+    good = rows.where((F.col("_state") == GOOD) & F.col("_ds").isin([d.ds for d in withheld_days]))
     good = good.join(F.broadcast(files), ["_ds", "_source_file"], "left_semi")
     good = good.join(reduce(DataFrame.unionByName, known), ["_ds", "_source_file", "_line"], "left_anti")
     return good.select("_ds", "_file", "_line", "_copy")
 
 
 def _positions(spark: SparkSession, table: Location, version: int | None, days: list[DayFiles]) -> DataFrame:
-    """The landing lines of a table's rows."""
-    mine = [d.ds for d in days]
+    """Return the landing lines of a table's rows."""
+    names = [d.ds for d in days]
     newest = DeltaLog(table).version if version is None else version
     assert newest is not None, "the day was loaded before"
-    rows = read_version(spark, table, newest, lambda of: of.get("ds") in mine)
-    rows = rows.where(F.col("ds").isin(mine))
+    rows = read_version(spark, table, newest, lambda partition: partition.get("ds") in names)
+    rows = rows.where(F.col("ds").isin(names))
     return rows.select(F.col("ds").alias("_ds"), "_source_file", F.col("_source_line").alias("_line"))
 
 
@@ -148,24 +148,24 @@ class Load:
                 return self._load_batch(batch, days)
             except (FileDamaged, FileRefused) as e:
                 error, file = e, e.file
-            ds = next(ds for ds, one in batch.files if one == file)
-            told, is_of_content = str(error), True
+            ds = next(ds for ds, day_or_file in batch.files if day_or_file == file)
+            message, is_of_content = str(error), True
             if isinstance(error, FileDamaged):
-                told, is_of_content = f"landing file {file.name} cannot be read: {error.cause}", error.is_of_content
+                message, is_of_content = f"landing file {file.name} cannot be read: {error.cause}", error.is_of_content
             bad = self.bad_files.setdefault(ds, {})
             # A day needs one file that can be read.
-            is_last = sum(one == ds for one, _ in batch.files) == 1
+            is_last = sum(day_or_file == ds for day_or_file, _ in batch.files) == 1
             if not is_of_content or is_last or len(bad) >= ctx.table.expectations.max_bad_files:
                 break
-            bad[file.name] = told.removeprefix(f"landing file {file.name}").lstrip(": ")
-            _LOG.warning("%s: %s; it is left out, and the day goes on", ds, told)
-        before = [day for day in days if day.ds < ds]
-        if before:
-            self._load(before)
+            bad[file.name] = message.removeprefix(f"landing file {file.name}").lstrip(": ")
+            _LOG.warning("%s: %s; it is left out, and the day goes on", ds, message)
+        earlier = [day for day in days if day.ds < ds]
+        if earlier:
+            self._load(earlier)
         more = f"; nor can {', '.join(sorted(bad))}" if bad else ""
         raise UserError(
-            f"{told}{more}. Nothing of {ds} was loaded; deliver the file again, or say how many files of a day may be "
-            f"left out ({ctx.where}table.expectations.max_bad_files)"
+            f"{message}{more}. Nothing of {ds} was loaded; deliver the file again, or say how many files of a day may "
+            f"be left out ({ctx.key_prefix}table.expectations.max_bad_files)"
         ) from error
 
     def _readable(self, day: LandingDay) -> LandingDay:
@@ -181,9 +181,11 @@ class Load:
                 written.events = rows.arrow.written
             files = rows.profiles()
             files += [
-                FileProfile(d.ds, name, fault=why) for d in days for name, why in self.bad_files.get(d.ds, {}).items()
+                FileProfile(d.ds, name, fault=reason)
+                for d in days
+                for name, reason in self.bad_files.get(d.ds, {}).items()
             ]
-            left_out = self._behind(days, files)
+            left_out = self._days_behind(days, files)
             days = [d for d in days if d.ds not in left_out]
             withheld = None if rows.typed is None else withheld_rows(self.ctx, self.plan, rows.typed, days)
             deleted = Places.stage(withheld, staging / "deleted")
@@ -202,7 +204,7 @@ class Load:
                 any_bad = any(c.record.rows["quarantined"] for c in checked)
                 self._commit_quarantine(rows, [c.day for c in checked], any_bad, written)
                 dropped = Dropped.save(pa.concat_tables([deleted.table, duplicates.table]), staging / "dropped.npz")
-                rows = rows.without(dropped)
+                rows = rows.drop_rows(dropped)
                 if rows.arrow is not None:
                     written.events = rows.arrow.written
                 for c in checked:
@@ -212,22 +214,22 @@ class Load:
             if self.ctx.ds in left_out:
                 raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
 
-    def _behind(self, days: list[DayFiles], files: list[FileProfile]) -> dict[str, str]:
-        """Days that are behind their watermark, and how far."""
-        found = {}
+    def _days_behind(self, days: list[DayFiles], files: list[FileProfile]) -> dict[str, str]:
+        """Return the days that are behind their watermark, and how far."""
+        behind_days = {}
         for day in days:
             greatest = max((f.watermark for f in files if f.ds == day.ds and f.watermark), default=None)
-            why = behind(self.ctx.source, day.ds, greatest)
-            if why is not None:
-                found[day.ds] = why
+            reason = behind_watermark(self.ctx.source, day.ds, greatest)
+            if reason is not None:
+                behind_days[day.ds] = reason
                 if day.ds != self.ctx.ds:
-                    warn_left_out(day.ds, why)
-        return found
+                    warn_left_out(day.ds, reason)
+        return behind_days
 
     def _check_days(
         self, days: list[DayFiles], files: list[FileProfile], duplicates: Places, deleted: Places
     ) -> tuple[list[_CheckedDay], UserError | None]:
-        """The days up to the first that may not be loaded, and why not."""
+        """Return the days up to the first that may not be loaded, and why not."""
         checked: list[_CheckedDay] = []
         existing = DeltaLog(self.ctx.events).columns()
         for day in days:
@@ -243,7 +245,7 @@ class Load:
 
     @contextmanager
     def _uncommitted(self) -> Iterator[_Written]:
-        """The data files that are written; those that no commit names are removed at the end."""
+        """Record the data files that are written; at the end, remove those that no commit names."""
         written = _Written()
         # What a killed run was writing.
         for table in (self.ctx.events, self.ctx.quarantine):
@@ -256,7 +258,7 @@ class Load:
             remove_files(self.ctx.quarantine, written.quarantine)
 
     def _commit_quarantine(self, rows: BatchRows, days: list[LandingDay], any_bad: bool, written: _Written) -> None:
-        """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
+        """Commit the bad rows of all days at once: what a kill before the events' commits leaves is replaced again."""
         for day in days:
             _check_unchanged(day)
         names = [day.ds for day in days]
@@ -275,14 +277,14 @@ class Load:
         columns = ", ".join([table.spark_schema, *(f"{name} string" for name in quoted_names(checked.extra))])
         schema = data_schema(columns)
         written.events += rows.write_typed([day.ds], self.ctx.events, schema, dropped, checked.extra)
-        mine = [f for f in written.events if f.ds == day.ds]
+        files_of_day = [f for f in written.events if f.ds == day.ds]
         record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
-        with forgotten_unless_refused(written.events, mine):
+        with forgotten_unless_refused(written.events, files_of_day):
             version = commit_files(
                 self.spark,
                 self.ctx.events,
                 [day.ds],
-                mine,
+                files_of_day,
                 record.metadata(),
                 columns,
                 self.ctx.run.fence,

@@ -1,4 +1,4 @@
-"""What has been loaded: kept in the `userMetadata` of the commits that loaded it, so it cannot disagree with the table.
+"""History of loads, in the `userMetadata` of the commits that made them, so it cannot disagree with the table.
 
 Read from the table's log without Spark. Where the log no longer reaches back (log retention is set to ten years), a
 day counts as not loaded, and loading it again replaces it.
@@ -65,7 +65,7 @@ class LoadRecord:
     version: int = -1
 
     def metadata(self) -> str:
-        """The text for `userMetadata`."""
+        """Return the text for `userMetadata`."""
         stored = asdict(self)
         del stored["version"]
         if not self.bad_files:  # releases that do not know the key read the record
@@ -75,7 +75,7 @@ class LoadRecord:
 
 @dataclass(frozen=True)
 class DayState:
-    """What is left of a load."""
+    """State of a loaded day."""
 
     #: Rows there are now.
     rows: int
@@ -90,7 +90,7 @@ _KEYS = frozenset(f.name for f in fields(LoadRecord)) - {"version"}
 
 
 class LoadHistory:
-    """The loads that the log of the events' table tells of. Raises UserError where a newer release has loaded a day."""
+    """Loads that the log of the events' table records. Raises UserError where a newer release has loaded a day."""
 
     def __init__(self, log: DeltaLog) -> None:
         self.log = log
@@ -107,7 +107,7 @@ class LoadHistory:
             expired = max(expired, first_kept(commit.user_metadata) or "")
 
     def state(self, ds: str) -> DayState:
-        """What became of a loaded day since its load."""
+        """Return what became of a loaded day since its load."""
         record, erased = self.records[ds], 0
         live: dict[FileKey, FileAction] = {}
         changes: list[tuple[Commit, bool]] = []
@@ -144,30 +144,31 @@ class LoadHistory:
         return DayState(rows, removed, damage)
 
     def last_change(self, ds: str) -> int:
-        """The version that last changed a landing day up to `ds`: what came later is of later days alone."""
+        """Return the version that last changed a landing day up to `ds`: later versions are of later days alone."""
         return _last_change(self._commits, ds)
 
     def removed_by_others(self, after: int, ds: str) -> str | None:
-        """The first commit after a version by which others removed or changed rows of days up to `ds`."""
-        found = None
+        """Return the first commit after a version by which others removed or changed rows of days up to `ds`."""
+        description = None
         for commit in self._commits:
             if commit.version <= after:
                 break
             removes = [r for r in commit.removes if r.data_change and (_partition(r) or "") <= ds]
-            ours = first_kept(commit.user_metadata) is not None or erased_rows(commit.user_metadata) is not None
-            if removes and _record(commit) is None and not ours:
-                found = _describe(commit)
-        return found
+            is_own = first_kept(commit.user_metadata) is not None or erased_rows(commit.user_metadata) is not None
+            if removes and _record(commit) is None and not is_own:
+                description = _describe(commit)
+        return description
 
 
 def last_change(log: DeltaLog, ds: str) -> int:
-    """As `LoadHistory.last_change`, of a table that is partitioned by `ds`."""
+    """Return `LoadHistory.last_change` of a table that is partitioned by `ds`."""
     return _last_change(_commits(log), ds)
 
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
-    """Rows of each day at `version` by the log, all of whose files are whole; None where some are not, or the log
-    does not reach back. A day without rows is not in the answer. Rows that were erased since are counted.
+    """Count the rows of each day at `version` by the log; None where files are damaged, or the log does not reach back.
+
+    A day without rows is not in the answer. Rows that were erased since are counted.
     """
     files = log.files(version)
     if files is None:
@@ -175,17 +176,17 @@ def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | 
     files = [file for file in files if file.partition.get("ds") in days]
     if damaged_file(files) is not None:
         return None
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for file in files:
         ds, rows = str(file.partition.get("ds")), file.rows
         if rows is None:  # a writer without statistics
             rows = pq.read_metadata(file.path).num_rows - file.deleted
-        found[ds] = found.get(ds, 0) + rows + file.erased
-    return found
+        counts[ds] = counts.get(ds, 0) + rows + file.erased
+    return counts
 
 
 def _commits(log: DeltaLog) -> tuple[Commit, ...]:
-    """All commits, newest first."""
+    """Return all commits, newest first."""
     version = log.version
     if version is None:
         return ()
@@ -211,7 +212,7 @@ def _last_change(commits: tuple[Commit, ...], ds: str) -> int:
 
 
 def _record(commit: Commit) -> LoadRecord | None:
-    """The record in a commit; None in somebody else's."""
+    """Return the record in a commit; None in somebody else's."""
     if commit.user_metadata is None:
         return None
     try:
@@ -220,9 +221,9 @@ def _record(commit: Commit) -> LoadRecord | None:
         return None
     if not isinstance(stored, dict) or _MARK not in stored:
         return None
-    said = stored[_MARK]
-    what = f"the load record of {said.get('ds')} (version {commit.version} of the events' table)"
-    return LoadRecord(**known_keys(said, _KEYS, what), version=commit.version)
+    stored_record = stored[_MARK]
+    record_name = f"the load record of {stored_record.get('ds')} (version {commit.version} of the events' table)"
+    return LoadRecord(**known_keys(stored_record, _KEYS, record_name), version=commit.version)
 
 
 def _days(commit: Commit) -> Iterator[str]:
@@ -230,7 +231,7 @@ def _days(commit: Commit) -> Iterator[str]:
 
 
 def _partition(action: FileAction) -> str | None:
-    """The landing day of a data file; a `remove` may tell it by its path alone."""
+    """Return the landing day of a data file; a `remove` may tell it by its path alone."""
     if action.partition:
         return action.partition.get("ds")
     match = _PARTITION.search(str(action.path))

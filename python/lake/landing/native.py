@@ -32,12 +32,12 @@ LINES = native.Interface(
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (or from other sources, which is logged)."""
+    """Return the library, or None where it was not built (or from other sources, which is logged)."""
     return LINES.load(LINES.path(), _VERSION)
 
 
 class ControlCharacters(NamedTuple):
-    """How many there are: bytes below 32, and some of them."""
+    """Numbers of control characters: bytes below 32, and some of them."""
 
     all: int
     tabs: int
@@ -45,7 +45,7 @@ class ControlCharacters(NamedTuple):
 
 
 def control_characters(data: npt.NDArray[np.uint8]) -> ControlCharacters:
-    """Those of a text."""
+    """Count the control characters of a text."""
     lib = library()
     if lib is None:
         return ControlCharacters(*(int(np.count_nonzero(x)) for x in (data < 32, data == 9, data == 10)))
@@ -55,7 +55,7 @@ def control_characters(data: npt.NDArray[np.uint8]) -> ControlCharacters:
 
 
 def places_of_newlines(data: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.int64]:
-    """Where the newlines of a text are, which has so many. int64 [count]."""
+    """Return the places of a text's newlines, whose number is known. int64 [count]."""
     lib = library()
     if lib is None:
         return np.flatnonzero(data == 10)

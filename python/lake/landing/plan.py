@@ -16,7 +16,7 @@ from headrace.config import Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run, following
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.landing.completeness import incomplete, lacking, warn_left_out
+from headrace.lake.landing.completeness import incomplete, missing_markers, warn_left_out
 from headrace.lake.landing.files import LandingDay, LandingFile, file_patterns, find_files
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.source_context import SourceContext
@@ -34,7 +34,7 @@ BATCH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DayFiles:
-    """One day's."""
+    """Landing files of one day, and its record."""
 
     #: The files that are there.
     day: LandingDay
@@ -56,11 +56,11 @@ class DayFiles:
 
     @property
     def is_new(self) -> bool:
-        """Whether a file that is there has not been loaded."""
+        """True where an existing file has not been loaded."""
         return self.record is None or len(self.unchanged) < len(self.identities)
 
     @property
-    def gone(self) -> tuple[str, ...]:
+    def purged(self) -> tuple[str, ...]:
         """Names of loaded files that are not there any more."""
         names = {f.name for f in self.day.files}
         return () if self.record is None else tuple(str(f[0]) for f in self.record.files if f[0] not in names)
@@ -81,39 +81,39 @@ def day_files(day: LandingDay, record: LoadRecord | None) -> DayFiles:
 
 
 def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ...]:
-    """The days that a run covers, oldest first, the run's own last: those with landing files, or loaded from some.
+    """Return the days with landing files, or loaded from some, that a run covers: oldest first, the run's own last.
 
     Raises:
         UserError: there are no files for the run's own day, and it is not loaded; names the glob. (IncompleteError) The
             run's own day lacks what `source.complete` asks for; says what. Such days before it are left out, or stay as
             they were loaded.
     """
-    found, source = [], ctx.landing_source
+    days, source = [], ctx.landing_source
     for ds in days_of_run(source, ctx.ds):
         with ctx.naming_keys():
             files, lacks = files_to_take(ctx, ds, history.records.get(ds))
         if lacks and ds == ctx.ds:
             raise incomplete(ctx, ds, lacks)
         if files is not None:
-            found.append(files)
-    if not found or found[-1].ds != ctx.ds:
+            days.append(files)
+    if not days or days[-1].ds != ctx.ds:
         tried = " nor ".join(map(str, file_patterns(source, ctx.ws, ctx.ds)))
-        what = f"for {ctx.ds} " if source.daily else ""
+        of_day = f"for {ctx.ds} " if source.daily else ""
         raise UserError(
-            f"no landing files {what}match {tried}; put them there, or change "
-            f"{ctx.where}source.path (for example --set {ctx.where}source.path=/data/*.gz)"
+            f"no landing files {of_day}match {tried}; put them there, or change "
+            f"{ctx.key_prefix}source.path (for example --set {ctx.key_prefix}source.path=/data/*.gz)"
         )
-    return tuple(found)
+    return tuple(days)
 
 
 def files_to_take(ctx: SourceContext, ds: str, record: LoadRecord | None) -> tuple[DayFiles | None, list[str]]:
-    """The files of a day that may be loaded, and what a day with new ones lacks that is not complete.
+    """Return the files of a day that may be loaded, and what a day with new ones lacks that is not complete.
 
     Such a day has the files that it was loaded from, or none (None).
     """
     source = ctx.landing_source
     # Before the files are listed: see headrace.lake.landing.completeness.
-    lacks = lacking(source, ctx.ws, ds)
+    lacks = missing_markers(source, ctx.ws, ds)
     day = find_files(source, ctx.ws, ds)
     files = day_files(day, record) if day.files or record is not None else None
     if not lacks or (files is not None and not files.is_new):
@@ -160,7 +160,7 @@ class LoadPlan:
         return tuple(f.day for f in self.files)
 
     def batches(self) -> Iterator[list[DayFiles]]:
-        """The days in groups of at most BATCH_BYTES, or of one day."""
+        """Yield the days in groups of at most BATCH_BYTES, or of one day."""
         batch: list[DayFiles] = []
         for files in self.files:
             if batch and sum(f.day.size for f in batch) + files.day.size > BATCH_BYTES:
@@ -187,32 +187,34 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     source, table, records = ctx.source, ctx.table, history.records
     declared, judged = declaration(source, table, version), fingerprint(table.model_dump(mode="json"))
     reload = {d for r in records.values() for d in r.then if d in records and records[d].version < r.version}
-    found: dict[str, DayFiles] = {}
+    to_load: dict[str, DayFiles] = {}
     for files in covered:
-        own = files.ds == ctx.ds
-        changed = files.record is not None and _is_changed(ctx, history, files.record, (declared, judged), version, own)
-        why = _why_load(files, history, changed) or _damaged_quarantine(ctx, files.record)
-        if why is not None and _can_load(files, why, own):
-            found[files.ds] = files
+        is_run_day = files.ds == ctx.ds
+        changed = files.record is not None and _is_changed(
+            ctx, history, files.record, (declared, judged), version, is_run_day
+        )
+        reason = _why_load(files, history, changed) or _damaged_quarantine(ctx, files.record)
+        if reason is not None and _can_load(files, reason, is_run_day):
+            to_load[files.ds] = files
     if source.daily and table.keys:
-        reload |= {x for d in found if d in records for x in loaded_after(d, records, table.late_days)}
-    for ds in sorted(reload - set(found)):
+        reload |= {x for d in to_load if d in records for x in loaded_after(d, records, table.late_days)}
+    for ds in sorted(reload - set(to_load)):
         again, _ = files_to_take(ctx, ds, records[ds])
-        if again is not None and _can_load(again, "an earlier day changed", own=False):
-            found[ds] = again
-    days = tuple(found[ds] for ds in sorted(found))
-    erased = frozenset(ds for ds in found if _is_erased(history, ds))
+        if again is not None and _can_load(again, "an earlier day changed", is_run_day=False):
+            to_load[ds] = again
+    days = tuple(to_load[ds] for ds in sorted(to_load))
+    erased = frozenset(ds for ds in to_load if _is_erased(history, ds))
     withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(ctx, f.ds)))
     return LoadPlan(days, records, declared, judged, erased, withhold, history.version)
 
 
 def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> list[str]:
-    """Loaded days within `late_days` after `ds`."""
+    """Return loaded days within `late_days` after `ds`."""
     return [d for d in (following(ds, k) for k in range(1, late_days + 1)) if d in records]
 
 
 def declaration(source: Source, table: Table, version: int) -> str:
-    """All that decides what becomes of a row; not what only stops a day."""
+    """Return a fingerprint of all that decides what becomes of a row; not of what only stops a day."""
     of_rows, files = table.model_dump(mode="json"), declared_source(source)
     of_rows["expectations"] = {"ranges": of_rows["expectations"]["ranges"]}
     of_runs: tuple[str, ...] = ("path", "catch_up_days")
@@ -231,7 +233,7 @@ def declared_source(source: Source) -> dict[str, Any]:
 
 
 def _is_changed(
-    ctx: SourceContext, history: LoadHistory, record: LoadRecord, now: tuple[str, str], version: int, own: bool
+    ctx: SourceContext, history: LoadHistory, record: LoadRecord, now: tuple[str, str], version: int, is_run_day: bool
 ) -> bool:
     """Return whether the declaration has changed since a day's load so that the day must be loaded again.
 
@@ -248,7 +250,7 @@ def _is_changed(
     """
 
     def differs(declared: str, judged: str) -> bool:
-        return record.declared != declared or (own and record.judged != judged)
+        return record.declared != declared or (is_run_day and record.judged != judged)
 
     if not differs(*now):
         return False
@@ -264,7 +266,7 @@ def _is_changed(
 
 
 def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | None:
-    """Why a day is loaded (again), or None. `changed`: whether its declaration has, see `_is_changed`.
+    """Return why a day is loaded (again), or None. `changed`: whether its declaration has, see `_is_changed`.
 
     Raises:
         UserError: the table has lost files of a day of which others have deleted rows.
@@ -273,8 +275,8 @@ def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | Non
     if record is None:
         return "it is not loaded"
     if files.is_new:
-        if files.gone:
-            _LOG.warning("%s: landing files %s are gone, so their rows go, too", files.ds, ", ".join(files.gone))
+        if files.purged:
+            _LOG.warning("%s: landing files %s are gone, so their rows go, too", files.ds, ", ".join(files.purged))
         return "its landing files changed"
     state = history.state(files.ds)
     if state.damage is not None:
@@ -298,7 +300,7 @@ def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | Non
 
 
 def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | None:
-    """Why the bad rows of a loaded day must be written again: their commit is torn, a file of them is gone or short."""
+    """Return why bad rows of a loaded day must be written again: their commit is torn, a file is missing or short."""
     if record is None:
         return None
     log = DeltaLog(ctx.quarantine)
@@ -312,27 +314,27 @@ def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | 
     return damage
 
 
-def _can_load(files: DayFiles, why: str, own: bool) -> bool:
-    """Whether the files are there that the day would be loaded from.
+def _can_load(files: DayFiles, reason: str, is_run_day: bool) -> bool:
+    """Return whether the files exist that the day would be loaded from.
 
     Raises:
         UserError: they are not, and the day is the run's own.
     """
-    if files.is_new or not files.gone:
+    if files.is_new or not files.purged:
         return bool(files.day.files)
-    message = f"{files.ds} must be loaded again ({why}), but of its landing files {', '.join(files.gone)} are gone"
-    if own:
+    message = f"{files.ds} must be loaded again ({reason}), but of its landing files {', '.join(files.purged)} are gone"
+    if is_run_day:
         raise UserError(f"{message}; put them back, or undo the change")
     _LOG.warning("%s; it stays as it was loaded", message)
     return False
 
 
 def _is_erased(history: LoadHistory, ds: str) -> bool:
-    """Whether others have deleted rows of a loaded day."""
+    """Return whether others have deleted rows of a loaded day."""
     return ds in history.records and (history.records[ds].erased or bool(history.state(ds).changed_by))
 
 
 def _near(ctx: SourceContext, ds: str) -> list[str]:
-    """A day and those on which its duplicates may have been kept."""
+    """Return a day and those on which its duplicates may have been kept."""
     late = ctx.table.late_days if ctx.table.keys and ctx.source.daily else 0
     return [following(ds, k) for k in range(-late, late + 1)]

@@ -1,4 +1,4 @@
-"""What is in the rows of each landing file: counts, nulls, reasons, columns. Small aggregates over cached rows."""
+"""Profiles of landing files: counts of rows, nulls, reasons, columns. Small aggregates over staged rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableValues:
     """Values of one column in one file that are not of its type."""
 
     count: int
@@ -29,7 +29,7 @@ class Unreadable:
 
 @dataclass
 class FileProfile:
-    """One landing file."""
+    """Profile of one landing file."""
 
     ds: str
     name: str
@@ -51,7 +51,7 @@ class FileProfile:
     extra: frozenset[str] = frozenset()
     #: By column: values, good rows' or not, that are of the type.
     readable: dict[str, int] = field(default_factory=dict)
-    unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    unreadable: dict[str, UnreadableValues] = field(default_factory=dict)
     #: By column: texts of good rows that have U+FFFD for half a surrogate pair.
     mended: dict[str, int] = field(default_factory=dict)
     #: By column of `expectations.null_rate`: nulls in good rows.
@@ -64,14 +64,14 @@ class FileProfile:
 
     @staticmethod
     def moment(micros: int) -> datetime:
-        """Of microseconds since 1970."""
+        """Return a moment by its microseconds since 1970."""
         return datetime.fromtimestamp(micros / 1e6, UTC)
 
 
 def profiles(
     rows: DataFrame | None, table: Table, batch: LandingBatch, left: Mapping[int, int] | None = None
 ) -> list[FileProfile]:
-    """A profile of each file of `batch`, in order.
+    """Return a profile of each file of `batch`, in order.
 
     Args:
         rows: as headrace.lake.landing.judge makes them; None: there are none.
@@ -83,27 +83,27 @@ def profiles(
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
     """
     nulls = dict.fromkeys(table.expectations.null_rate, 0)
-    found = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
+    file_profiles = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
     if rows is None:
-        return found
-    extras, halves = _count(rows, table, batch.source, found, left)
-    if any(f.bad for f in found):
-        _reasons(rows, table, found)
+        return file_profiles
+    extras, halves = _count(rows, table, batch.source, file_profiles, left)
+    if any(f.bad for f in file_profiles):
+        _reasons(rows, table, file_profiles)
     if halves:
         each = rows.where(F.col("_state") == GOOD).select("_file", F.explode("_halves").alias("column"))
         for row in each.groupBy("_file", "column").count().collect():
-            found[row["_file"]].mended[table.columns[row["column"]].name] = row["count"]
+            file_profiles[row["_file"]].mended[table.columns[row["column"]].name] = row["count"]
     if not extras:
-        return found
+        return file_profiles
     extra = rows.where(F.col("_extra").isNotNull() & (F.col("_state") != SKIPPED))
     names = extra.groupBy("_file").agg(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_extra")))).alias("names"))
     for row in names.collect():
-        found[row["_file"]].extra = frozenset(row["names"])
-    return found
+        file_profiles[row["_file"]].extra = frozenset(row["names"])
+    return file_profiles
 
 
 def _count(
-    rows: DataFrame, table: Table, source: AnySource, found: list[FileProfile], left: Mapping[int, int] | None
+    rows: DataFrame, table: Table, source: AnySource, file_profiles: list[FileProfile], left: Mapping[int, int] | None
 ) -> tuple[int, int]:
     """Fill in all that one aggregate gives; the numbers of rows with undeclared columns and with `_halves`."""
     extras = halves = 0
@@ -142,24 +142,29 @@ def _count(
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
         extras += row["extras"]
         halves += row["halves"]
-        one = found[row["_file"]]
-        one.read, one.good, one.bad, one.expanded = row["read"], row["good"], row["bad"], row["expanded"]
-        one.forgotten = row["forgotten"]
-        one.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
-        one.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted_nulls)}
+        profile = file_profiles[row["_file"]]
+        profile.read, profile.good, profile.bad, profile.expanded = (
+            row["read"],
+            row["good"],
+            row["bad"],
+            row["expanded"],
+        )
+        profile.forgotten = row["forgotten"]
+        profile.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
+        profile.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted_nulls)}
         if row["read"]:
             masks = [row[m] or 0 for m in mask_names(len(columns))]
-            one.absent = frozenset(
+            profile.absent = frozenset(
                 name for i, name in enumerate(columns) if not masks[i // MASK_BITS] >> (i % MASK_BITS) & 1
             )
         if table.event_time and row["newest"] is not None:
-            one.newest = FileProfile.moment(row["newest"])
+            profile.newest = FileProfile.moment(row["newest"])
         if watermark and row["watermark"] is not None:
-            one.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
+            profile.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
     return extras, halves
 
 
-def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
+def _reasons(rows: DataFrame, table: Table, file_profiles: list[FileProfile]) -> None:
     unreadable = {kind_unreadable(c): c.name for c in table.columns}
     each = rows.where(F.col("_state") == BAD).select("_file", F.posexplode("_kinds").alias("position", "what"))
     counts = each.groupBy("_file", "what.kind").agg(
@@ -168,10 +173,10 @@ def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
         F.min("what.value").alias("example"),
     )
     for row in counts.orderBy("kind").collect():
-        one = found[row["_file"]]
+        profile = file_profiles[row["_file"]]
         if row["first"]:
-            one.reasons[row["kind"]] = row["first"]
+            profile.reasons[row["kind"]] = row["first"]
         if row["kind"] in unreadable:
-            one.unreadable[unreadable[row["kind"]]] = Unreadable(row["all"], row["example"])
+            profile.unreadable[unreadable[row["kind"]]] = UnreadableValues(row["all"], row["example"])
         elif row["kind"] in LINE_FAULTS:
-            one.broken += row["all"]
+            profile.broken += row["all"]

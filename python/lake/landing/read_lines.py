@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.block_reader import Declaration, ReadBlock, Reader, TimeRange, event_micros, read_block
-from headrace.lake.landing.blocks import TOO_LONG, Block, Mask, Part, UnreadableError, blocks, count_lines
+from headrace.lake.landing.blocks import TOO_LONG, LineBlock, Mask, Part, UnreadableError, blocks, count_lines
 from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.landing.json_lines import JsonReader
 from headrace.lake.landing.key_hashes import key_hashes, save_hashes
@@ -44,7 +44,7 @@ class SourceFile:
 
 @dataclass
 class PartCounts:
-    """What was found in the rows of a part that Arrow read; see `headrace.lake.landing.profile.FileProfile`."""
+    """Counts of the rows of a part that Arrow read; see `headrace.lake.landing.profile.FileProfile`."""
 
     file: int
     lines: int = 0
@@ -91,8 +91,9 @@ class ReadTask:
     forgotten: ForgottenValues | None = None
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        """What was found: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `folder`), or
-        `unreadable`: why a file could not be read."""
+        """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `folder`), or
+        `unreadable`: why a file could not be read.
+        """
         parts = self.tasks[number]
         output = _Output(self, self.files[parts[0].file].ds, [self.files[p.file].name for p in parts])
         try:
@@ -116,19 +117,19 @@ class ReadTask:
         for block in blocks(part, reader.block_size):
             read = read_block(reader, block, self.declaration, source.times)
             if self.forgotten is not None and len(read.lines):
-                gone = self.forgotten.any_of(self.declaration.names, read.columns)
-                counts.forgotten += int(gone.sum())
-                read = read.without(gone)
+                forgotten_rows = self.forgotten.any_of(self.declaration.names, read.columns)
+                counts.forgotten += int(forgotten_rows.sum())
+                read = read.drop_rows(forgotten_rows)
             self._count(counts, block, read)
             output.add(read, place)
             if read.unsure.any():
                 output.leave(part.file, block, read.unsure)
         rows = counts.good or counts.left
-        counts.present = sorted(reader.found.present) if counts.good or counts.forgotten else []
-        counts.extra = sorted(reader.found.extra) if rows else []
+        counts.present = sorted(reader.seen.present) if counts.good or counts.forgotten else []
+        counts.extra = sorted(reader.seen.extra) if rows else []
         return counts
 
-    def _count(self, counts: PartCounts, block: Block, read: ReadBlock) -> None:
+    def _count(self, counts: PartCounts, block: LineBlock, read: ReadBlock) -> None:
         counts.lines += len(block)
         counts.skipped += read.skipped
         counts.good += len(read.lines)
@@ -142,7 +143,7 @@ class ReadTask:
 
 
 class _Output:
-    """What a task writes."""
+    """Files that a task writes."""
 
     def __init__(self, task: ReadTask, ds: str, names: list[str]) -> None:
         self._task = task
@@ -156,7 +157,7 @@ class _Output:
         self._keyed: list[Mask] = []
 
     def add(self, read: ReadBlock, place: int) -> None:
-        """Good rows; `place`: of their file's name."""
+        """Write good rows; `place`: of their file's name."""
         if not len(read.lines):
             return
         rows = pa.Table.from_arrays(
@@ -169,30 +170,30 @@ class _Output:
             self._keyed.append(keyed)
         self._data.add(rows)
 
-    def leave(self, file: int, block: Block, which: Mask) -> None:
-        """Lines for Spark's rules."""
+    def leave(self, file: int, block: LineBlock, unsure: Mask) -> None:
+        """Put lines aside for Spark's rules."""
         if self._left is None:
             place = self._left_file.enter_context(self._left_path.new_file())
             self._left = pq.ParquetWriter(place, LEFT, store_schema=False)
-        numbers = block.number(which)
+        numbers = block.number(unsure)
         files = pa.array(np.full(len(numbers), file, np.int32))
         faults = pa.array([TOO_LONG if block.too_long else None] * len(numbers), pa.string())
-        table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(which), faults], schema=LEFT)
+        table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(unsure), faults], schema=LEFT)
         self._left.write_table(table)
 
     def close(self) -> dict[str, Any]:
         """Finish all; JSON values."""
-        found: dict[str, Any] = {"data": None, "left": None, "hashes": None}
+        result: dict[str, Any] = {"data": None, "left": None, "hashes": None}
         data = self._data.close()
         if data is not None:
-            found["data"] = asdict(data)
+            result["data"] = asdict(data)
         if self._left is not None:
             self._left.close()
             self._left_file.close()
-            found["left"] = self._left_path.name
+            result["left"] = self._left_path.name
         if self._hashes:
-            found["hashes"] = save_hashes(self._task.folder, self._hashes, self._keyed)
-        return found
+            result["hashes"] = save_hashes(self._task.folder, self._hashes, self._keyed)
+        return result
 
     def abandon(self) -> None:
         """Leave nothing of its files."""

@@ -79,7 +79,7 @@ class LandingBatch:
         return [(day.ds, file) for day in self.days for file in day.files]
 
     def lines(self, chosen: Sequence[int], fields: QuotedFields | None = None) -> DataFrame:
-        """The lines of some files, by their numbers.
+        """Return the lines of some files, by their numbers.
 
         Args:
             chosen: the numbers.
@@ -98,12 +98,12 @@ class LandingBatch:
         return self._of_files(text, chosen)
 
     def event_times(self, ds: str) -> tuple[datetime | None, datetime]:
-        """When events of a landing day may have happened, [first, end) in UTC; `first` None: nothing is too late."""
+        """Return the range of a landing day's event times, [first, end) in UTC; `first` None: nothing is too late."""
         end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
         return midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None, end
 
     def _left(self, chosen: Sequence[int]) -> DataFrame:
-        """`_file`, `_line`, `_text`, `_fault`."""
+        """Return the lines that Arrow left: `_file`, `_line`, `_text`, `_fault`."""
         files = (file.spark_path for file in self.left or ())
         rows = self.spark.read.schema("_file int, _line bigint, _text string, _fault string").parquet(*files)
         return rows.where(F.col("_file").isin(list(chosen)))
@@ -136,7 +136,7 @@ class LandingBatch:
 
 @contextmanager
 def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
-    """Within, a job that fails on a file that cannot be read raises FileDamaged, but for errors of its store.
+    """Raise FileDamaged for a job that fails on a file that cannot be read, but not for errors of its store.
 
     Spark's task loggers are off meanwhile: they print a trace for what becomes one message (anything else is raised
     with all that they would have said).
@@ -147,24 +147,24 @@ def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
         except (Py4JJavaError, PySparkException) as e:
             if own_error(e) is not None:  # a store is away, or refuses: nothing is known of the file
                 raise
-            found = _DAMAGED.search(str(e))
-            if found is None:
+            match = _DAMAGED.search(str(e))
+            if match is None:
                 raise
-            ds, file = batch.files[int(found[2])]
-            raise FileDamaged(ds, file, found[3], found[1] == DAMAGED) from e
+            ds, file = batch.files[int(match[2])]
+            raise FileDamaged(ds, file, match[3], match[1] == DAMAGED) from e
 
 
 @contextmanager
 def _quiet_tasks(spark: SparkSession) -> Iterator[None]:
     assert spark._jvm is not None
     log4j = spark._jvm.org.apache.logging.log4j
-    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in _TASK_LOGGERS}
+    previous_levels = {name: log4j.LogManager.getLogger(name).getLevel() for name in _TASK_LOGGERS}
     for name in _TASK_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     try:
         yield
     finally:
-        for name, level in before.items():
+        for name, level in previous_levels.items():
             log4j.core.config.Configurator.setLevel(name, level)
 
 

@@ -44,7 +44,7 @@ REPEATED = "repeated.npy"
 
 
 def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> DataFrame:
-    """The good rows to drop.
+    """Return the good rows to drop.
 
     Args:
         rows: rows to load (headrace.lake.landing.judge).
@@ -59,12 +59,12 @@ def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> Da
     named = [F.col(k).alias(f"k{i}") for i, k in enumerate(keys)]
     day = F.datediff(F.col("_ds").cast("date"), F.lit("1970-01-01").cast("date")).alias("day")
     position = ["_ds", "_file", "_line", "_copy"]
-    mine = rows.where(F.col("_state") == GOOD).select(*named, day, F.lit(False).alias("kept"), *position)
-    everything = mine
+    new_rows = rows.where(F.col("_state") == GOOD).select(*named, day, F.lit(False).alias("kept"), *position)
+    everything = new_rows
     if loaded is not None:
         then = F.datediff(F.col("ds").cast("date"), F.lit("1970-01-01").cast("date")).alias("day")
-        nothing = [F.lit(None).cast(dict(mine.dtypes)[c]).alias(c) for c in position]
-        everything = mine.unionByName(loaded.select(*named, then, F.lit(True).alias("kept"), *nothing))
+        no_position = [F.lit(None).cast(dict(new_rows.dtypes)[c]).alias(c) for c in position]
+        everything = new_rows.unionByName(loaded.select(*named, then, F.lit(True).alias("kept"), *no_position))
     k = [f"k{i}" for i in range(len(keys))]
     everything = everything.dropna(subset=k).withColumn("hash", F.xxhash64(*k))
     # Most keys are there once: only 8 bytes of each row are shuffled to find those that are not.
@@ -82,20 +82,25 @@ def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> Da
 
 
 def _on_another_day(late_days: int) -> Column:
-    """Whether the row's `day` is one on which its key, which occurs on `days`, is a repetition."""
+    """Return whether the row's `day` is one on which its key, which occurs on `days`, is a repetition."""
     start = F.struct(F.lit(_NEVER).alias("last"), F.array().cast("array<int>").alias("dropped")).cast(_DAYS)
 
-    def step(state: Column, one: Column) -> Column:
-        kept = F.struct(one["day"].alias("last"), state["dropped"].alias("dropped"))
-        dropped = F.struct(state["last"].alias("last"), F.array_append(state["dropped"], one["day"]).alias("dropped"))
-        near = one["day"] - state["last"] <= late_days
-        return F.when(~one["kept"] & near, dropped).otherwise(kept).cast(_DAYS)
+    def step(state: Column, occurrence: Column) -> Column:
+        kept_state = F.struct(occurrence["day"].alias("last"), state["dropped"].alias("dropped"))
+        dropped = F.struct(
+            state["last"].alias("last"), F.array_append(state["dropped"], occurrence["day"]).alias("dropped")
+        )
+        near = occurrence["day"] - state["last"] <= late_days
+        return F.when(~occurrence["kept"] & near, dropped).otherwise(kept_state).cast(_DAYS)
 
-    before = F.array_contains(F.aggregate("days", start, step)["dropped"], F.col("day"))
+    is_after_kept = F.array_contains(F.aggregate("days", start, step)["dropped"], F.col("day"))
     after = F.exists(
-        "days", lambda one: one["kept"] & (one["day"] > F.col("day")) & (one["day"] - F.col("day") <= late_days)
+        "days",
+        lambda occurrence: (
+            occurrence["kept"] & (occurrence["day"] > F.col("day")) & (occurrence["day"] - F.col("day") <= late_days)
+        ),
     )
-    return (F.size("days") > 1) & (before | after)
+    return (F.size("days") > 1) & (is_after_kept | after)
 
 
 @dataclass(frozen=True)
@@ -120,43 +125,43 @@ class HashTask:
     folder: Location
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        mine = self.files[number]
-        file = pq.ParquetFile(mine.path.local_path(), coerce_int96_timestamp_unit="us")
+        keyed_file = self.files[number]
+        file = pq.ParquetFile(keyed_file.path.local_path(), coerce_int96_timestamp_unit="us")
         # A data file that is older than a column has no keys.
         groups = file.num_row_groups if set(self.keys) <= set(file.schema_arrow.names) else 0
-        found: list[I64] = []
+        hashes_of_groups: list[I64] = []
         keyed: list[Mask] = []
         for group in range(groups):
-            state = ["_state"] if mine.is_typed else []
+            state = ["_state"] if keyed_file.is_typed else []
             table = file.read_row_group(group, columns=[*self.keys, *state], use_threads=False)
-            if mine.is_typed:
+            if keyed_file.is_typed:
                 table = table.filter(pc.equal(table.column("_state"), GOOD))
             if table.num_rows:
-                hashes, whole = key_hashes([table.column(k) for k in self.keys])
-                found.append(hashes)
-                keyed.append(whole)
-        yield {"file": number, "hashes": save_hashes(self.folder, found, keyed)}
+                hashes, has_key = key_hashes([table.column(k) for k in self.keys])
+                hashes_of_groups.append(hashes)
+                keyed.append(has_key)
+        yield {"file": number, "hashes": save_hashes(self.folder, hashes_of_groups, keyed)}
 
 
 @dataclass(frozen=True)
 class RepeatTask:
     """Finds the hashes of one share of all: there twice among rows to load, or there and in the table."""
 
-    mine: tuple[str, ...]
+    new: tuple[str, ...]
     loaded: tuple[str, ...]
     folder: Location
     #: Ranges of hashes of one length: memory is that of the largest, about as many hashes in each.
     shares: int
 
     def __call__(self, share: int) -> Iterator[dict[str, Any]]:
-        mine = np.concatenate([np.zeros(0, np.int64), *(self._hashes(name, share) for name in self.mine)])
-        mine.sort()
-        found = [mine[1:][mine[1:] == mine[:-1]]]
-        for name in self.loaded if len(mine) else ():
+        new_hashes = np.concatenate([np.zeros(0, np.int64), *(self._hashes(name, share) for name in self.new)])
+        new_hashes.sort()
+        repeated_parts = [new_hashes[1:][new_hashes[1:] == new_hashes[:-1]]]
+        for name in self.loaded if len(new_hashes) else ():
             loaded = self._hashes(name, share)
-            place = np.minimum(np.searchsorted(mine, loaded), len(mine) - 1)
-            found.append(loaded[mine[place] == loaded])
-        repeated = np.unique(np.concatenate(found))
+            place = np.minimum(np.searchsorted(new_hashes, loaded), len(new_hashes) - 1)
+            repeated_parts.append(loaded[new_hashes[place] == loaded])
+        repeated = np.unique(np.concatenate(repeated_parts))
         path = self.folder / f"repeated-{uuid.uuid4()}.npy"
         save_array(path, repeated)
         yield {"hashes": len(repeated), "path": path.name}
@@ -194,14 +199,14 @@ class SuspectTask:
     def _take(self, file: KeyedFile, rows: I64) -> pa.Table:
         place = [] if self.numbers is None else [SOURCE_FILE, SOURCE_LINE]
         parquet = pq.ParquetFile(file.path.local_path(), coerce_int96_timestamp_unit="us")
-        taken, at = [], 0
+        taken, first_row = [], 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
-            mine = rows[(rows >= at) & (rows < at + count)] - at
-            at += count
-            if len(mine):
+            rows_of_group = rows[(rows >= first_row) & (rows < first_row + count)] - first_row
+            first_row += count
+            if len(rows_of_group):
                 table = parquet.read_row_group(group, columns=[*self.keys, *place], use_threads=False)
-                taken.append(table.take(pa.array(mine)))
+                taken.append(table.take(pa.array(rows_of_group)))
         table = pa.concat_tables(taken)
         for k, name in enumerate(self.keys):
             table = table.set_column(k, name, table.column(name).cast(self.schema.field(name).type))

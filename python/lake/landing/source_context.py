@@ -20,7 +20,7 @@ from headrace.workspace import Workspace
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What the loading of one source is given. Sources know nothing of each other."""
+    """One source of a run. Sources know nothing of each other."""
 
     run: Context
     #: Of a named source; None: the main one, whose table is `events`.
@@ -42,7 +42,7 @@ class SourceContext:
 
     @property
     def key(self) -> str:
-        """Of the run."""
+        """The key of the run."""
         return self.run.key
 
     @property
@@ -61,9 +61,9 @@ class SourceContext:
 
     @property
     def forgotten(self) -> ForgottenValues | None:
-        """What of the list of `headrace forget` is of this source's columns; None: nothing."""
-        found = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
-        return None if found is None else found.restricted_to([c.name for c in self.table.columns])
+        """Values of `headrace forget` that are of this source's columns; None: there are none."""
+        values = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
+        return None if values is None else values.restricted_to([c.name for c in self.table.columns])
 
     @property
     def ids(self) -> frozenset[str]:
@@ -84,10 +84,10 @@ class SourceContext:
         """
         if isinstance(self.source, LandingSource):
             return self.source
-        raise UserError(f"{self.where}source: {self.source.shown} is a table, and this is done with landing files")
+        raise UserError(f"{self.key_prefix}source: {self.source.shown} is a table, and this is done with landing files")
 
     def input_name(self, ds: str) -> str:
-        """What a manifest calls a landing day: by the URI of its files, where the spec has one."""
+        """Return a manifest's name of a landing day: the URI of its files, where the spec has one."""
         source = self.landing_source
         if is_uri(source.path):
             (pattern,) = file_patterns(source, self.ws, ds)
@@ -95,25 +95,25 @@ class SourceContext:
         return f"landing/{self.pipeline}{'' if self.name is None else f'/{self.name}'}/{ds}"
 
     @property
-    def where(self) -> str:
-        """What stands before `source` and `table` in a key of the spec, for messages."""
+    def key_prefix(self) -> str:
+        """Prefix of `source` and `table` in a key of the spec, for messages."""
         return "" if self.name is None else f"sources.{self.name}."
 
     @contextmanager
     def naming_keys(self) -> Iterator[None]:
-        """Within, what a store refuses is told with the keys that name the place."""
+        """Raise what a store refuses as an error with the keys that name the place."""
         try:
             yield
         except StoreRefused as e:
-            raise UserError(f"{self.where}source.path or source.complete: {e}") from None
+            raise UserError(f"{self.key_prefix}source.path or source.complete: {e}") from None
 
     def history(self) -> LoadHistory:
-        """What has been loaded, as the table's log says now."""
+        """Return the history of loads, as the table's log has it now."""
         return LoadHistory(DeltaLog(self.events))
 
 
 def source_contexts(ctx: Context) -> Iterator[SourceContext]:
-    """The main source, then the named ones in the order of the spec."""
+    """Yield the main source, then the named ones in the order of the spec."""
     spec = ctx.spec
     yield SourceContext(ctx, None, spec.source, spec.table)
     for name, named in spec.sources.items():

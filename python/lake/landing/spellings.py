@@ -1,4 +1,4 @@
-"""How a source spells numbers and times: a column's texts as the plain texts that headrace reads.
+"""Spellings of numbers and times: a column's texts as the plain texts that headrace reads.
 
 A plain number has digits, a dot before its fraction and no signs between thousands; a plain time is ISO 8601. A text
 that is not spelled as declared becomes null, never another value. No number goes through a float.
@@ -51,7 +51,7 @@ _BLANKS = " \u00a0\u202f"
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the texts of one column are written."""
+    """Spelling of the texts of one column."""
 
     #: Before the fraction of a number.
     decimal: str = "."
@@ -81,7 +81,7 @@ class Spelling:
         def part(name: str, width: int = 2) -> pa.StringArray:
             return pc.utf8_lpad(pc.utf8_trim_whitespace(parts.field(name)), width, "0")
 
-        whole = parts.is_valid()
+        is_match = parts.is_valid()
         if "Y" in form.directives:
             year = parts.field("Y")
         else:
@@ -102,7 +102,7 @@ class Spelling:
                 pieces.append(pc.replace_substring_regex(offset, r"^([+-]\d\d)(\d\d)$", r"\1:\2"))
             elif form.is_utc:
                 pieces.append("Z")
-        return pc.if_else(whole, pc.binary_join_element_wise(*pieces, ""), None)
+        return pc.if_else(is_match, pc.binary_join_element_wise(*pieces, ""), None)
 
     @cached_property
     def _pattern(self) -> str:
@@ -114,8 +114,10 @@ class Spelling:
             if directive is None:
                 pieces.append(re.escape(text))
                 continue
-            beside = {tokens[j][0] for j in (k - 1, k + 1) if 0 <= j < len(tokens)}
-            digits = "[0-9]{2}" if beside & set("YymdHIMSf") else " ?[0-9]{1,2}" if directive == "d" else "[0-9]{1,2}"
+            neighbours = {tokens[j][0] for j in (k - 1, k + 1) if 0 <= j < len(tokens)}
+            digits = (
+                "[0-9]{2}" if neighbours & set("YymdHIMSf") else " ?[0-9]{1,2}" if directive == "d" else "[0-9]{1,2}"
+            )
             inside = _PARTS.get(directive, digits)
             pieces.append(f"(?P<{directive}>{inside})")
         return f"^{''.join(pieces)}$"
@@ -137,16 +139,16 @@ _HALF_DAYS = [f"{hour:02d}{half}" for half in ("am", "pm") for hour in (12, *ran
 
 def spellings_of(source: AnySource, table: Table) -> dict[str, Spelling]:
     """Return, by declared column, how the source spells it; columns that are spelled plainly are left out."""
-    found = {}
+    spellings = {}
     for column in table.columns:
         form = source.time_format(column.name)
         element = column.type.removeprefix("array<").removesuffix(">")
         is_number = element in _NUMBERS or decimal_digits(element) is not None or source.epoch_unit(column.name)
         if form is not None:
-            found[column.name] = Spelling(time_format=form)
+            spellings[column.name] = Spelling(time_format=form)
         elif is_number and source.number_marks != (".", None):
-            found[column.name] = Spelling(*source.number_marks)
-    return found
+            spellings[column.name] = Spelling(*source.number_marks)
+    return spellings
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,9 @@ class SpellingsTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            made = {name: _plain(batch.column(source), spelling) for source, name, spelling in self.columns}
-            kept = {name: batch.column(name) for name in batch.schema.names if name not in made}
-            yield pa.RecordBatch.from_pydict(kept | made)
+            plain = {name: _plain(batch.column(source), spelling) for source, name, spelling in self.columns}
+            unchanged = {name: batch.column(name) for name in batch.schema.names if name not in plain}
+            yield pa.RecordBatch.from_pydict(unchanged | plain)
 
 
 def _plain(text: pa.Array, spelling: Spelling) -> pa.Array:

@@ -39,7 +39,7 @@ class Ingest(Stage):
     needs: tuple[str, ...] = ()
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The sections `source`, `table` and `sources`."""
+        """Return the sections `source`, `table` and `sources`."""
         named = {
             name: {"source": declared_source(s.source), "table": s.table.model_dump(mode="json")}
             for name, s in spec.sources.items()
@@ -51,7 +51,7 @@ class Ingest(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """What each day covered is loaded from, as one input a day and source.
+        """Return what each day covered is loaded from, as one input a day and source.
 
         Of a loaded day purged files are among them; of a table, the data files of the day.
 
@@ -59,18 +59,22 @@ class Ingest(Stage):
             UserError: the run's own day has no files of a source and is not loaded.
             IncompleteError: it lacks what `source.complete` asks for.
         """
-        return tuple(i for source in source_contexts(ctx) for i in _Found.of(source).inputs())
+        return tuple(i for source in source_contexts(ctx) for i in _SourceState.look_up(source).inputs())
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """All tables have their version, the events of the days loaded are on disk, and nobody has deleted some."""
+        """Check that tables have their versions, events of the days loaded are on disk, and nobody has deleted some."""
         # Two outputs a source, in the order of the sources.
         outputs = iter(manifest.outputs)
         for source in source_contexts(ctx):
-            mine, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
+            outputs_of_source, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
             table = source.table_source
-            why = _why_gone(source, mine, facts) if table is None else why_gone(source, table, mine, facts)
-            if why is not None:
-                return why
+            reason = (
+                _why_gone(source, outputs_of_source, facts)
+                if table is None
+                else why_gone(source, table, outputs_of_source, facts)
+            )
+            if reason is not None:
+                return reason
         return None
 
     def run(self, ctx: Context) -> Result:
@@ -82,35 +86,35 @@ class Ingest(Stage):
                 that one are loaded, and so are the sources before that one.
             IncompleteError: the run's own day is behind its watermark.
         """
-        found = [_Found.of(source) for source in source_contexts(ctx)]
-        if tuple(i for one in found for i in one.inputs()) != ctx.inputs:
+        states = [_SourceState.look_up(source) for source in source_contexts(ctx)]
+        if tuple(i for state in states for i in state.inputs()) != ctx.inputs:
             raise UserError(f"what {ctx.ds} is loaded from came or changed as the run began; run again")
-        plans = [one.plan(self.version) for one in found]
+        plans = [state.plan(self.version) for state in states]
         if any(plans):
             with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
-                for one, plan in zip(found, plans, strict=True):
-                    self._load(one, plan, spark)
+                for state, plan in zip(states, plans, strict=True):
+                    self._load(state, plan, spark)
         else:
             _LOG.info("all sources up to %s are loaded already", ctx.ds)
-        return result(found)
+        return result(states)
 
-    def _load(self, one: _Found, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
+    def _load(self, state: _SourceState, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
         """Load by a plan; by a new one where others have changed the table since it was made."""
         for attempt in range(_ATTEMPTS):
             try:
-                return _load(one.ctx, plan, spark)
+                return _load(state.ctx, plan, spark)
             except TransactionOvertaken as e:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 _LOG.warning("%s: planned again from the newest version", e)
-            again = _Found.of(one.ctx)
-            if tuple(again.inputs()) != tuple(one.inputs()):
-                raise UserError(f"what {one.ctx.ds} is loaded from came or changed meanwhile; run again")
+            again = _SourceState.look_up(state.ctx)
+            if tuple(again.inputs()) != tuple(state.inputs()):
+                raise UserError(f"what {state.ctx.ds} is loaded from came or changed meanwhile; run again")
             plan = again.plan(self.version)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SourceState:
     """A source as a run finds it: the days of its landing files, or the table."""
 
     ctx: SourceContext
@@ -118,16 +122,16 @@ class _Found:
     table: TableLook | None = None
 
     @staticmethod
-    def of(ctx: SourceContext) -> _Found:
+    def look_up(ctx: SourceContext) -> _SourceState:
         table = ctx.table_source
-        return _Found(ctx, _covered(ctx)) if table is None else _Found(ctx, table=look(ctx, table))
+        return _SourceState(ctx, _covered(ctx)) if table is None else _SourceState(ctx, table=look(ctx, table))
 
     def inputs(self) -> Iterator[Input]:
-        """What the manifest names."""
+        """Yield the inputs that the manifest names."""
         return _inputs(self.ctx, self.files) if self.table is None else self.table.inputs()
 
     def plan(self, version: int) -> LoadPlan | TableCheck | None:
-        """What there is to do; None: nothing."""
+        """Return what is to be loaded; None: nothing."""
         if self.table is not None:
             check = TableCheck(self.table, version)
             return check if check.days else None
@@ -135,7 +139,7 @@ class _Found:
         return plan if plan.days else None
 
     def result(self) -> Result:
-        """What the run has made of it."""
+        """Return what the run has made of the source."""
         return _source_result(self.ctx) if self.table is None else table_result(self.table)
 
 
@@ -147,34 +151,34 @@ def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: Spar
     if isinstance(plan, TableCheck):
         plan.run(spark)
         return
-    check_columns(source.table, source.events, source.where)
+    check_columns(source.table, source.events, source.key_prefix)
     create_tables(source.table, source.events, source.quarantine)
     Load(source, plan, spark).run()
 
 
-def result(found: Sequence[_Found]) -> Result:
-    """What this run, its killed attempts included, has loaded; else what the day was loaded with."""
-    main, *named = (one.result() for one in found)
+def result(states: Sequence[_SourceState]) -> Result:
+    """Return what this run, its killed attempts included, has loaded; else what the day was loaded with."""
+    main, *named = (state.result() for state in states)
     rows, facts = dict(main.rows), dict(main.facts)
-    for name, of_source in zip((str(one.ctx.name) for one in found[1:]), named, strict=True):
+    for name, of_source in zip((str(state.ctx.name) for state in states[1:]), named, strict=True):
         rows |= {f"{name}.{count}": n for count, n in of_source.rows.items()}
         facts["sources"] = {**facts.get("sources", {}), name: of_source.facts}
-    return Result(outputs=tuple(o for one in (main, *named) for o in one.outputs), rows=rows, facts=facts)
+    return Result(outputs=tuple(o for state in (main, *named) for o in state.outputs), rows=rows, facts=facts)
 
 
 def _source_result(ctx: SourceContext) -> Result:
-    """Of one source.
+    """Return the result of one source.
 
     The versions are those that last changed a day up to `ds`: days after it, loaded before or since, are no part of
     what the run has made, and a rerun says what the first run said.
     """
     history = ctx.history()
     records = history.records
-    mine = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
-    rows = summed(r.rows for r in mine)
+    records_of_run = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
+    rows = summed(r.rows for r in records_of_run)
     version = history.last_change(ctx.ds)
-    kept = row_counts(history.log, version, _own_days([r.ds for r in mine], ctx.ds))
-    if kept is None:
+    kept_rows = row_counts(history.log, version, _own_days([r.ds for r in records_of_run], ctx.ds))
+    if kept_rows is None:
         raise RuntimeError(f"version {version} of {ctx.events} is not whole after its load")
     states = {day.ds: history.state(day.ds) for day in covered_days(ctx, history) if day.ds in records}
     changed = [
@@ -182,23 +186,25 @@ def _source_result(ctx: SourceContext) -> Result:
         for ds, state in states.items()
         if state.changed_by
     ]
-    bad_files = [{"ds": r.ds, "file": name, "reason": why} for r in mine for name, why in r.bad_files.items()]
+    bad_files = [
+        {"ds": r.ds, "file": name, "reason": reason} for r in records_of_run for name, reason in r.bad_files.items()
+    ]
     order = ("read", "kept", "quarantined", "duplicates", "deleted", "forgotten", "expanded")
     outputs = (
-        ("delta", ctx.events, version, sum(kept.values())),
+        ("delta", ctx.events, version, sum(kept_rows.values())),
         ("quarantine", ctx.quarantine, last_change(DeltaLog(ctx.quarantine), ctx.ds), rows["quarantined"]),
     )
     return Result(
         outputs=tuple(
-            Output(kind=kind, name=ctx.ws.name_of(path), version=str(at), rows=count)
-            for kind, path, at, count in outputs
+            Output(kind=kind, name=ctx.ws.name_of(path), version=str(committed), rows=count)
+            for kind, path, committed, count in outputs
         ),
         rows={name: rows[name] for name in order if name in rows},
         facts={
-            "days": [r.ds for r in mine],
-            "drift": [d for r in mine for d in r.drift],
-            "expectations": [c for r in mine for c in r.expectations],
-            "reasons": summed(r.reasons for r in mine),
+            "days": [r.ds for r in records_of_run],
+            "drift": [d for r in records_of_run for d in r.drift],
+            "expectations": [c for r in records_of_run for c in r.expectations],
+            "reasons": summed(r.reasons for r in records_of_run),
             **({"bad_files": bad_files} if bad_files else {}),
             # Rows that others removed (negative) or added since the load, by day.
             **({"changed_by_others": changed} if changed else {}),
@@ -207,7 +213,7 @@ def _source_result(ctx: SourceContext) -> Result:
 
 
 def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str, Any]) -> str | None:
-    """Why what a manifest says of landing files does not hold any more, or None."""
+    """Return why a manifest's statements on landing files do not hold any more, or None."""
     for output in outputs:
         log = DeltaLog(ctx.ws.locate(output.name))
         version = int(output.version)
@@ -237,10 +243,10 @@ def _inputs(ctx: SourceContext, days: Sequence[DayFiles]) -> Iterator[Input]:
 
 
 def _facts_of(ctx: SourceContext, manifest: Manifest) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = manifest.facts if ctx.name is None else manifest.facts["sources"][ctx.name]
-    return found
+    facts: Mapping[str, Any] = manifest.facts if ctx.name is None else manifest.facts["sources"][ctx.name]
+    return facts
 
 
 def _own_days(days: Iterable[str], ds: str) -> set[str]:
-    """Of the days that a run for `ds` loaded, those that its dataset may see."""
+    """Return the days that a run for `ds` loaded and its dataset may see."""
     return {d for d in days if d <= ds}

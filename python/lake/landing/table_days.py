@@ -17,7 +17,7 @@ from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.landing.completeness import incomplete, lacking, warn_left_out
+from headrace.lake.landing.completeness import incomplete, missing_markers, warn_left_out
 from headrace.lake.landing.expectations import summed
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.spark.session import session
@@ -29,7 +29,7 @@ from headrace.stage import Result
 
 _MARK = "headrace.ingest.table"
 #: Version of a day that was taken and has no rows any more.
-GONE = ""
+NO_ROWS = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ _KEYS = frozenset(f.name for f in fields(TakenDay))
 
 @dataclass(frozen=True)
 class TakenDays:
-    """What the log of a quarantine table tells."""
+    """Records in the log of a quarantine table."""
 
     days: Mapping[str, TakenDay]
     #: Where the table was (headrace.lake.tables.opened.TablePlace).
@@ -79,31 +79,31 @@ class TakenDays:
 
     @staticmethod
     def read(log: DeltaLog) -> TakenDays:
-        """The newest record of each day. Raises UserError where a newer release has written one."""
+        """Return the newest record of each day. Raises UserError where a newer release has written one."""
         days: dict[str, TakenDay] = {}
         place = columns = newest = None
         for version, text in log.user_metadata():
             try:
-                said = json.loads(text)[_MARK]
+                stored = json.loads(text)[_MARK]
             except (ValueError, KeyError, TypeError):
                 continue
-            what = f"the record of days that were taken (version {version} of the quarantine table)"
-            known_keys(said, ("place", "columns", "days"), what)
+            record_name = f"the record of days that were taken (version {version} of the quarantine table)"
+            known_keys(stored, ("place", "columns", "days"), record_name)
             if newest is None:
-                newest, place, columns = version, said["place"], said["columns"]
-            for day in said["days"]:
-                days.setdefault(day["ds"], TakenDay(**known_keys(day, _KEYS, what)))
+                newest, place, columns = version, stored["place"], stored["columns"]
+            for day in stored["days"]:
+                days.setdefault(day["ds"], TakenDay(**known_keys(day, _KEYS, record_name)))
         return TakenDays(days, place, columns, newest)
 
 
 def metadata(days: Sequence[TakenDay], place: Mapping[str, Any], columns: Mapping[str, str]) -> str:
-    """The text for `userMetadata`."""
+    """Return the text for `userMetadata`."""
     stored = [asdict(d) for d in days]
     for day in stored:
         if not day["bad_files"]:  # releases that do not know the key read the record
             del day["bad_files"]
-    said = {"place": dict(place), "columns": dict(columns), "days": stored}
-    return json.dumps({_MARK: said}, separators=(",", ":"), ensure_ascii=False)
+    document = {"place": dict(place), "columns": dict(columns), "days": stored}
+    return json.dumps({_MARK: document}, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class TableLook:
     place: TablePlace
     snapshot: Snapshot
     taken: TakenDays
-    #: Of each day that the run covers or that was taken: Snapshot.day_versions, GONE where it has no rows any more. Up
-    #: to the run's own.
+    #: Of each day up to the run's own that the run covers or that was taken: Snapshot.day_versions, NO_ROWS where it
+    #: has no rows any more.
     versions: Mapping[str, str]
 
     def inputs(self) -> Iterator[Input]:
-        """One a covered day, and one for all earlier days that were taken."""
+        """Yield an input for each covered day, and one for all earlier days that were taken."""
         name = table_name(self.source, self.ctx.ws, self.place)
         covered = set(days_of_run(self.source, self.ctx.ds))
-        before = {ds: version for ds, version in self.versions.items() if ds not in covered}
-        if before:
-            yield Input(kind="table", name=f"{name}/before", version=fingerprint(before))
+        earlier = {ds: version for ds, version in self.versions.items() if ds not in covered}
+        if earlier:
+            yield Input(kind="table", name=f"{name}/before", version=fingerprint(earlier))
         for ds, version in self.versions.items():
             if ds in covered:
                 yield Input(kind="table", name=f"{name}/{ds}", version=version or "gone")
@@ -142,48 +142,50 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
     """
     taken = TakenDays.read(DeltaLog(ctx.quarantine))
     # Before the version is pinned: see headrace.lake.landing.completeness.
-    lacks = {ds: lacking(source, ctx.ws, ds) for ds in days_of_run(source, ctx.ds) if ds not in taken.days}
+    lacks = {ds: missing_markers(source, ctx.ws, ds) for ds in days_of_run(source, ctx.ds) if ds not in taken.days}
     if lacks.get(ctx.ds):
         raise incomplete(ctx, ctx.ds, lacks[ctx.ds])
     place = find_table(source, ctx.ws, spark)
-    if place is None and taken.place is not None and (kept := TablePlace(**taken.place)).is_still_valid(source):
-        place = kept
+    if place is None and taken.place is not None and (old_place := TablePlace(**taken.place)).is_still_valid(source):
+        place = old_place
     if place is None:
         with session(ctx.run.spec.spark, ctx.ws, f"ingest {ctx.pipeline} {ctx.ds}") as started:
             place = find_table(source, ctx.ws, started)
     assert place is not None
     if source.day is not None and source.day.changes and taken.place not in (None, place.facts()):
         raise UserError(
-            f"{ctx.where}source: days were taken by the versions of the table at {(taken.place or {})['path']} before; "
-            f"name that one, or give the pipeline another name"
+            f"{ctx.key_prefix}source: days were taken by the versions of the table at {(taken.place or {})['path']} "
+            f"before; name that one, or give the pipeline another name"
         )
     snapshot = open_table(source, ctx.table, place, {ds: day.files for ds, day in taken.days.items()})
     days = {ds for ds in days_of_run(source, ctx.ds) if not lacks.get(ds)}
     days |= {ds for ds in taken.days if source.daily and ds <= ctx.ds}
-    incomplete_days = [ds for ds, what in lacks.items() if what]
+    incomplete_days = [ds for ds, lacks_of_day in lacks.items() if lacks_of_day]
     for ds in snapshot.day_versions(incomplete_days):
         warn_left_out(ds, "; ".join(lacks[ds]))
-    found = snapshot.day_versions(days)
-    if ctx.ds not in found and ctx.ds not in taken.days:
-        why = snapshot.why_no_rows(ctx.ds)
-        raise UserError(f"{ctx.where}source: {source.shown} has no rows of {ctx.ds}: {why}")
-    versions = {ds: found.get(ds, GONE) for ds in sorted(days) if ds in found or ds in taken.days}
+    day_versions = snapshot.day_versions(days)
+    if ctx.ds not in day_versions and ctx.ds not in taken.days:
+        reason = snapshot.why_no_rows(ctx.ds)
+        raise UserError(f"{ctx.key_prefix}source: {source.shown} has no rows of {ctx.ds}: {reason}")
+    versions = {ds: day_versions.get(ds, NO_ROWS) for ds in sorted(days) if ds in day_versions or ds in taken.days}
     return TableLook(ctx, source, place, snapshot, taken, versions)
 
 
 def table_result(seen: TableLook) -> Result:
-    """What this run, its killed attempts included, has taken; else what the day was taken with."""
+    """Return what this run, its killed attempts included, has taken; else what the day was taken with."""
     ctx = seen.ctx
     taken = TakenDays.read(DeltaLog(ctx.quarantine))
     assert taken.version is not None
     days = {ds: taken.days[ds] for ds in seen.versions if ds in taken.days}
-    mine = [d for d in days.values() if d.key == ctx.key] or [days[ctx.ds]]
-    rows = summed(d.rows for d in mine)
-    changed = [{"ds": d.ds, **d.changes} for d in mine if any(d.changes.values())]
+    own_days = [d for d in days.values() if d.key == ctx.key] or [days[ctx.ds]]
+    rows = summed(d.rows for d in own_days)
+    changed = [{"ds": d.ds, **d.changes} for d in own_days if any(d.changes.values())]
     name = table_name(seen.source, ctx.ws, seen.place)
     left_out = sorted({file for d in days.values() for file in d.bad_files})
     # A file whose days are not known is one of each day.
-    bad_files = {file: {"ds": d.ds, "file": file, "reason": why} for d in mine for file, why in d.bad_files.items()}
+    bad_files = {
+        file: {"ds": d.ds, "file": file, "reason": cause} for d in own_days for file, cause in d.bad_files.items()
+    }
     return Result(
         outputs=(
             Output(kind="table", name=name, version=seen.snapshot.pin(seen.versions), rows=rows["kept"]),
@@ -196,10 +198,10 @@ def table_result(seen: TableLook) -> Result:
         ),
         rows=rows,
         facts={
-            "days": [d.ds for d in mine],
-            "drift": [x for d in mine for x in d.drift],
-            "expectations": [c for d in mine for c in d.expectations],
-            "reasons": summed(d.reasons for d in mine),
+            "days": [d.ds for d in own_days],
+            "drift": [x for d in own_days for x in d.drift],
+            "expectations": [c for d in own_days for c in d.expectations],
+            "reasons": summed(d.reasons for d in own_days),
             # What headrace.lake.tables.declared.PinnedTable is made from.
             "table": {
                 "name": name,
@@ -216,7 +218,7 @@ def table_result(seen: TableLook) -> Result:
 def why_gone(
     ctx: SourceContext, source: TableSource, outputs: Sequence[Output], facts: Mapping[str, Any]
 ) -> str | None:
-    """Why what a manifest says of a source table does not hold any more, or None.
+    """Return why a manifest's statements on a source table do not hold any more, or None.
 
     Args:
         ctx: of the source.
@@ -234,7 +236,7 @@ def why_gone(
         now = snapshot.day_versions(days)
     except UserError as e:
         return str(e)
-    changed = [ds for ds, (files, _) in days.items() if now.get(ds, GONE) != files]
+    changed = [ds for ds, (files, _) in days.items() if now.get(ds, NO_ROWS) != files]
     if changed:
         return f"files of {table.name} of {changed[0]} are others"
     return snapshot.lost(ctx.ds)

@@ -32,7 +32,7 @@ _KINDS = ("late", "updated", "deleted")
 def judged(
     rows: DataFrame, source: TableSource, table: Table, ids: Collection[str], any_age: Collection[str] = ()
 ) -> DataFrame:
-    """Rows with what is wrong with them.
+    """Return rows with their faults.
 
     Args:
         rows: of headrace.lake.tables.declared.table_rows.
@@ -78,7 +78,7 @@ def judged(
 
 
 def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozenset[str]) -> dict[str, FileProfile]:
-    """A profile of each day of `judged` rows. Days without rows are not in it.
+    """Return a profile of each day of `judged` rows. Days without rows are not in it.
 
     Args:
         rows: of `judged`.
@@ -87,45 +87,50 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
         absent: declared columns that the table lacks.
     """
     good = F.col("_state") == GOOD
-    wanted, columns = list(table.expectations.null_rate), [c.name for c in table.columns]
+    null_columns, columns = list(table.expectations.null_rate), [c.name for c in table.columns]
     aggregates = [
         F.count(F.lit(1)).alias("read"),
         F.count_if(good).alias("good"),
-        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted_names(wanted))),
+        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted_names(null_columns))),
         *(F.count(q).alias(f"c{i}") for i, q in enumerate(quoted_names(columns))),
     ]
     if table.event_time:
         time = event_time(table.event_time, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
-    found: dict[str, FileProfile] = {}
+    by_day: dict[str, FileProfile] = {}
     for row in rows.groupBy("_ds").agg(*aggregates).collect():
-        one = found[row["_ds"]] = FileProfile(row["_ds"], source.shown)
-        one.read, one.good, one.bad, one.absent = row["read"], row["good"], row["read"] - row["good"], absent
-        one.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
-        one.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted)}
+        profile = by_day[row["_ds"]] = FileProfile(row["_ds"], source.shown)
+        profile.read, profile.good, profile.bad, profile.absent = (
+            row["read"],
+            row["good"],
+            row["read"] - row["good"],
+            absent,
+        )
+        profile.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
+        profile.nulls = {name: row[f"n{i}"] for i, name in enumerate(null_columns)}
         if table.event_time and row["newest"] is not None:
-            one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
-    bad = [ds for ds, one in found.items() if one.bad]
+            profile.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
+    bad = [ds for ds, profile in by_day.items() if profile.bad]
     if bad:
         # The first reason of each row, as for landing files.
         first = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(bad))
         for row in first.groupBy("_ds", F.col("_kinds")[0].alias("kind")).count().orderBy("kind").collect():
-            found[row["_ds"]].reasons[row["kind"]] = row["count"]
-    return found
+            by_day[row["_ds"]].reasons[row["kind"]] = row["count"]
+    return by_day
 
 
 def newest(frame: DataFrame, column: TableColumn, source: TableSource) -> datetime | None:
-    """The greatest value of a declared time column in rows of a table (UTC); None where there is none."""
-    found = extract(column, frame.schema, source)
-    if found is None:
+    """Return the greatest value of a declared time column in rows of a table (UTC); None where there is none."""
+    extracted = extract(column, frame.schema, source)
+    if extracted is None:
         return None
     time = F.unix_micros(event_time(column.name, source))
-    micros = frame.select(found.value.alias(column.name)).agg(F.max(time)).collect()[0][0]
+    micros = frame.select(extracted.value.alias(column.name)).agg(F.max(time)).collect()[0][0]
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
 def to_quarantine(rows: DataFrame, table: Table, reasons: DataFrame | None) -> DataFrame:
-    """Rows as the quarantine table has them.
+    """Return rows as the quarantine table has them.
 
     Args:
         rows: of `judged`.
@@ -148,12 +153,12 @@ def to_quarantine(rows: DataFrame, table: Table, reasons: DataFrame | None) -> D
 
 def _missing(column: TableColumn) -> Wrong:
     value = column_of(column.name)
-    gone = value.isNull() | F.isnan(value) if column.type in ("float", "double") else value.isNull()
-    return missing(column, gone, F.lit(None).cast("string"))
+    is_missing = value.isNull() | F.isnan(value) if column.type in ("float", "double") else value.isNull()
+    return missing(column, is_missing, F.lit(None).cast("string"))
 
 
-def count_changes(before: DataFrame, now: DataFrame, table: Table) -> dict[str, dict[str, int]]:
-    """Rows that came, changed and went, by day.
+def count_changes(old_rows: DataFrame, now: DataFrame, table: Table) -> dict[str, dict[str, int]]:
+    """Count rows that were added, changed and removed, by day.
 
     With `table.keys` a row is its keys; without, its values, so that a change is one row less and one more.
 
@@ -167,7 +172,7 @@ def count_changes(before: DataFrame, now: DataFrame, table: Table) -> dict[str, 
     """
     content = F.xxhash64(*quoted_names([c.name for c in table.columns])).alias("content")
     row = F.struct(*quoted_names(table.keys)).alias("row") if table.keys else content.alias("row")
-    sides = [f.select("ds", row, content, F.lit(i).alias("side")) for i, f in enumerate((before, now))]
+    sides = [f.select("ds", row, content, F.lit(i).alias("side")) for i, f in enumerate((old_rows, now))]
     old, new = F.col("side") == 0, F.col("side") == 1
     wide = F.col("content").cast("decimal(20,0)")
     each = (
@@ -191,7 +196,7 @@ def count_changes(before: DataFrame, now: DataFrame, table: Table) -> dict[str, 
 
 
 def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> dict[str, int]:
-    """What the change data feed has of a day besides new events.
+    """Count the changes of a day in the change data feed, besides new events.
 
     Args:
         feed: of headrace.lake.tables.change_feed.ChangeFeed.changes.
@@ -205,9 +210,9 @@ def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> d
     late = F.lit(False)
     if table.event_time:
         declared = next(c for c in table.columns if c.name == table.event_time)
-        found = extract(declared, feed.schema, source)
-        if found is not None:
-            feed = feed.select(TYPE, found.value.alias(table.event_time))
+        extracted = extract(declared, feed.schema, source)
+        if extracted is not None:
+            feed = feed.select(TYPE, extracted.value.alias(table.event_time))
             start = F.lit(round(midnight(source, ds).timestamp() * 1e6))
             late = F.unix_micros(event_time(table.event_time, source)) < start
     kind = F.col(TYPE)
@@ -219,12 +224,12 @@ def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> d
     return {name: int(counted[name]) for name in _KINDS}
 
 
-def net_change(before: int, now: int) -> dict[str, int]:
-    """The least that must have happened, where the older version cannot be read any more."""
-    return {"late": max(0, now - before), "updated": 0, "deleted": max(0, before - now)}
+def net_change(rows_before: int, now: int) -> dict[str, int]:
+    """Return the least that must have changed, where the older version cannot be read any more."""
+    return {"late": max(0, now - rows_before), "updated": 0, "deleted": max(0, rows_before - now)}
 
 
-def refuse_changes(changes: Mapping[str, Mapping[str, int]], source: TableSource, where: str) -> None:
+def refuse_changes(changes: Mapping[str, Mapping[str, int]], source: TableSource, section: str) -> None:
     """Stop where a day has changed in a way that the spec refuses.
 
     Args:
@@ -237,14 +242,14 @@ def refuse_changes(changes: Mapping[str, Mapping[str, int]], source: TableSource
     """
     policy = source.changed_days
     refused = {"late": policy.late, "updated": policy.updates, "deleted": policy.deletes}
-    found = [
+    refusals = [
         f"{ds}: {n:,} {kind}"
         for ds, counts in sorted(changes.items())
         for kind, n in counts.items()
         if n and refused[kind] == "refuse"
     ]
-    if found:
+    if refusals:
         raise UserError(
-            f"rows of {source.shown} have changed since their days were taken: {'; '.join(found)}. Nothing was taken "
-            f"anew; {where}source.changed_days says what is accepted (late, updates, deletes)"
+            f"rows of {source.shown} have changed since their days were taken: {'; '.join(refusals)}. Nothing was "
+            f"taken anew; {section}source.changed_days says what is accepted (late, updates, deletes)"
         )

@@ -140,7 +140,7 @@ class _Joiner:
 
     @property
     def idle(self) -> bool:
-        """Whether no record is open."""
+        """True while no record is open."""
         return not self._open
 
     def add(self, line: bytes) -> None:
@@ -185,35 +185,35 @@ class _Joiner:
         self.done.append(line)
 
     def _ends_inside(self, line: bytes, inside: bool) -> bool:
-        """Whether a line ends within a quoted field; `inside`: whether it begins in one."""
+        """Return whether a line ends within a quoted field; `inside`: whether it begins in one."""
         if _QUOTE not in line:
             return inside
-        at = 0
+        offset = 0
         while True:
             if self._trim and not inside:
-                while line.startswith(b" ", at):
-                    at += 1
+                while line.startswith(b" ", offset):
+                    offset += 1
             if inside:
-                at = self._fields.closing(line, at)
-                if at < 0:
+                offset = self._fields.closing(line, offset)
+                if offset < 0:
                     return True
                 inside = False
-            elif line.startswith(_QUOTE, at):
-                inside, at = True, at + 1
+            elif line.startswith(_QUOTE, offset):
+                inside, offset = True, offset + 1
                 continue
-            at = line.find(self._separator, at)
-            if at < 0:
+            offset = line.find(self._separator, offset)
+            if offset < 0:
                 return False
-            at += len(self._separator)
+            offset += len(self._separator)
 
 
 def _split(data: bytes) -> pa.Array:
-    """Lines that each end with a line feed."""
+    """Split bytes into lines that each end with a line feed."""
     buffer = pa.py_buffer(data)
     ends = np.flatnonzero(np.frombuffer(buffer, np.uint8) == ord("\n"))
     # Each string is cut from the same bytes: from behind one line feed to before the next.
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
-    whole = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(starts), buffer])
-    lines = pc.binary_slice(whole, 0, -1)
+    with_ends = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(starts), buffer])
+    lines = pc.binary_slice(with_ends, 0, -1)
     # Bytes that are no UTF-8 stay as they are: a line that is no text is told from the others later.
     return lines.cast(pa.binary()).view(pa.string())

@@ -36,7 +36,7 @@ class Dropped:
 
     @staticmethod
     def save(rows: pa.Table, path: Location) -> Dropped:
-        """`rows`: `_file`, `_line`, `_copy`."""
+        """Save the places of `rows`: `_file`, `_line`, `_copy`."""
         if not rows.num_rows:
             return Dropped(None)
         files, lines, copies = (rows.column(n).to_numpy().astype(np.int64) for n in ("_file", "_line", "_copy"))
@@ -46,7 +46,7 @@ class Dropped:
         return Dropped(path)
 
     def load(self) -> Mapping[int, npt.NDArray[np.int64]]:
-        """By file: places."""
+        """Return the places, by file."""
         if self.path is None:
             return {}
         with np.load(self.path.local_path()) as saved:
@@ -55,18 +55,18 @@ class Dropped:
         return dict(zip(numbers.tolist(), np.split(places, starts[1:]), strict=True))
 
 
-def kept(
+def rows_to_keep(
     dropped: Mapping[int, npt.NDArray[np.int64]],
     files: npt.NDArray[np.int64],
     lines: npt.NDArray[np.int64],
     copies: npt.NDArray[np.int64] | int = 0,
 ) -> Mask:
-    """Which rows are none of those that are dropped. bool [rows]."""
+    """Return a mask that is True for rows to keep. bool [rows]."""
     keep = np.ones(len(files), np.bool_)
     for number in np.unique(files).tolist():
         if number in dropped:
-            mine = files == number
-            keep &= ~(mine & np.isin(lines << _COPY_BITS | copies, dropped[number]))
+            is_of_file = files == number
+            keep &= ~(is_of_file & np.isin(lines << _COPY_BITS | copies, dropped[number]))
     return keep
 
 
@@ -93,8 +93,10 @@ class RewriteTask:
                 names = table.column(SOURCE_FILE).combine_chunks().dictionary_encode()
                 if isinstance(names, pa.ChunkedArray):
                     names = names.chunk(0)
-                of = np.array([self.numbers[old.ds, name] for name in names.dictionary.to_pylist()], np.int64)
-                keep = kept(dropped, of[names.indices.to_numpy()], table.column(SOURCE_LINE).to_numpy())
+                file_numbers = np.array([self.numbers[old.ds, name] for name in names.dictionary.to_pylist()], np.int64)
+                keep = rows_to_keep(
+                    dropped, file_numbers[names.indices.to_numpy()], table.column(SOURCE_LINE).to_numpy()
+                )
                 writer.add(table if keep.all() else table.filter(pa.array(keep)))
             written = writer.close()
         except BaseException:
@@ -137,7 +139,7 @@ class TypedRowsTask:
         table = table.filter(pc.and_(pc.equal(table.column("_state"), state), pc.equal(table.column("_ds"), ds)))
         if dropped and table.num_rows:
             files, lines, copies = (table.column(n).to_numpy().astype(np.int64) for n in ("_file", "_line", "_copy"))
-            keep = kept(dropped, files, lines, copies)
+            keep = rows_to_keep(dropped, files, lines, copies)
             if not keep.all():
                 table = table.filter(pa.array(keep))
         columns = []
@@ -179,7 +181,7 @@ class FrameRowsTask:
 
 
 def frame_files(frame: DataFrame, table: Location, schema: pa.Schema, folder: Location) -> list[WrittenFile]:
-    """Data files of a frame's rows, which no commit names yet.
+    """Write data files of a frame's rows, which no commit names yet.
 
     Args:
         frame: the schema's columns and `ds`.
@@ -195,7 +197,7 @@ def frame_files(frame: DataFrame, table: Location, schema: pa.Schema, folder: Lo
 
 
 def codec_of(spark: SparkSession) -> str:
-    """The compression of data files, as Spark's own writers have it."""
+    """Return the compression of data files, as Spark's own writers have it."""
     return str(spark.conf.get(_CODEC, "snappy"))
 
 
