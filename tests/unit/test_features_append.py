@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.errors import UserError
-from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, link_kept, merge
+from headrace.features.build.append import AppendPlan, BaseDataset, DatasetDay, base_input, link_kept, merge
 from headrace.features.build.plan import checked_workflow
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, DatasetFile, WrittenDataset
@@ -146,7 +146,7 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         name = f"{split}/day-{day}-part-00000-000.parquet"
         (old / split).mkdir(parents=True, exist_ok=True)
         (old / name).write_text(day)
-        days[day] = DayFiles("x", (DatasetFile(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
+        days[day] = DatasetDay("x", (DatasetFile(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
 
     def refused(*_: Any) -> None:
         raise OSError("no links here")

@@ -37,7 +37,7 @@ DAYS_FILE = "_days.json"
 
 
 @dataclass(frozen=True)
-class DayFiles:
+class DatasetDay:
     """A day of a dataset."""
 
     #: Of the lake's data files that hold its rows, and how many each.
@@ -57,7 +57,7 @@ class BaseDataset:
     folder: Location
     #: The day that wrote everything: its training range taught the numbers.
     learned: str
-    days: Mapping[str, DayFiles]
+    days: Mapping[str, DatasetDay]
 
     @cached_property
     def fitted(self) -> FittedWorkflow:
@@ -94,7 +94,7 @@ def open_base(ctx: Context, dataset_input: Input | None) -> BaseDataset | None:
     try:
         saved = json.loads((folder / DAYS_FILE).read_text())
         days = {
-            name: DayFiles(
+            name: DatasetDay(
                 d["rows_of"],
                 tuple(DatasetFile(**f) for f in d["files"]),
                 {feature: ColumnCounts(**c) for feature, c in d["counts"].items()},
@@ -122,7 +122,7 @@ class AppendPlan:
     base: BaseDataset | None
     rows_of: Mapping[str, str]
     #: Days taken over.
-    retained: Mapping[str, DayFiles]
+    retained: Mapping[str, DatasetDay]
     #: The other days' parts.
     plans: list[FilePlan]
     #: The lake files that these are made of.
@@ -150,7 +150,7 @@ def plan_days(
     assert isinstance(rule, TimeRule)
     least = math.ceil(min_row_groups / min(window))
     rows_of: dict[str, str] = {}
-    retained: dict[str, DayFiles] = {}
+    retained: dict[str, DatasetDay] = {}
     plans: list[FilePlan] = []
     file_numbers: set[int] = set()
     for number, by_file in sorted(files.counts.days.items()):

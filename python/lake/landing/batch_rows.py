@@ -86,7 +86,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class BatchRows:
+class JudgedRows:
     """The rows of a batch."""
 
     ctx: SourceContext
@@ -140,7 +140,7 @@ class BatchRows:
             loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
         return repeated_rows(new_rows, loaded, table)
 
-    def drop_rows(self, dropped: Dropped) -> BatchRows:
+    def drop_rows(self, dropped: Dropped) -> JudgedRows:
         """Return the same batch; Arrow's data files lack some rows."""
         return self if self.arrow is None else replace(self, arrow=self.arrow.drop_rows(dropped))
 
@@ -177,7 +177,7 @@ class BatchRows:
 
 def read_batch(
     ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], staging: Location
-) -> BatchRows:
+) -> JudgedRows:
     """Read the files of a batch once.
 
     Raises:
@@ -191,12 +191,12 @@ def read_batch(
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
         rows, typed_folder = rows_by_spark(batch, reader, folder, ctx.forgotten)
-        return BatchRows(ctx, plan, batch, rows, typed_folder, None, few)
+        return JudgedRows(ctx, plan, batch, rows, typed_folder, None, few)
     left = sum(arrow.left.values())
     if not left:
-        return BatchRows(ctx, plan, batch, None, folder, arrow, True)
+        return JudgedRows(ctx, plan, batch, None, folder, arrow, True)
     rows, typed_folder = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
-    return BatchRows(ctx, plan, batch, rows, typed_folder, arrow, left <= _FEW)
+    return JudgedRows(ctx, plan, batch, rows, typed_folder, arrow, left <= _FEW)
 
 
 def near_files(

@@ -30,7 +30,7 @@ _ESCAPE = re.compile(
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-class Number(str):
+class NumberText(str):
     """A number as the text spells it."""
 
 
@@ -49,12 +49,12 @@ class Reached:
 
 
 def parsed(line: bytes | str) -> Any:
-    """Return what a text of JSON says, numbers as `Number`.
+    """Return what a text of JSON says, numbers as `NumberText`.
 
     Raises:
         ValueError: it is no JSON.
     """
-    return json.loads(line, parse_int=Number, parse_float=Number)
+    return json.loads(line, parse_int=NumberText, parse_float=NumberText)
 
 
 def reach(value: Any, steps: Sequence[str]) -> Reached:
@@ -64,7 +64,7 @@ def reach(value: Any, steps: Sequence[str]) -> Reached:
     if value is None:
         return Reached(None, is_present=False)
     step, rest = steps[0], steps[1:]
-    if isinstance(value, str) and not isinstance(value, Number) and not is_of_list(step):
+    if isinstance(value, str) and not isinstance(value, NumberText) and not is_of_list(step):
         try:
             inside = parsed(value)
         except ValueError:
@@ -113,7 +113,7 @@ def text_of(value: Any) -> str | None:
 
 
 def _json(value: Any) -> str:
-    if isinstance(value, Number):
+    if isinstance(value, NumberText):
         return str(value)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{_json(v)}" for k, v in value.items()) + "}"

@@ -28,7 +28,7 @@ from headrace.identifiers import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.landing.batch_rows import BatchRows, Places, read_batch
+from headrace.lake.landing.batch_rows import JudgedRows, Places, read_batch
 from headrace.lake.landing.commit import commit_files, forgotten_unless_refused, may_have_rows
 from headrace.lake.landing.completeness import behind_watermark, incomplete, warn_left_out
 from headrace.lake.landing.expectations import assess_day
@@ -257,7 +257,7 @@ class Load:
             remove_files(self.ctx.events, written.events)
             remove_files(self.ctx.quarantine, written.quarantine)
 
-    def _commit_quarantine(self, rows: BatchRows, days: list[LandingDay], any_bad: bool, written: _Written) -> None:
+    def _commit_quarantine(self, rows: JudgedRows, days: list[LandingDay], any_bad: bool, written: _Written) -> None:
         """Commit the bad rows of all days at once: what a kill before the events' commits leaves is replaced again."""
         for day in days:
             _check_unchanged(day)
@@ -270,7 +270,7 @@ class Load:
         with forgotten_unless_refused(written.quarantine, list(written.quarantine)):
             commit_files(self.spark, table, names, written.quarantine, "", fence=self.ctx.run.fence)
 
-    def _commit_events(self, rows: BatchRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
+    def _commit_events(self, rows: JudgedRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
         tick = time.perf_counter()
         day, table = checked.day, self.ctx.table
         _check_unchanged(day)
