@@ -31,12 +31,13 @@ class Standalone:
 
 
 @contextmanager
-def standalone(folder: Path, worker: Sequence[str] = ()) -> Iterator[Standalone]:
+def standalone(folder: Path, worker: Sequence[str] = (), cores: int = 2) -> Iterator[Standalone]:
     """They, with their files in a folder, while the block runs. Memory is what the worker counts, no more.
 
     Args:
         folder: theirs.
         worker: what the worker's command begins with: of a mount namespace of its own, in which Spark lies in `folder`.
+        cores: that the worker counts.
     """
     place = Standalone(free_port(), free_port(), free_port())
     conf = folder / "spark.properties"
@@ -45,7 +46,16 @@ def standalone(folder: Path, worker: Sequence[str] = ()) -> Iterator[Standalone]
     env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(folder), "SPARK_WORKER_DIR": str(folder)}
     start, at = [str(spark_home() / "bin" / "spark-class")], ["--host", "127.0.0.1"]
     master = ["org.apache.spark.deploy.master.Master", *at, "--port", str(place.port), "--webui-port", str(place.web)]
-    executors = ["org.apache.spark.deploy.worker.Worker", *at, "--cores", "2", "--memory", "16g", "--webui-port", "0"]
+    executors = [
+        "org.apache.spark.deploy.worker.Worker",
+        *at,
+        "--cores",
+        str(cores),
+        "--memory",
+        "16g",
+        "--webui-port",
+        "0",
+    ]
     words = [[*start, *master, "--properties-file", str(conf)], [*start, *executors, place.url]]
     envs = [env, env]
     if worker:
