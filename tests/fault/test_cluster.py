@@ -29,7 +29,7 @@ from headrace.manifest import Manifest
 from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.loop.run import train
-from headrace.train.result import PHASES, Report
+from headrace.train.result import PHASES, TrainingReport
 from headrace.workspace import Workspace, checkout
 from tests.dags.standalone import standalone
 from tests.fault.cluster_side import CHECKPOINT_STEPS, FAULTS, RANKS, STEPS, job_of
@@ -51,7 +51,7 @@ class CalmRun:
     """A workspace with a dataset, and the run that no fault hits, by threads of this process."""
 
     ws: Workspace
-    report: Report
+    report: TrainingReport
     model: str
 
 
