@@ -19,6 +19,8 @@ import yaml
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.housekeeping.forget.erase import forget
+from headrace.housekeeping.forget.persons import read_persons
 from headrace.jobs.stages import load_stage
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
@@ -303,3 +305,55 @@ def test_requests_name_the_columns(day: Day, exported: Path, tmp_path: Path) -> 
         with over_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             label = client.infer("names", tensors).as_numpy("label")
         np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
+
+
+def text_of(file: Path) -> str:
+    """Return all of a file as text: rows of a Parquet file, the bytes of another one."""
+    if file.suffix == ".parquet" and file.read_bytes()[:4] == b"PAR1":
+        return str(pq.ParquetFile(file).read().to_pylist())
+    return file.read_bytes().decode("latin-1")
+
+
+def files_with(day: Day, persons: list[str]) -> set[str]:
+    """Return the files of the home, and the store of top lists, that have one of the persons anywhere."""
+    files = [f for f in day.ws.home.rglob("*") if f.is_file() and not f.is_symlink()]
+    store = day.folder / "top.lmdb"
+    return {str(f.relative_to(day.folder)) for f in [*files, store] if any(p in text_of(f) for p in persons)}
+
+
+def rows_with(day: Day, persons: list[str]) -> dict[str, int]:
+    """Return by table of the warehouse how many of its rows have one of the persons in any column."""
+    assert day.spec.publish is not None
+    tables = "SELECT quote_ident(table_schema) || '.' || quote_ident(table_name) FROM information_schema.tables "
+    tables += "WHERE table_schema NOT IN ('pg_catalog', 'information_schema') AND table_type = 'BASE TABLE'"
+    with connect(day.spec.publish.warehouse, day.ws) as conn:
+        found = {}
+        for (name,) in conn.execute(tables).fetchall():
+            query = f"SELECT count(*) FROM {name} AS t WHERE t::text ~ %s"
+            found[str(name)] = conn.execute(query, ["|".join(persons)]).fetchall()[0][0]
+    return {name: count for name, count in found.items() if count}
+
+
+@pytest.mark.slow
+def test_nothing_of_forgotten_persons_is_found(day: Day) -> None:
+    """The last test of the day, which changes it: searched with other means than those of `headrace forget`."""
+    column = NAMES["user"]
+    persons = sorted(day.frame[column].unique())[3:23:10]
+    assert any(name.endswith(".parquet") for name in files_with(day, persons))
+    assert "top.lmdb" in files_with(day, persons)
+    assert rows_with(day, persons).keys() >= {"public.names_scores"}
+    values = day.folder / "persons.txt"
+    values.write_text("".join(f"{person}\n" for person in persons))
+    *places, (request, _) = forget(day.spec, day.ws, read_persons(day.spec, column, values), datetime.now(UTC))
+    assert {place.kind for place in places} >= {"dataset", "model", "vocabulary", "warehouse", "online", "source"}
+    assert request.finished is not None
+    assert files_with(day, persons) == set()
+    assert rows_with(day, persons) == {}
+    # Everybody else's lists are as they were.
+    assert day.spec.publish is not None
+    with connect(day.spec.publish.warehouse, day.ws) as conn:
+        cursor = conn.execute("SELECT * FROM names_scores")
+        rows = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
+    order = [column, "rank"]
+    others = day.scores[~day.scores[column].isin(persons)].sort_values(order, ignore_index=True)
+    pd.testing.assert_frame_equal(rows.sort_values(order, ignore_index=True), others)
