@@ -36,7 +36,7 @@ _ENDED = ("FINISHED", "FAILED", "KILLED", "ERROR", NOT_FOUND)
 
 @dataclass(frozen=True)
 class State:
-    """Of an application."""
+    """State of an application."""
 
     ended: bool
     done: bool
@@ -52,7 +52,7 @@ class State:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What knows the applications: `kind` is standalone or yarn, `rest` the address of its API.
+    """Service that knows the applications: `kind` is standalone or yarn, `rest` the address of its API.
 
     Of a standalone master `web` is the address of its pages: they name the workers, which have the drivers' logs.
     """
@@ -62,7 +62,7 @@ class Cluster:
     web: str = ""
 
     def state(self, application: str) -> State:
-        """Of an application, by its id.
+        """Return the state of an application by its id.
 
         Raises:
             OSError: the API cannot be asked now.
@@ -102,7 +102,7 @@ class Cluster:
         return State(True, False, name, int(code[1]) if code else None, message + page)
 
     def _end_of_log(self, driver: str, worker: str) -> str:
-        """What a driver of the standalone master said last; empty where the pages cannot be read."""
+        """Return the last output of a driver of the standalone master; empty where the pages cannot be read."""
         query = urllib.parse.urlencode({"driverId": driver, "logType": "stdout", "byteLength": _LOG_BYTES})
         try:
             workers = _ask(f"{self.web}/json/").get("workers", [])
@@ -155,7 +155,7 @@ class Cluster:
 
 
 def last_words(text: str) -> str:
-    """The end of what a program said: its own message where there is one."""
+    """Return the end of a program's output: its own message where there is one."""
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return "\n".join(errors[-1:] or lines[-5:])

@@ -26,7 +26,7 @@ LITTLE = "512m"
 
 
 class Elsewhere:
-    """Of an operator: send a command, have the triggerer wait for it, then be told how it has ended.
+    """Operator part that sends a command, has the triggerer wait for it, and handles its end.
 
     The operator has `pipeline`, and `ended(context, code, said)`.
     """
@@ -34,7 +34,7 @@ class Elsewhere:
     pipeline: Pipeline
 
     def ended(self, context: Context, code: int | None, said: str) -> None:
-        """Called when the command has; `code` is None where it is not known."""
+        """Handle the command's end; `code` is None where it is not known."""
         raise NotImplementedError
 
     def run_elsewhere(
@@ -63,7 +63,7 @@ class Elsewhere:
         self.defer(trigger=trigger, method_name="application_ended", timeout=timeout)  # type: ignore[attr-defined]
 
     def application_ended(self, context: Context, event: dict[str, Any]) -> None:
-        """A driver or an application has."""
+        """Handle the end of a driver or an application."""
         self.log.info("the application is %s: %s", event["name"], event["message"])  # type: ignore[attr-defined]
         if event["done"]:
             self.ended(context, ERRORS.EXIT_DONE, "")
@@ -71,7 +71,7 @@ class Elsewhere:
             self.ended(context, event["code"], f"the application is {event['name']}: {event['message']}")
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> None:
-        """A pod has: the provider's operator names this method. It reads the log, and removes the pod."""
+        """Handle the end of a pod (the provider's operator names this method): read the log, and remove the pod."""
         pod = self._pod(master(self.pipeline), command(), None)
         self._see_through(pod, context, lambda: pod.trigger_reentry(context, event))
 
@@ -102,5 +102,5 @@ class Elsewhere:
 
 
 def known(place: Master) -> Cluster:
-    """The cluster that knows what was sent to a master."""
+    """Return the cluster that knows the applications of a master."""
     return Cluster(place.kind, place.rest, place.web)

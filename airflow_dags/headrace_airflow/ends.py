@@ -1,4 +1,4 @@
-"""What the exit code of a job or command means for its task: README.md, "Tries"."""
+"""Meaning of a job's or command's exit code for its task: README.md, "Tries"."""
 
 from __future__ import annotations
 

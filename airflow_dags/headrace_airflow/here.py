@@ -18,7 +18,7 @@ _GRACE_SECONDS = 30.0
 
 
 class Here:
-    """Of an operator: run a command, its output to the task's log, and stop it with the task."""
+    """Operator part that runs a command, writes its output to the task's log, and stops it with the task."""
 
     pipeline: Pipeline
     _process: subprocess.Popen[str] | None = None

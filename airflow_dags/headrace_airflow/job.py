@@ -121,12 +121,12 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
             self.succeeded(context)
 
     def _words(self, place: Master) -> list[str]:
-        """The stage as a command."""
+        """Return the stage as a command."""
         words = ("run", str(self.pipeline.path), "--ds", self.ds, "--from", self.stage, "--to", self.stage)
         return [*command(*words), *place.overrides]
 
     def ended(self, context: Context, code: int | None, said: str) -> None:
-        """The driver or the pod has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        """Handle the end of the driver or the pod. Raises AirflowException as `headrace_airflow.ends.end`."""
         if code == ERRORS.EXIT_DONE:
             self.succeeded(context)
         else:
@@ -139,7 +139,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
             super().on_kill()
 
     def succeeded(self, context: Context) -> None:
-        """Called when the job has."""
+        """Handle the job's success."""
 
     def _end(self, context: Context, code: int | None, said: str, cause: BaseException | None = None) -> None:
         try:
@@ -150,7 +150,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
             raise e from cause
 
     def refused(self, context: Context, why: str) -> None:
-        """Called when the job has ended with exit code 3. Raises RefusedException."""
+        """Handle exit code 3. Raises RefusedException."""
         raise RefusedException(why)
 
     def _get_hook(self) -> _Hook:
@@ -186,7 +186,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         return str(hook._yarn_application_id)
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        """The state of an application that a try before this one has sent."""
+        """Return the state of an application that an earlier try has sent."""
         try:
             state = known(self._place).state(str(external_id))
         except OSError as e:
@@ -194,11 +194,11 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         return "SUCCEEDED" if state.done else "ENDED" if state.ended else "ACTIVE"
 
     def is_job_active(self, status: str) -> bool:
-        """Whether it is at work or waits."""
+        """Return whether the application runs or waits."""
         return status == "ACTIVE"
 
     def is_job_succeeded(self, status: str) -> bool:
-        """Whether it has done its work."""
+        """Return whether the application succeeded."""
         return status == "SUCCEEDED"
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
@@ -206,7 +206,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         self.wait_for(self._place, str(external_id), self.execution_timeout)
 
     def get_job_result(self, external_id: Any, context: Context) -> None:
-        """A try before this one has seen it through."""
+        """Do nothing: an earlier try has finished the application."""
         self.succeeded(context)
 
 
@@ -244,7 +244,7 @@ def _spark_properties(pipeline: Pipeline, place: Master) -> str:
 
 @contextlib.contextmanager
 def _private_properties(properties: str, secrets: dict[str, str], public: dict[str, str]) -> Iterator[str]:
-    """The file with variables for YARN's application master, while the block runs, and secrets in files beside it.
+    """Write the file with variables for YARN's application master and secrets in files beside it, while the block runs.
 
     YARN starts a failed application again by itself, whatever its exit code says; here Airflow decides about tries.
     """

@@ -1,4 +1,4 @@
-"""Whose runs the jobs are: the task's and its DAG run's, as OpenLineage names parents of what is started.
+"""Parents of the jobs' runs: the task's and its DAG run's, as OpenLineage names the parents of started programs.
 
 Where Airflow's provider for OpenLineage is installed, by the ids that it sends its own events with.
 """
@@ -27,7 +27,9 @@ def parent_variables(context: Context) -> dict[str, str]:
 
 
 def _ids(task: Any) -> tuple[str, str]:
-    """The same ids each time that a try is asked, as after its deferral; jobs are named as the provider names them."""
+    """Return ids that are the same whenever a try is asked, as after its deferral; the provider names jobs in the same
+    way.
+    """
     namespace = os.environ.get("AIRFLOW__OPENLINEAGE__NAMESPACE") or os.environ.get("OPENLINEAGE_NAMESPACE", "default")
     dag, run = task.dag_id, f"{task.dag_id}/{task.run_id}"
     attempt = uuid5(NAMESPACE_URL, f"airflow:{run}/{task.task_id}/{task.map_index}/{task.try_number}")

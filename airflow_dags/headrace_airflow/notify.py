@@ -24,12 +24,12 @@ _TIMEOUT_SECONDS = 20
 
 
 def report_url(pipeline: str, ds: str) -> str:
-    """Where a day's report is."""
+    """Return the address of a day's report."""
     return f"{SETTINGS.reports_url}/{pipeline}/{ds}.html"
 
 
 def task_failed(context: Any) -> None:
-    """Callback of a task that has failed for good."""
+    """Send the message of a task that has failed for good; a callback."""
     task, ti = context["task"], context["ti"]
     why = str(context.get("exception") or "its process was killed")
     pipeline = getattr(task, "pipeline", None)
@@ -38,7 +38,7 @@ def task_failed(context: Any) -> None:
 
 
 def day_done(context: Any) -> None:
-    """Callback of the last task of a day."""
+    """Send the message of a finished day; a callback of its last task."""
     task = context["task"]
     tell("done", task.pipeline.name, _day(task, context), "The day is done.")
 
@@ -104,7 +104,7 @@ def _subject(message: dict[str, str]) -> str:
 
 
 def _day(task: Any, context: Any) -> str:
-    """The task's day; where its process was killed, templates have not been filled in yet."""
+    """Return the task's day; where its process was killed, templates have not been filled in yet."""
     ds = str(getattr(task, "ds", ""))
     if "{" not in ds:
         return ds

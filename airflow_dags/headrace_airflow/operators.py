@@ -52,11 +52,11 @@ class WaitForDay(Elsewhere, BaseOperator):
         self.complete(context, {"code": code, "said": said})
 
     def complete(self, context: Context, event: dict[str, Any]) -> None:
-        """It is, or the command has failed."""
+        """Finish the task: the day is complete, or the command has failed."""
         self.ended(context, event["code"], event["said"])
 
     def ended(self, context: Context, code: int | None, said: str) -> None:
-        """A look has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        """Handle the end of a look. Raises AirflowException as `headrace_airflow.ends.end`."""
         self.log.info("%s", said)
         if code != ERRORS.EXIT_DONE:
             end(code, f"a look at the day {self.ds} of '{self.pipeline.name}'", said)
@@ -80,7 +80,7 @@ class HeadraceCommand(Elsewhere, Here, BaseOperator):
             self.ended(context, *self.run_here(context, argv))
 
     def ended(self, context: Context, code: int | None, said: str) -> None:
-        """The command has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        """Handle the command's end. Raises AirflowException as `headrace_airflow.ends.end`."""
         if code != ERRORS.EXIT_DONE:
             end(code, f"headrace {' '.join(self.words)}", said)
 
@@ -108,7 +108,7 @@ class ModelEvent(BaseOperator):
 
 
 def model_asset(pipeline: Pipeline) -> Asset:
-    """What the DAG of the scores is scheduled by."""
+    """Return the asset that schedules the DAG of the scores."""
     return Asset(name=f"headrace_{pipeline.name}_model", uri=f"headrace://models/{pipeline.name}")
 
 
@@ -123,7 +123,7 @@ class BackfillRange(BaseOperator):
         self.ds = first
 
     def execute(self, context: Context) -> None:
-        """Raises AirflowFailException."""
+        """Fail the task with the file's fault. Raises AirflowFailException."""
         days = (date.fromisoformat(self.last) - date.fromisoformat(self.first)).days + 1
         if not 1 <= days <= SETTINGS.backfill_days:
             raise AirflowFailException(
@@ -153,7 +153,7 @@ class NextDay(TriggerDagRunOperator):
         self.pipeline, self.ds = pipeline, "{{ params.first }}"
 
     def execute(self, context: Context) -> None:
-        """Raises AirflowSkipException after the last day."""
+        """Start the run of the next day. Raises AirflowSkipException after the last day."""
         if self.conf["first"] > self.conf["last"]:
             raise AirflowSkipException("that was the last day")
         super().execute(context)
@@ -167,5 +167,5 @@ class Fault(BaseOperator):
         self.pipeline, self.ds = pipeline, ds
 
     def execute(self, context: Context) -> None:
-        """Raises AirflowFailException."""
+        """Check the range of days. Raises AirflowFailException."""
         raise AirflowFailException(str(self.pipeline.fault))

@@ -1,4 +1,4 @@
-"""What jobs and commands of the pipelines' environment are given: Spark's master, and secrets in their variables.
+"""Inputs of jobs and commands of the pipelines' environment: Spark's master, and secrets in their variables.
 
 Secrets come from Airflow's connections and go into the environment of the one process that is started: no argument, no
 template and no log line has them.
@@ -56,17 +56,18 @@ class Master:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether commands of `headrace` run where the stages do: this machine need not reach the workspace."""
+        """Return whether commands of `headrace` run where the stages do: this machine need not reach the workspace."""
         return self.kind in ("standalone", "kubernetes")
 
     @property
     def overrides(self) -> list[str]:
-        """What the application sets up depends on where it runs, so it is told."""
+        """Return the overrides that tell an application where it runs: its set-up depends on that."""
         return [] if self.kind == "kubernetes" else ["--set", f"spark.master={self.url}"]
 
 
 def master(pipeline: Pipeline) -> Master:
-    """Of a pipeline's own connection, else of all. Without this look, a missing one would silently mean `yarn`.
+    """Return the master of a pipeline's own connection, else of the common one. A missing one would silently mean
+    `yarn`.
 
     Raises:
         AirflowFailException: it is missing, has no host, or what it needs besides is not there.
@@ -146,7 +147,7 @@ def secrets(pipeline: Pipeline) -> dict[str, str]:
 
 
 def environment(pipeline: Pipeline | None = None) -> dict[str, str]:
-    """The whole environment of a command of the pipelines' environment; with its secrets where it is a pipeline's."""
+    """Return the environment of a command of the pipelines' environment, with the secrets of its pipeline."""
     private = {*private_variables(), "PYTHONPATH"}
     kept = {name: value for name, value in os.environ.items() if name not in private}
     return kept | {"PYTHONUNBUFFERED": "1"} | (secrets(pipeline) if pipeline is not None else {})

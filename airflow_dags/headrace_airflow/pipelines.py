@@ -36,16 +36,16 @@ class Pipeline:
     fault: str | None = None
 
     def dag_id(self, kind: str) -> str:
-        """Of its DAG of a kind: retrain, score, backfill, maintain."""
+        """Return the id of its DAG of a kind: retrain, score, backfill, maintain."""
         return f"headrace_{self.name}_{kind}"
 
     def stages(self, kind: str) -> list[Any]:
-        """The stages that it has of a kind of DAG, in order: entries of `headrace.stages`."""
+        """Return its stages of a kind of DAG, in order: entries of `headrace.stages`."""
         entries = [entry for entry in STAGES.values() if entry.dag == kind]
         return [e for e in entries if e.section is None or self.spec.get(e.section) is not None]
 
     def value(self, path: str, default: Any = None) -> Any:
-        """What stands at a key path of the file."""
+        """Return the value at a key path of the file."""
         node: Any = self.spec
         for key in path.split("."):
             node = node.get(key) if isinstance(node, dict) else None
@@ -53,18 +53,18 @@ class Pipeline:
 
     @property
     def daily(self) -> bool:
-        """Whether its source has new data every day: the day stands in its files' path, or its table has days."""
+        """Return whether its source has new data every day: its files' path has the day, or its table has days."""
         return "{ds}" in str(self.value("source.path", "")) or self.value("source.day") is not None
 
     def pool(self, stage: Any) -> str:
-        """Where a stage's job takes its slot: one at a time has the GPU."""
+        """Return the pool of a stage's job: one job at a time has the GPU."""
         on_gpu = stage.spark and self.value("spark.profile") == "gpu"
         trains = stage.lease == "train" and self.value("train.device") == "cuda"
         return GPU_POOL if on_gpu or trains else POOL
 
 
 def pipelines(with_specs: bool = True) -> Iterator[Pipeline]:
-    """Those of the folder, each name once.
+    """Return the pipelines of the folder, each name once.
 
     Args:
         with_specs: tell specs that headrace refuses; the process of a task need not, its job does.

@@ -25,7 +25,7 @@ _MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
 def properties(pipeline: Pipeline, conf: Mapping[str, str]) -> dict[str, str]:
-    """The Spark properties that count for a pipeline's pods.
+    """Return the Spark properties that apply to a pipeline's pods.
 
     Args:
         pipeline: whose.
@@ -42,7 +42,7 @@ def properties(pipeline: Pipeline, conf: Mapping[str, str]) -> dict[str, str]:
 def pod_spec(
     name: str, words: Sequence[str], given: Mapping[str, str], gpu: bool = False, secret: str | None = None
 ) -> dict[str, Any]:
-    """The pod, in the words of Kubernetes' API.
+    """Return the pod, in the terms of Kubernetes' API.
 
     Args:
         name: of the pod; the provider adds to it.
@@ -99,7 +99,7 @@ def pod_spec(
 
 
 def template_file(given: Mapping[str, str]) -> str | None:
-    """A file with what else a pod is to have."""
+    """Return the file with a pod's further settings, or None."""
     return given.get(f"{_DRIVER}podTemplateFile")
 
 
@@ -140,7 +140,7 @@ def _mib(size: str) -> int:
 
 
 def _volumes(given: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """By spark.kubernetes.driver.volumes.TYPE.NAME.mount.path and .options.KEY."""
+    """Return volumes and mounts by spark.kubernetes.driver.volumes.TYPE.NAME.mount.path and .options.KEY."""
     volumes: dict[str, dict[str, Any]] = {}
     mounts: dict[str, dict[str, Any]] = {}
     for key, value in given.items():

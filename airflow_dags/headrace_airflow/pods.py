@@ -102,5 +102,5 @@ def _secret_name(pipeline: str) -> str:
 
 
 def _name(text: str) -> str:
-    """As Kubernetes wants names."""
+    """Return a text as a name that Kubernetes accepts."""
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")

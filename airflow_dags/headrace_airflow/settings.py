@@ -1,4 +1,4 @@
-"""Where the pipelines' environment is: variables of the environment of Airflow's processes (README.md)."""
+"""Place of the pipelines' environment: variables of the environment of Airflow's processes (README.md)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def private_variables() -> list[str]:
 
 
 def _by_path(name: str) -> Any:
-    """A module of the package `headrace` that imports nothing but the standard library and PyYAML."""
+    """Load a module of the package `headrace` that imports nothing but the standard library and PyYAML."""
     spec = spec_from_file_location(
         f"headrace_by_path_{name.replace('/', '_')}", SETTINGS.checkout / "python" / f"{name}.py"
     )

@@ -1,4 +1,4 @@
-"""What the triggerer waits for, so that no worker's slot does: a day that is complete, an application that ends.
+"""Triggers that wait in place of a worker's slot: for a day that is complete, for an application that ends.
 
 The triggerer imports this module by its name: `airflow_dags` must be on its PYTHONPATH.
 """
@@ -32,7 +32,7 @@ class DayComplete(BaseTrigger):
         self.argv, self.seconds = list(argv), seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """What the triggerer makes it from."""
+        """Return the class path and arguments from which the triggerer creates it."""
         return "headrace_airflow.triggers.DayComplete", {"argv": self.argv, "seconds": self.seconds}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -75,7 +75,7 @@ class ApplicationEnded(BaseTrigger):
         self.kind, self.rest, self.web, self.application, self.seconds = kind, rest, web, application, seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """What the triggerer makes it from."""
+        """Return the class path and arguments from which the triggerer creates it."""
         names = ("kind", "rest", "web", "application", "seconds")
         kwargs = {name: getattr(self, name) for name in names}
         return "headrace_airflow.triggers.ApplicationEnded", kwargs

@@ -12,5 +12,5 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app(prog_name="headrace")

@@ -76,12 +76,12 @@ VAR = Path("var")
 
 
 def workspace(home: Path) -> Workspace:
-    """The workspace of `--home` and of the environment; commands then ask the spec for its own roots."""
+    """Return the workspace of `--home` and of the environment; commands then read the spec's own roots."""
     return Workspace.from_environment(home, os.environ)
 
 
 def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | None = None) -> list[str]:
-    """Overrides for `load_spec`: the keys of the overlays, then those of `--set`, then `--model`."""
+    """Return overrides for `load_spec`: the keys of the overlays, then those of `--set`, then `--model`."""
     from headrace.config import load_overlay
 
     chosen = [] if model is None else [f"score.model={json.dumps(model)}"]
@@ -89,5 +89,5 @@ def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | 
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
+    """Return the end of a command's help."""
     return "\n\n".join(["[bold]Examples[/]", *lines])

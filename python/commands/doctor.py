@@ -78,7 +78,7 @@ def python() -> Iterator[Finding]:
 
 
 def java() -> Iterator[Finding]:
-    """A JDK 17 or 21, where spark-submit looks for it: JAVA_HOME, then PATH."""
+    """Look for a JDK 17 or 21 where spark-submit does: JAVA_HOME, then PATH."""
     home = os.environ.get("JAVA_HOME")
     program = java_program()
     todo = "install a JDK 17 or 21" + (
@@ -98,7 +98,7 @@ def java() -> Iterator[Finding]:
 
 
 def java_major(text: str) -> int | None:
-    """The major version in what `java -version` says: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
+    """Return the major version in the output of `java -version`: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None
@@ -107,7 +107,7 @@ def java_major(text: str) -> int | None:
 
 
 def pins() -> Iterator[Finding]:
-    """The installed packages beside requirements/headrace.in."""
+    """Compare the installed packages with requirements/headrace.in."""
     pinned = requirements(installation() / "requirements" / "headrace.in")
     if pinned is None:
         yield Finding("pins", "warning", "requirements/headrace.in is not here: versions are not compared")
@@ -314,7 +314,7 @@ def disk(ws: Workspace) -> Iterator[Finding]:
 
 
 def gpu() -> Iterator[Finding]:
-    """A GPU and the RAPIDS plugin: both optional."""
+    """Look for a GPU and the RAPIDS plugin: both optional."""
     program = shutil.which("nvidia-smi")
     names: list[str] = []
     if program:
@@ -343,7 +343,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
-    """The embedded server's programs, or an answer from the pipeline's own warehouse."""
+    """Look for the embedded server's programs, or ask the pipeline's own warehouse for an answer."""
     from headrace.publish.embedded import processes, server
     from headrace.publish.opening import open_target
     from headrace.publish.postgres.server import connect

@@ -116,7 +116,7 @@ def _places(stage: str, spec: Spec, ds: str, key: str) -> tuple[str, ...]:
 
 
 def _source_tables(spec: Spec) -> Iterator[str]:
-    """The tables of each source. Rows of a table are not copied: only its bad ones are noted."""
+    """Yield the tables of each source. Rows of a table are not copied: only its bad ones are recorded."""
     folder = f"lake/{spec.pipeline}"
     for name, source in {"": spec.source, **{n: s.source for n, s in spec.sources.items()}}.items():
         if isinstance(source, LandingSource):

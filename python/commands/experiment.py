@@ -247,7 +247,7 @@ def _range(of: Mapping[str, Any]) -> str:
 
 
 def _found(name: str, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, Spec, Experiment]:
-    """The pipeline as it is named, itself, and its experiment."""
+    """Return the pipeline's name, its spec and its experiment."""
     if pipeline is None:
         shipped = [path.stem for path in sorted(pipeline_file("x").parent.glob("*.yaml"))]
         having = [p for p in shipped if name in (load_spec(p).experiments or {})]
@@ -265,7 +265,7 @@ def _found(name: str, pipeline: str | None, overrides: Sequence[str]) -> tuple[s
 
 
 def _newest(ws: Workspace, spec: Spec, stage: str) -> str | None:
-    """The newest day for which a stage has finished."""
+    """Return the newest day for which a stage has finished."""
     return max((d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, stage).is_file()), default=None)
 
 

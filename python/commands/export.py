@@ -126,7 +126,7 @@ def _writer(kind: str, form: Format) -> Callable[..., object]:
 def model_version(
     ws: Workspace, pipeline: str, asked: str, overrides: Sequence[str] = (), stage: str | None = None
 ) -> tuple[str, Version]:
-    """The name of a pipeline's registered model, and one of its versions.
+    """Return the name of a pipeline's registered model, and one of its versions.
 
     Args:
         ws: the workspace.

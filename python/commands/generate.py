@@ -14,7 +14,7 @@ from headrace.workspace import Workspace
 
 
 def wanted_days(spec: Spec, days: int | None, start: str | None, until: str | None, default: int = 8) -> list[str]:
-    """The days that are meant: from `start` (default: the log's first) to `until`, or `days` of them.
+    """Return the requested days: from `start` (default: the log's first) to `until`, or `days` of them.
 
     Raises:
         UserError: all three are given and disagree, or the end is before the start.

@@ -57,7 +57,7 @@ def init(path: str, target: Path | None, name: str | None, named: Named, force: 
 
 
 def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
-    """The newest day among the paths of files, or of the partitions that are days."""
+    """Return the newest day among the paths of files, or of the partitions that are days."""
     if sample.newest_day is not None:
         return sample.newest_day
     partition = partition_day(sample, columns)

@@ -63,7 +63,10 @@ def check(
 
 
 def as_record(seen: StepPlans) -> dict[str, Any]:
-    """A step for programs. What is on the CPU by design, reads of the table's log among it, has `on_gpu` null."""
+    """Return a step for programs.
+
+    What is on the CPU by design, reads of the table's log among it, has `on_gpu` null.
+    """
     return {
         "subject": seen.subject,
         "step": seen.step,
@@ -75,7 +78,7 @@ def as_record(seen: StepPlans) -> dict[str, Any]:
 
 
 def shipped() -> list[Spec]:
-    """The pipelines of conf/pipelines, by Spark's engine but for those that ask for Arrow's."""
+    """Return the pipelines of conf/pipelines, by Spark's engine but for those that ask for Arrow's."""
     names = sorted(p.stem for p in (installation() / "conf" / "pipelines").glob("*.yaml"))
     return [_by_spark(name, ()) for name in names]
 
@@ -114,7 +117,7 @@ def _print(seen: Sequence[StepPlans]) -> None:
 
 
 def _operators(seen: StepPlans) -> str:
-    """The physical operators of the step, each once, as the plan has them from the top."""
+    """Return the physical operators of the step, each once, as the plan has them from the top."""
     if seen.step == LOG:
         return "the table's log"
     return ", ".join(_names(seen))

@@ -116,7 +116,7 @@ def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Locatio
 
 
 def as_record(planned: Planned, source: str) -> dict[str, Any]:
-    """A plan for programs; memory in GiB, messages of a step in MB, times in milliseconds."""
+    """Return a plan for programs; memory in GiB, messages of a step in MB, times in milliseconds."""
     work, load = planned.work, planned.load
     ms = load.seconds(work.settings) * 1e3
     blocks = {t.name: planned.plan.blocks_of(t.name) for t in work.tables}

@@ -32,7 +32,7 @@ def reference() -> None:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     places: dict[type[BaseModel], list[str]] = {Spec: []}
     # Sections in the order in which the file names them, each before those within it.
     order: list[type[BaseModel]] = []

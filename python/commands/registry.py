@@ -96,7 +96,7 @@ def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None
 
 
 def _verdict(gate: Manifest, key: str) -> str | None:
-    """What a day's gate has said of the model of a key: the day's, or its challenger."""
+    """Return the verdict of a day's gate on the model of a key: the day's, or its challenger."""
     if facts.mapping(gate.facts.get("model")).get("key") == key:
         return str(gate.facts.get("verdict"))
     challenger = facts.mapping(gate.facts.get("challenger"))

@@ -173,7 +173,7 @@ class _Progress:
 
 
 def between(first: str, last: str) -> tuple[str, ...]:
-    """The stages from one to another.
+    """Return the stages from one to another.
 
     Raises:
         UserError: one is unknown, or they are the wrong way round.

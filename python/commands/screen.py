@@ -38,7 +38,7 @@ err: Console = _SafeConsole(stderr=True, highlight=False)
 
 
 def table(*headings: str, title: str | None = None) -> Table:
-    """An empty table in the house style. Headings that start with `>` are of numbers, to the right."""
+    """Return an empty table in the house style. Headings that start with `>` are of numbers, aligned right."""
     new_table = Table(
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold"
     )
@@ -48,7 +48,7 @@ def table(*headings: str, title: str | None = None) -> Table:
 
 
 def plain(text: str, style: str | Style = "") -> Text:
-    """A text without markup whose control characters are seen, for a cell or a line: what data or people have named."""
+    """Return a text without markup and with visible control characters, for names that data or people have given."""
     return Text(visible(text), style)
 
 

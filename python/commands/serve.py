@@ -17,7 +17,7 @@ TOKEN = "HEADRACE_SERVE_TOKEN"
 
 
 def token_of(file: Path | None) -> str | None:
-    """The token of a file or of the environment; None: there is none. Raises UserError: no header can have it."""
+    """Return the token of a file or of the environment, or None. Raises UserError: no header can have it."""
     if file is None:
         token = os.environ.get(TOKEN)
         where = TOKEN

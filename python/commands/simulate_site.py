@@ -47,7 +47,7 @@ def simulate_site(spec: Spec, ws: Workspace, ds: str, force: bool) -> SiteDay:
 
 @contextmanager
 def published_lists(spec: Spec, ws: Workspace) -> Iterator[tuple[Lists, str | None]]:
-    """What a site asks the warehouse for: users' lists in the view of the newest day; and which day that is.
+    """Yield the lists that a site requests from the warehouse, in the view of the newest day, and that day.
 
     Raises:
         UserError: the pipeline does not publish to PostgreSQL, nothing was published, or the server fails.

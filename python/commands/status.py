@@ -89,7 +89,7 @@ def status(
 def look(
     ws: Workspace, pipeline: str | None, ds: str | None, last: int, verify: bool, overrides: Sequence[str] = ()
 ) -> tuple[list[StageState], dict[str, str]]:
-    """What became of the stages of days, as `status` is asked for them; and who is at work, by pipeline.
+    """Return the states of stages for the days of `status`, and the lease holders by pipeline.
 
     Raises:
         UserError: the pipeline is unknown, a manifest is damaged.
@@ -112,12 +112,12 @@ def look(
 
 
 def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
-    """The spec of a shipped pipeline; None for one that came from a file of the user's, whose place is not known."""
+    """Return the spec of a shipped pipeline; None for one from a user's file, whose place is not known."""
     return load_spec(name, overrides) if pipeline_file(name).is_file() else None
 
 
 def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> list[StageState]:
-    """The stages that the pipeline has, in order."""
+    """Return the states of the pipeline's stages, in order."""
     manifests = manifests_of(ws, name, ds)
     found = []
     for stage_name in ORDER:
@@ -128,7 +128,7 @@ def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> 
 
 
 def state_table(states: Sequence[StageState]) -> Table:
-    """A row for each."""
+    """Return a table with a row for each state."""
     rows_table = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
     for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
         for s in day:

@@ -16,7 +16,7 @@ _SAMPLE_ROWS = 10
 
 
 def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:
-    """The manifests of a day, in order."""
+    """Return the manifests of a day, in order."""
     return {s: m for s in ORDER if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
 
 
@@ -41,7 +41,7 @@ def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
 
 
 def main_counts(manifest: Manifest | None) -> str:
-    """The counts that say most about what a stage made."""
+    """Return the counts that describe a stage's output best."""
     if manifest is None or not manifest.rows:
         return "–"
     names = [n for n in STAGES[manifest.stage].counts if n in manifest.rows] or list(manifest.rows)[:2]

@@ -22,7 +22,7 @@ _REFUSED = "refused"
 
 
 def show_verdict(gate: Manifest) -> None:
-    """A table of the rules, and the verdict."""
+    """Print a table of the rules, and the verdict."""
     challenger = facts.mapping(gate.facts.get("challenger"))
     for judged in (gate.facts, challenger):
         rows_table = table("rule", "", "figure")
@@ -43,7 +43,7 @@ def _state(rule: Mapping[str, Any]) -> Text:
 
 
 def sentence(gate: Manifest) -> str:
-    """The verdict in a sentence."""
+    """Return the verdict in a sentence."""
     model, champion = facts.mapping(gate.facts.get("model")), facts.mapping(gate.facts.get("champion"))
     beside = f"beside version {champion['version']}, the champion" if champion else "there is no champion yet"
     name = f"{gate.facts.get('registered')} version {model.get('version')} of {gate.ds}"
@@ -52,7 +52,7 @@ def sentence(gate: Manifest) -> str:
 
 
 def of_challenger(gate: Manifest) -> str:
-    """The verdict on the day's challenger in a sentence; empty where none was judged."""
+    """Return the verdict on the day's challenger in a sentence; empty where none was judged."""
     found = facts.mapping(gate.facts.get("challenger"))
     if not found:
         return ""
@@ -61,7 +61,7 @@ def of_challenger(gate: Manifest) -> str:
 
 
 def broken_rules(gate: Manifest) -> list[str]:
-    """The rules that are broken, with the figure, the limit and by how much."""
+    """Return the broken rules, with the figure, the limit and the difference."""
     broken = (r for r in facts.records(gate.facts.get("rules")) if r.get("passed") is False)
     return [f"{r.get('text')} ({r.get('key')})" for r in broken]
 

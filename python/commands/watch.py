@@ -50,7 +50,7 @@ def _screen(ws: Workspace, states: Sequence[StageState], busy: dict[str, str]) -
 
 
 def _news(ws: Workspace, states: Sequence[StageState], busy: dict[str, str], said: dict[str, str]) -> list[str]:
-    """What was not said yet: states that have changed, and how far the stages at work are."""
+    """Return lines that were not printed yet: states that have changed, and the progress of running stages."""
     now = {f"{s.pipeline} {s.ds} {s.stage}": s.state + (f": {s.reason}" if s.reason else "") for s in states}
     for name in busy:
         for stage in RunningStage.read(ws, name):
@@ -62,7 +62,7 @@ def _news(ws: Workspace, states: Sequence[StageState], busy: dict[str, str], sai
 
 
 def describe(stage: RunningStage, now: float | None = None) -> str:
-    """How far a stage is: what it says itself, else how long it has been at work beside the last time."""
+    """Return the progress of a stage: its own report, else its elapsed time beside that of its last run."""
     seconds = (time.time() if now is None else now) - stage.began
     at_work = f"{stage.stage}: at work for {facts.duration(seconds)}"
     p = stage.progress

@@ -174,7 +174,7 @@ def check_second_stage(
 
 
 def _check_trees(name: str, trees: Trees, train: Train, features: Features) -> None:
-    """Lists have a column, and labels are what is learned."""
+    """Check that lists have a column, and that labels are learned."""
     if trees.objective == "ranking" and not (trees.group or train.rank_group):
         raise ValueError(f"{name}.objective is 'ranking': name the carried column of its lists, {name}.group")
     if trees.objective == "classification" and features.label_type == "number" and trees.column is None:

@@ -223,7 +223,7 @@ def _check_column(section: str, column: str, table: Table, place: str) -> None:
 
 
 def _check_tasks(name: str, column: str | None, days: int, tasks: Mapping[str, Task]) -> None:
-    """A task that waits for a label waits until it is ripe."""
+    """Check that a task that waits for a label waits until the label is final."""
     for task_name, task in tasks.items():
         if task.label == column and task.known_after is not None and task.known_after.days < days:
             raise ValueError(

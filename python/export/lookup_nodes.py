@@ -95,14 +95,17 @@ class LookupNodes:
             self._named("Identity", [found], vectors_name(w.name))
 
     def _whole(self, w: EmbeddingLookup, f: Feature) -> str:
-        """The rows of all codes, float32 [cardinality, D]."""
+        """Add the rows of all codes as float32 [cardinality, D]; return the tensor's name."""
         parts, begin = self._tables[self._exported.table_of(w)].parts, self._constant(np.array([0]))
         found = [self._decoded(part, None) for part in parts]
         whole = self._add("Concat", found, axis=0) if len(found) > 1 else found[0]
         return self._add("Slice", [whole, begin, self._constant(np.array([f.cardinality or 0])), begin])
 
     def _rows(self, ids: str, w: EmbeddingLookup) -> str:
-        """The rows of ids (any shape) as float32 [..., D]. A code behind the last row is an error of the runtime."""
+        """Add the rows of ids (any shape) as float32 [..., D].
+
+        A code beyond the last row is an error of the runtime.
+        """
         table = self._tables[self._exported.table_of(w)]
         return self._of_codes(ids, table.parts) if table.ids is None else self._of_raw_ids(ids, table.ids, table.parts)
 

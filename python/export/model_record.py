@@ -1,4 +1,4 @@
-"""What the formats have in common: which tables are written, and the record at the end."""
+"""Parts that the formats share: the tables that are written, and the record at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.storage import Location
 
 
 def tables_of(exported: ExportedNetwork, used: Iterable[set[str]]) -> set[str]:
-    """The names of the tables that graphs read, of the names of arguments that each of them reads."""
+    """Return the names of the tables that graphs read, from the names of their arguments."""
     read = set[str]().union(*used)
     return {exported.table_of(w) for w in exported.lookups if vectors_name(w.name) in read}
 

@@ -42,7 +42,9 @@ class Argument:
 
 
 def vectors_name(lookup: str) -> str:
-    """What a lookup found: float32 [rows, D], [values, D] of a sequence, [cardinality, D] of a whole table."""
+    """Return the name of a lookup's result: float32 [rows, D], [values, D] of a sequence, [cardinality, D] of a whole
+    table.
+    """
     return f"{RESERVED}vectors.{lookup}"
 
 
@@ -52,12 +54,12 @@ def ids_name(feature: str) -> str:
 
 
 def lengths_name(feature: str) -> str:
-    """Of a list, how many values each row has: int64 [rows]."""
+    """Return the name of the number of values in each row of a list: int64 [rows]."""
     return f"{RESERVED}lengths.{feature}"
 
 
 class ExportedNetwork:
-    """What of a model is exported: a network and its lookups, and the tables that are not the model's own.
+    """Exported part of a model: a network and its lookups, and the tables that are not the model's own.
 
     A network that says how it is `frozen` (LightGCN, whose vectors follow from whole tables and a graph) is replaced.
     """
@@ -81,12 +83,12 @@ class ExportedNetwork:
         self.tables: Mapping[str, Tensor] = {self.table_of(w): rows[w.name] for w in self.lookups if w.name in rows}
 
     def table_of(self, w: EmbeddingLookup) -> str:
-        """The name of a lookup's table."""
+        """Return the name of a lookup's table."""
         return table_name(w, self.features[w.feature])
 
     @property
     def graphs(self) -> tuple[str, ...]:
-        """Those that the network has: see `headrace.export.record`."""
+        """Names of the network's graphs: see `headrace.export.record`."""
         is_retrieval = all(hasattr(self.network, name) for name in ("item", "queries", "items"))
         return (MODEL, QUERY, ITEM) if is_retrieval else (MODEL,)
 
@@ -98,7 +100,7 @@ class ExportedNetwork:
 
     @property
     def arguments(self) -> list[Argument]:
-        """What `NetworkGraphs` is given, in order."""
+        """Return the arguments of `NetworkGraphs`, in order."""
         columns = self.model.inputs.continuous_columns
         found = [Argument(CONTINUOUS, (ROWS, columns), torch.float32)] if columns else []
         for f in self.features.values():
@@ -164,7 +166,7 @@ class NetworkGraphs(nn.Module):
 
 
 def is_sequence(w: EmbeddingLookup) -> bool:
-    """Whether a lookup has a vector of each value of a list."""
+    """Return whether a lookup gives a vector for each value of a list."""
     return w.ids == "batch" and w.pooling == "none"
 
 
@@ -173,7 +175,7 @@ def _values(f: Feature) -> str:
 
 
 def _empty_inputs(model: ShardedModel) -> Inputs:
-    """Those of a batch without rows: what is looked up whole is in it all the same."""
+    """Return the inputs of a batch without rows; tables that are looked up whole are part of it all the same."""
     codes = sum(f.length for f in model.schema.of(Kind.CATEGORICAL))
     with torch.no_grad():
         return model.inputs_of(

@@ -89,7 +89,7 @@ def _check_names(schema: DatasetSchema, graph: Any) -> None:
 
 
 def _part(whole: Any, outputs: Collection[str], of_rows: Collection[str]) -> Any:
-    """A model of some of the outputs of a whole, of what these need.
+    """Return the submodel that computes some of a model's outputs.
 
     Args:
         whole: a model.
@@ -122,7 +122,7 @@ def _part(whole: Any, outputs: Collection[str], of_rows: Collection[str]) -> Any
 
 
 def _needed(graph: Any, outputs: Collection[str]) -> tuple[list[Any], set[str]]:
-    """The nodes that outputs need, in order, and all names that these read."""
+    """Return the nodes that outputs need, in order, and all names that these read."""
     needed, nodes = set(outputs), []
     for node in reversed(graph.node):
         if needed.intersection(node.output):

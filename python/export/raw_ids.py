@@ -1,4 +1,4 @@
-"""Which row a 64-bit id has, in operators that graphs have: ids in buckets by their remainder, each compared.
+"""Row lookup of 64-bit ids with the operators that graphs have: ids in buckets by their remainder, each compared.
 
 A graph has no search in sorted numbers and no hash table. An id's bucket is its remainder by a prime; rows are in the
 order of buckets. A lookup reads as many ids from the bucket's start on as the fullest bucket has, and takes the one
@@ -59,5 +59,5 @@ def _divided(ids: NDArray[np.int64], buckets: int) -> Buckets:
 
 
 def next_prime(n: int) -> int:
-    """The smallest prime that is not below n."""
+    """Return the smallest prime that is not below n."""
     return next(p for p in count(max(n, 2)) if all(p % d for d in range(2, int(p**0.5) + 1)))

@@ -101,12 +101,12 @@ class Record(_Part):
 
 
 def write_record(folder: Location, record: Record) -> None:
-    """The last file of an export."""
+    """Write the record, which is the last file of an export."""
     (folder / RECORD).put_text(record.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
 def read_record(folder: Location) -> Record:
-    """What an export has.
+    """Read an export's record.
 
     Raises:
         UserError: the folder is no export, or a file is missing or of another size.

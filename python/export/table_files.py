@@ -51,7 +51,7 @@ class Block:
 
     @property
     def bytes(self) -> int:
-        """In the file."""
+        """Size of the file in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
@@ -65,13 +65,13 @@ class TablePart:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.matrix.shape[0]
 
 
 @dataclass(frozen=True)
 class IdFiles:
-    """Which row an id of a table of raw ids has: see `headrace.export.raw_ids`.
+    """Files that map an id of a table of raw ids to its row: see `headrace.export.raw_ids`.
 
     Attributes:
         keys: the ids in the order of their rows: int64 [rows].
@@ -132,7 +132,7 @@ def write_tables(
 
 
 def stored_rows(exported: ExportedNetwork) -> dict[str, Tensor]:
-    """By table of codes, its rows as stored [N, stored width], in the order of codes: views."""
+    """Return the rows of each table of codes as stored [N, stored width], in the order of codes: views."""
     embeddings = exported.model.embeddings
     found: dict[str, Tensor] = {}
     for held in local_blocks(embeddings, WEIGHT):
@@ -143,7 +143,7 @@ def stored_rows(exported: ExportedNetwork) -> dict[str, Tensor]:
 
 
 def _raw_ids_of(model: ShardedModel) -> dict[str, tuple[NDArray[np.int64], Tensor, Tensor]]:
-    """By table of raw ids: ids int64 [N], their rows as stored [N, D], and what stands for an id without one [D]."""
+    """Return by table of raw ids: ids int64 [N], their rows as stored [N, D], and the vector of unknown ids [D]."""
     if model.dynamic is None or model.absent is None:
         return {}
     tables = zip(model.dynamic.tables, model.absent, strict=True)
@@ -155,7 +155,7 @@ _Rows = Callable[[int, int], Tensor]
 
 
 def _rows(stored: Tensor) -> tuple[int, int, _Rows]:
-    """How many rows, how wide, and the rows, of rows as stored."""
+    """Return the number of rows, their width, and a reader of them."""
     width = stored.shape[1] - _GRID if stored.dtype is torch.uint8 else stored.shape[1]
     return len(stored), width, lambda a, b: decode(stored[a:b])
 
@@ -219,5 +219,5 @@ def _write(out: BinaryIO, numbers: Tensor) -> None:
 
 
 def total_bytes(tables: Mapping[str, TableFiles]) -> int:
-    """Of all tables."""
+    """Return the bytes of all tables."""
     return sum(b.bytes for table in tables.values() for b in table.blocks)

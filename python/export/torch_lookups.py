@@ -57,7 +57,10 @@ class LookupsAndNetwork(nn.Module):
 
     @property
     def arguments(self) -> list[Argument]:
-        """Of `forward`. How many rows tables have is no part of the program, or examples of them would be."""
+        """Return the arguments of `forward`.
+
+        The number of rows of tables is no part of the program, or examples of them would be.
+        """
         (exported,) = self._exported
         lookups = [w for w in exported.lookups if w.ids == "all" and vectors_name(w.name) in self._used]
         whole = {b.name for w in lookups for b in self._tables[exported.table_of(w)].blocks}

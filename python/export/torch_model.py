@@ -41,7 +41,7 @@ def write_torch(
 
 
 def _used(exported: ExportedNetwork, graph: str) -> set[str]:
-    """The names of the arguments that a graph reads."""
+    """Return the names of the arguments that a graph reads."""
     program = traced(NetworkGraphs(exported, [graph]).eval(), exported.arguments, exported.model.config.kind)
     nodes = program.graph_module.graph
     nodes.eliminate_dead_code()

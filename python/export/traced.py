@@ -20,7 +20,7 @@ _TRACED_ROWS = 3
 
 
 def traced(module: nn.Module, arguments: Sequence[Argument], kind: str) -> torch.export.ExportedProgram:
-    """A module of tensors as a program of torch.
+    """Trace a module of tensors as a program of torch.
 
     Args:
         module: in evaluation mode.
@@ -68,7 +68,7 @@ def traced_onnx(exported: ExportedNetwork) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of libraries that are not there, and of what it cannot trace: that is in the error."""
+    """Silence torch's messages about missing libraries and untraceable code: the error has the latter."""
     with warnings.catch_warnings(), torch.inference_mode(False), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
@@ -80,7 +80,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _example(a: Argument, sizes: dict[str, Any]) -> Tensor:
-    """A tensor of an argument's shape; the dimensions that differ are given sizes and names of torch's."""
+    """Return an example tensor of an argument's shape; dimensions that vary get sizes and names of torch's."""
     shape = []
     for n in a.shape:
         if isinstance(n, str):

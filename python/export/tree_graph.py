@@ -33,7 +33,7 @@ _RESERVED = ("tree.", MATRIX, SCORES, ONLY_TASK)
 
 
 def faults(booster: xgb.Booster) -> list[str]:
-    """What of trees cannot be exported, each in a sentence."""
+    """Return a sentence for each property of trees that cannot be exported."""
     learner = json.loads(booster.save_raw("json"))["learner"]
     name, found = learner["objective"]["name"], []
     if learner["gradient_booster"]["name"] != "gbtree":
@@ -52,7 +52,7 @@ def check_exportable(booster: xgb.Booster) -> None:
 
 
 def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
-    """The model (`onnx.ModelProto`): features by their names to `label` float32 [rows].
+    """Return the model (`onnx.ModelProto`): features by their names to `label` float32 [rows].
 
     Inputs as those of models with embeddings: numbers float32 [rows, columns], codes int64 [rows], lists of codes int64
     [rows, length] of any length of at least 1; of these the trees see as many as the schema says.
@@ -74,7 +74,7 @@ def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
 
 
 def matrix_graph(schema: DatasetSchema) -> Any:
-    """The matrix alone: features by their names to `matrix` float32 [rows, columns], for a runtime of trees."""
+    """Return the matrix alone: features by their names to `matrix` float32 [rows, columns], for a runtime of trees."""
     nodes = _Nodes()
     inputs = _matrix(nodes, schema)
     width = len(matrix_columns(schema))
@@ -138,7 +138,7 @@ def _codes(nodes: _Nodes, f: Feature) -> str:
 
 
 def _link(objective: str) -> bool | None:
-    """Whether the sum is a logit (its base score a probability) or what the model says; None: neither."""
+    """Return whether the sum is a logit (its base score a probability) or the prediction itself; None: neither."""
     if objective in ("binary:logistic", "reg:logistic"):
         return True
     if objective.startswith("rank:") or objective in ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror"):
@@ -147,7 +147,7 @@ def _link(objective: str) -> bool | None:
 
 
 def _margin(learner: Mapping[str, Any]) -> tuple[bool, float]:
-    """(whether a sigmoid ends it, what is added to the trees' sum)."""
+    """Return whether a sigmoid follows the trees' sum, and the constant that is added to it."""
     sigmoid = _link(learner["objective"]["name"])
     assert sigmoid is not None
     score = float(learner["learner_model_param"]["base_score"].strip("[]"))
@@ -227,7 +227,7 @@ def _add_tree(
 
 
 def _sets(tree: Mapping[str, Any]) -> dict[int, NDArray[np.int64]]:
-    """By node that splits codes into two sets: the codes that go right."""
+    """Return the codes that go right, by node that splits codes into two sets."""
     categories = np.asarray(tree.get("categories", []), np.int64)
     starts, sizes = tree.get("categories_segments", []), tree.get("categories_sizes", [])
     return {

@@ -1,4 +1,4 @@
-"""What the RAPIDS plugin says of Spark plans, on a machine without a GPU.
+"""Verdicts of the RAPIDS plugin on Spark plans, on a machine without a GPU.
 
 In its explain-only mode the plugin looks at every physical plan that Spark is about to run, logs what it would put on
 the GPU and what not and why, and lets the CPU run it. That covers what its `ExplainPlan` call does not: writes,
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def leaves(self) -> bool:
-        """Whether it does not run on the GPU."""
+        """Return whether it does not run on the GPU."""
         if self.is_exec:
             return self.mark not in "*#" or bool(_HOST.search(self.name))
         return self.mark in "!$"
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def leaving(self) -> tuple[Node, ...]:
-        """What leaves the GPU: the deepest causes, not what could run there were it not for them."""
+        """Return the nodes that leave the GPU: the deepest causes, without nodes that leave only because of them."""
         if self.is_bookkeeping:
             return ()
         found = [n for n in self.nodes if n.leaves]
@@ -109,7 +109,7 @@ class Plan:
 
 
 def _follows(node: Node) -> bool:
-    """Whether its reason is that a part of it, or what it is a part of, cannot."""
+    """Return whether a node's reason is that its child or its parent cannot run on the GPU."""
     return any(
         m in node.reason
         for m in ("not all expressions can be replaced", "because parent can't", "not all data writing commands can be")
@@ -152,14 +152,14 @@ class Explainer:
         context.updateLoggers()
 
     def ran(self) -> list[Plan]:
-        """The plans that ran since the last call."""
+        """Return the plans that ran since the last call."""
         text = self._written.toString()
         self._written.getBuffer().setLength(0)
         plans = [Plan(part) for part in text.split(_START)]
         return [p for p in plans if p.nodes]
 
     def explain(self, frame: DataFrame) -> Plan:
-        """The plan of a frame, without running it."""
+        """Return the plan of a frame, without running it."""
         before = self._written.getBuffer().length()
         plan = Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
         # It goes to the log, too, where it would be taken for one that ran.
@@ -169,7 +169,8 @@ class Explainer:
 
 @contextmanager
 def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSession]:
-    """A session with the settings of conf/spark/gpu.conf in explain-only mode. There must be no other in this process.
+    """Give a session with the settings of conf/spark/gpu.conf in explain-only mode. No other session may be in this
+    process.
 
     Raises:
         UserError: the plugin's jar is missing.
@@ -189,7 +190,7 @@ def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSe
 
 
 def explain_properties(settings: dict[str, str]) -> dict[str, str]:
-    """Settings of a GPU cluster, changed so that a machine without a GPU explains what they would do."""
+    """Return settings of a GPU cluster, changed so that a machine without a GPU explains what they would do."""
     assert rapids_jars(), "properties() refuses the profile without the jar"
     return settings | {
         "spark.rapids.sql.mode": "explainOnly",

@@ -78,12 +78,12 @@ class StepPlans:
 
     @property
     def leaving(self) -> tuple[Node, ...]:
-        """What leaves the GPU."""
+        """Return the nodes that leave the GPU."""
         return tuple(n for p in self.plans for n in p.leaving)
 
     @property
     def green(self) -> bool:
-        """Whether all of it stays on the GPU."""
+        """Return whether all of it stays on the GPU."""
         return not self.leaving and not self.fault
 
     def faults(self) -> list[str]:
@@ -173,7 +173,7 @@ def _table_case(
 
 
 def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[StepPlans]:
-    """A pipeline's features stage over a small table with its schema, in the workspace `ws`.
+    """Plan a pipeline's features stage over a small table with its schema, in the workspace `ws`.
 
     One that asks for the Arrow engine has no plans: its features are made on CPUs.
     """
@@ -220,7 +220,7 @@ _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and writ
 
 
 def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ...]]]:
-    """The plans of a step of the stage, sorted into finer steps by what they do."""
+    """Sort the plans of a step of the stage into finer steps by what they do."""
     found: dict[str, list[Plan]] = {}
     for plan in plans:
         execs = [n.name for n in plan.execs]
@@ -246,7 +246,7 @@ def _first_line(e: Exception) -> str:
 
 
 def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
-    """What ingest leaves: the tables of events, and a manifest that pins them."""
+    """Write what ingest leaves: the tables of events, and a manifest that pins them."""
     outputs = [_land_source(spark, ws, spec, ds, None, spec.table)]
     outputs += [_land_source(spark, ws, spec, ds, name, s.table) for name, s in spec.sources.items()]
     Manifest(
@@ -275,7 +275,7 @@ def _land_source(spark: SparkSession, ws: Workspace, spec: Spec, ds: str, name: 
 
 
 def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], delta: bool = False) -> DataFrame:
-    """A small table on disk."""
+    """Write a small table to the disk."""
     rows = made_rows(columns, gpu_cases.LABEL, "2026-01-01", 10, gpu_cases.TIME)
     if columns is _EXTERNAL:
         # Join tables have each key once.
@@ -292,7 +292,7 @@ def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], 
 
 
 def _fresh(ws: Workspace, name: str) -> Location:
-    """A new folder."""
+    """Make a new folder."""
     path = ws.scratch / f"{name}-{sum(p.name.startswith(f'{name}-') for p in ws.scratch.entries())}"
     path.make_dir()
     return path

@@ -1,4 +1,4 @@
-"""Which stages one Spark application serves: those that follow each other and whose settings of Spark agree."""
+"""Grouping of stages into Spark applications: consecutive stages whose Spark settings agree share one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.stages import STAGES
 
 
 def spark_settings_of(stage: str, spec: Spec) -> Spark | None:
-    """The settings of the session that a stage opens; None: it opens none."""
+    """Return the settings of the session that a stage opens, or None where it opens none."""
     entry = STAGES[stage]
     if not entry.spark:
         return None

@@ -11,7 +11,7 @@ from headrace.stages import ORDER
 
 
 def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
-    """The days from one to another, both included; `until`: None: the one day.
+    """Return the days from one to another, both included; `until` None: the one day.
 
     Raises:
         UserError: they are the wrong way round, or the source has no days.
@@ -72,13 +72,15 @@ def turns(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tu
 
 
 def _waits_for_the_day_before(stage: str, spec: Spec) -> bool:
-    """Whether a stage of a day stands on later stages of the day before."""
+    """Return whether a stage of a day depends on later stages of the day before."""
     judged = spec.gate is not None or spec.challenger is not None
     return judged and stage in ORDER and ORDER.index(stage) >= ORDER.index("train")
 
 
 def _loading_order(spec: Spec, days: Sequence[str]) -> list[str]:
-    """The first day, whose catch-up is of days before it; those that cover all since the one before; the rest."""
+    """Return the order of loading: the first day, which catches up on days before it; days that cover the gaps; the
+    rest.
+    """
     covered = 1 + min(s.catch_up_days for s in (spec.source, *(named.source for named in spec.sources.values())))
     covering = [days[0], *days[covered::covered], days[-1]]
     return list(dict.fromkeys([*covering, *days]))

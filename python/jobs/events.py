@@ -1,4 +1,4 @@
-"""What an application that serves several stages says to its submitter: lines of JSON among all else that it prints."""
+"""Messages of an application with several stages to its submitter: lines of JSON among its other output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StageEvent:
 
     @staticmethod
     def parse(line: bytes) -> StageEvent | None:
-        """An event of what follows MARK in a line; None: it is none."""
+        """Return the event that follows MARK in a line, or None."""
         try:
             return StageEvent(**json.loads(line))
         except (ValueError, TypeError):

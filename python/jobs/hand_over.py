@@ -1,4 +1,4 @@
-"""What an application of a cluster is given by files: Spark properties as Java reads them, and secrets.
+"""Files for an application on a cluster: Spark properties as Java reads them, and secrets.
 
 Airflow loads this module by its path, in an environment without headrace: it imports the standard library alone.
 

@@ -15,7 +15,7 @@ log = logging.getLogger("headrace.jobs")
 
 @contextmanager
 def import_ahead(stages: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Within, once it is asked for, a thread imports what `StageEntry.imports` name, in the order of the stages.
+    """Give a function that starts a thread, which imports `StageEntry.imports` in the order of the stages.
 
     What goes wrong is left to the stage, which imports it again. At the end the thread stops behind the module that it
     is in.

@@ -1,4 +1,4 @@
-"""What an application prints: into its stages' logs whole, to the screen without the JVM's chatter."""
+"""Output of an application: all of it to its stages' logs, without the JVM's chatter to the screen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class Sink(Protocol):
-    """Where output is kept."""
+    """Destination of output."""
 
     def write(self, data: bytes, /) -> object: ...
 
@@ -99,7 +99,7 @@ class JsonLines:
         return self._sink.flush()
 
     def close(self) -> None:
-        """What is left is a line."""
+        """Write the rest as a line."""
         held, self._held = self._held, b""
         self._hand_on([held])
         self.flush()

@@ -1,4 +1,4 @@
-"""What a program does when the process that has started it is gone."""
+"""End of a program whose parent process has died."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> Iterator[Callable[[], None]]:
-    """The session that the stages share, where one of them needs any; gives what to call between two of them."""
+    """Open the session that the stages share, if one of them needs it; give a function to call between two of them."""
     if not any(STAGES[name].spark for name in args.stages):
         yield lambda: None
         return
@@ -191,7 +191,7 @@ def _say(text: str) -> None:
 
 
 def _killed_jvm() -> int | None:
-    """The exit code where a failure is that a signal has ended the JVM."""
+    """Return the exit code where the failure is a JVM ended by a signal."""
     if "headrace.lake.spark.session" not in sys.modules:
         return None
     from headrace.lake.spark.session import jvm_exit_code

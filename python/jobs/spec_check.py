@@ -1,4 +1,4 @@
-"""What a spec alone decides, told before the first stage begins rather than by the stage that comes to it.
+"""Checks of a spec that need no data, made before the first stage begins.
 
 Imports neither Spark nor torch.
 """

@@ -12,7 +12,7 @@ from headrace.stages import STAGES
 
 
 def load_stage(name: str) -> Stage:
-    """The stage of that name (one of `headrace.stages.ORDER`).
+    """Load the stage of that name (one of `headrace.stages.ORDER`).
 
     Raises:
         KeyError: there is none.
@@ -22,7 +22,7 @@ def load_stage(name: str) -> Stage:
 
 
 def features_stage() -> Stage:
-    """The stage `features` with the counts of its columns that the stage `drift` judges."""
+    """Return the stage `features` with the counts of its columns that the stage `drift` judges."""
     from headrace.drift.count_day import count_day
     from headrace.features.build.stage import BuildFeatures
 

@@ -29,7 +29,7 @@ from headrace.workspace import Workspace
 
 
 def spark_home() -> Path:
-    """The installed pyspark package, without importing it.
+    """Return the folder of the installed pyspark package, without importing it.
 
     Raises:
         UserError: it is not installed.
@@ -41,7 +41,7 @@ def spark_home() -> Path:
 
 
 def properties_file(ws: Workspace, pipeline: str) -> Location:
-    """Where a pipeline's Spark properties file is by default."""
+    """Return the default place of a pipeline's Spark properties file."""
     return ws.spark_local / f"{pipeline}.properties"
 
 
@@ -63,7 +63,7 @@ def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    """An opener of `open`, for a file that is its owner's alone from the beginning."""
+    """Open a file that only its owner can read from the beginning; an opener of `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -76,7 +76,7 @@ def command(
     events: bool = False,
     until: str | None = None,
 ) -> list[str]:
-    """The command line of an application.
+    """Return the command line of an application.
 
     Args:
         stages: of headrace.stages.ORDER, in that order; those of one application (headrace.jobs.applications).
@@ -98,7 +98,7 @@ def command(
 def environment(
     conf: Spark, base: Mapping[str, str] | None = None, properties: Location | None = None
 ) -> dict[str, str]:
-    """The variables of an application: the caller's, and Spark's folder, interpreter and address.
+    """Return the variables of an application: the caller's, and Spark's folder, interpreter and address.
 
     Args:
         conf: the section `spark`.
@@ -140,7 +140,7 @@ class _StageLogs:
         self._file: BinaryIO | None = None
 
     def switch(self, stage: str, ds: str) -> None:
-        """From now on it is another stage's, or another day's."""
+        """Direct the following output to another stage or day."""
         if (ds, stage) != self._turn:
             self.close()
             self._turn = (ds, stage)
@@ -232,6 +232,6 @@ def submit(
 
 
 def _without_values(line: Sequence[str]) -> list[str]:
-    """A command line for the log: of `--set` the keys alone. What a value is, only its owner knows."""
+    """Return a command line for the log, with the keys of `--set` alone: a value may be a secret."""
     before = ["", *line]
     return [f"{word.partition('=')[0]}=..." if b == "--set" else word for b, word in zip(before, line, strict=False)]

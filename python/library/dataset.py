@@ -40,7 +40,8 @@ def load_dataset(
     streams: int | None = None,
     jagged: bool = False,
 ) -> Dataset:
-    """A split of a dataset (of `FittedWorkflow.write_dataset`, or of the stage features) as a torch IterableDataset.
+    """Open a split of a dataset (of `FittedWorkflow.write_dataset`, or of the stage features) as a torch
+    IterableDataset.
 
         for features, labels in hr.load_dataset("dataset", batch_size=1024): ...
 
@@ -110,7 +111,7 @@ class Dataset(IterableDataset[Sample]):
         return self.layout.rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next pass is: it decides the order. As of torch's DistributedSampler."""
+        """Set the epoch of the next pass, which decides its order, as torch's DistributedSampler does."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Sample]:

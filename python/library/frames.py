@@ -21,7 +21,7 @@ _NARROW = {"tinyint": "int", "smallint": "int", "timestamp_ntz": "timestamp", "v
 
 
 def library_of(frame: Any) -> Library:
-    """Which library a frame is of.
+    """Return the library that a frame is of.
 
     Raises:
         UserError: it is none of the four.
@@ -42,7 +42,7 @@ def library_of(frame: Any) -> Library:
 
 
 def columns_of(frame: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
-    """The named columns of a frame with their types, as a pipeline would declare them.
+    """Return the named columns of a frame with their types, as a pipeline would declare them.
 
     Raises:
         UserError: a column is not there, is there twice, has values of several types, or has a type that no operator
@@ -71,7 +71,7 @@ def columns_of(frame: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
 
 
 def to_arrow(frame: Any, columns: Sequence[TableColumn]) -> pa.Table:
-    """The columns of a pandas, Polars or Arrow frame in their types; pandas' missing values are null.
+    """Return the columns of a pandas, Polars or Arrow frame in their types; pandas' missing values are null.
 
     Raises:
         UserError: a column is missing or there twice, or a value is not of its type.
@@ -94,7 +94,7 @@ def to_arrow(frame: Any, columns: Sequence[TableColumn]) -> pa.Table:
 
 
 def like(frame: Any, table: pa.Table) -> Any:
-    """An Arrow table as a frame of the same library as `frame` (pandas: with its index)."""
+    """Return an Arrow table as a frame of the same library as `frame` (pandas: with its index)."""
     library = library_of(frame)
     if library == "pandas":
         made = table.to_pandas()

@@ -19,7 +19,7 @@ from headrace.storage import local
 
 
 class Predictor:
-    """What a saved model says of rows that have the columns of its features, as the lake has them.
+    """Predictions of a saved model for rows that have the columns of its features, as the lake has them.
 
         p = hr.Predictor("var/models/clicks/2026-01-08/3f2a/model")
         p.predict(frame)                                        # float32 [rows]

@@ -18,7 +18,7 @@ from headrace.library.predictor import Predictor
 
 
 class SavedModel:
-    """What MLflow asks for predictions."""
+    """Saved model as MLflow calls it for predictions."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -79,7 +79,10 @@ def _write_table(table: pa.Table, split: str, file: Location) -> None:
 
 
 def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Location) -> None:
-    """A row's place is its partition and its number there: the same as long as Spark makes the frame the same way."""
+    """Write a Spark frame.
+
+    A row's place is its partition and its number there, which follow from how Spark makes the frame.
+    """
     from pyspark.sql import functions as F
 
     from headrace.features.functions.spark_expressions import col
@@ -94,7 +97,7 @@ def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Locat
 
 
 def split_frame(frame: Any, valid: float) -> dict[str, Any]:
-    """The splits of a frame: its last rows, a share `valid` of them, validate (0: there is no such split).
+    """Split a frame: its last rows, a share `valid` of them, validate (0: there is no such split).
 
     Raises:
         UserError: the share is not in [0, 1), or the frame is Spark's, whose rows have no order.

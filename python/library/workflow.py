@@ -119,7 +119,7 @@ class FittedWorkflow:
     """All that a workflow learned."""
 
     def __init__(self, fitted: pipeline.FittedWorkflow) -> None:
-        """Of what `Workflow.fit` or `load` made."""
+        """Wrap the result of `Workflow.fit` or `load`."""
         self.fitted = fitted
 
     @property
@@ -133,7 +133,7 @@ class FittedWorkflow:
         return {name: found.table for name, found in self.fitted.vocabularies.items()}
 
     def transform(self, frame: Any) -> Any:
-        """The features of a frame's rows, as a frame of the same library, in the same order.
+        """Return the features of a frame's rows, as a frame of the same library, in the same order.
 
         Numbers are float32 without nulls, codes int32 (0: null, 1: out of vocabulary), a list of length k is k columns
         `name__0 ...`. Label and carried columns follow where the frame has them. Operators that encode training rows
@@ -222,7 +222,7 @@ class FittedWorkflow:
 
     @staticmethod
     def load(path: Path) -> FittedWorkflow:
-        """What `save` wrote; or the workflow in the folder of a dataset (`DATASET/workflow`), or of a model.
+        """Load what `save` wrote; or the workflow in the folder of a dataset (`DATASET/workflow`), or of a model.
 
         Operators that are named as `module:Class` are imported: load what you trust.
 

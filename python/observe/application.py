@@ -1,4 +1,4 @@
-"""What others hear of the stages of an application: log context, events, metrics, a file about the stage at work."""
+"""Observation of an application's stages: log context, events, metrics, a file about the running stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("headrace.observe")
 
 
 class Observation:
-    """Of the stages that this process runs. Nothing here fails a stage: what goes wrong is told once.
+    """Observation of the stages that this process runs. Nothing here fails a stage: a fault is reported once.
 
     Args:
         spec: the pipeline.
@@ -71,7 +71,7 @@ class Observation:
             self.quietly(lambda: self._write_metrics(folder))
 
     def failed(self, run: Run, plan: RunPlan, e: BaseException) -> None:
-        """It raised."""
+        """Report that the stage raised."""
         trace = None if isinstance(e, UserError) else "".join(traceback.format_exception(e))
         self.quietly(lambda: self._events.fail(run, str(e) or type(e).__name__, trace, plan))
 
@@ -91,7 +91,7 @@ class Observation:
         write_metrics(self._ws, self._spec, folder)
 
     def _earlier(self, run: Run) -> Manifest | None:
-        """Of the newest earlier day on which the stage was run."""
+        """Return the manifest of the newest earlier day on which the stage ran."""
         days = [ds for ds in self._ws.days_of_stages(run.pipeline).get(run.stage, ()) if ds < run.ds]
         return Manifest.load(self._ws.manifest(run.pipeline, days[-1], run.stage)) if days else None
 
@@ -106,22 +106,22 @@ class StageObservation:
     file: RunningFile | None = None
 
     def begin(self, plan: RunPlan) -> None:
-        """It has work to do."""
+        """Report that the stage has work to do."""
         self.plan = plan
         self.observation.quietly(self._open)
 
     def done(self, manifest: Manifest) -> None:
-        """It has done it."""
+        """Report that the stage is done."""
         if self.plan is not None:
             self.observation.completed(self.run, self.plan, manifest)
 
     def failed(self, e: BaseException) -> None:
-        """It has failed, where it had begun."""
+        """Report a failure, if the stage had begun."""
         if self.plan is not None:
             self.observation.failed(self.run, self.plan, e)
 
     def end(self) -> None:
-        """It is over, in one way or the other."""
+        """Report that the run is over, in one way or the other."""
         if self.file is not None:
             self.observation.quietly(lambda: self.file.__exit__() if self.file else None)
 

@@ -1,4 +1,4 @@
-"""What the outputs of a run take: bytes and files of what it wrote."""
+"""Sizes of a run's outputs: bytes and files of what it wrote."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DELTA = ("delta", "quarantine")
 
 @dataclass(frozen=True)
 class Size:
-    """Of what a run added to an output."""
+    """Size of what a run added to an output."""
 
     bytes: int
     files: int
 
 
 def size_of(ws: Workspace, output: Output) -> Size | None:
-    """Of a table what the run's commit added, of anything else all files; None where nobody can say."""
+    """Return what the run's commit added to a table, or all files of anything else; None where that is unknown."""
     place = ws.locate(output.name)
     if output.kind in DELTA:
         if not output.version.isdecimal():

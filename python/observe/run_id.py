@@ -9,7 +9,7 @@ from uuid import UUID
 
 
 def new_run_id() -> str:
-    """An id that no other run has."""
+    """Return an id that no other run has."""
     milliseconds = time.time_ns() // 1_000_000
     value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | secrets.randbits(12) << 64
     return str(UUID(int=value | 0b10 << 62 | secrets.randbits(62)))
@@ -28,7 +28,7 @@ class ParentRun:
 
     @staticmethod
     def parse(text: str | None) -> ParentRun | None:
-        """Of `namespace/job/run id`, as variables of the environment have it; None where it is no such text.
+        """Parse `namespace/job/run id`, as variables of the environment have it; None where it is no such text.
 
         A namespace may have slashes in it.
         """

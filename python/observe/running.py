@@ -1,4 +1,4 @@
-"""What a stage at work says of itself to others on this machine: a small file that is there as long as it works."""
+"""Status file of a running stage for others on this machine; it exists while the stage runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunningStage:
 
     @staticmethod
     def read(ws: Workspace, pipeline: str) -> list[RunningStage]:
-        """Those of a pipeline whose processes live, in the order in which they began."""
+        """Return the running stages of a pipeline whose processes are alive, in the order in which they began."""
         found = []
         for file in ws.running(pipeline).entries():
             with suppress(OSError, ValueError, TypeError, KeyError):
@@ -95,7 +95,7 @@ class RunningFile:
 
 
 def _spark_tasks() -> Progress | None:
-    """Of the stages that Spark works on in this process: tasks that have ended, of all."""
+    """Return the progress of Spark's tasks in this process: ended ones, of all."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext

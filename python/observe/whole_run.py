@@ -33,16 +33,16 @@ class WholeRun:
             os.environ[ROOT] = str(self._root or self._parent or parent)
 
     def fail(self, error: str) -> None:
-        """It ends with a failure."""
+        """End the run with a failure."""
         self._error = error
 
     def fail_stage(self, stage: str, ds: str, run_id: str, error: str) -> None:
-        """A stage's process is gone before it could say anything."""
+        """Report a stage whose process died before it could report anything."""
         parent = self._events.as_parent(self.run)
         self._events.fail(Run(self.run.pipeline, ds, stage, run_id, parent, self._root or self._parent), error)
 
     def end(self) -> None:
-        """It is over."""
+        """End the run."""
         if self._begun and self._error:
             self._events.fail(self.run, self._error)
         elif self._begun:

@@ -1,4 +1,4 @@
-"""What each column of a sample holds: its type, how many values, and their spread."""
+"""Profile of each column of a sample: its type, the number of values, and their spread."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ColumnProfile:
 
     @cached_property
     def codes(self) -> NDArray[np.int64]:
-        """Which distinct value each row has, by place in `uniques`; -1 for null. Lists: their lengths' places."""
+        """Return each row's distinct value as its place in `uniques`; -1 for null. Lists: their lengths' places."""
         values = pc.list_value_length(self.values) if self.is_list else self.values
         coded = values.dictionary_encode()
         return np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -182,7 +182,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:
-    """A name that Delta takes and no column has; it is then taken."""
+    """Return a name that Delta takes and no column has, and reserve it."""
     name = re.sub(r"_+", "_", re.sub(r"[^\w-]", "_", wanted)).strip("_") or "column"
     numbered = (f"{name}_{k}" for k in count(2))
     name = next(n for n in chain([name], numbered) if n.lower() not in taken | {"ds"})
@@ -225,7 +225,7 @@ def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
 
 
 def _within_years(values: pa.Array) -> pa.Array:
-    """Times as timestamps in microseconds of UTC, dates as date32; null what is not of the years 1 to 9999."""
+    """Return times as timestamps in microseconds of UTC, dates as date32; null outside the years 1 to 9999."""
     if pa.types.is_date(values.type):
         days = values.cast(pa.date32(), safe=False).cast(pa.int32())
         first, end, plain, type_ = _FIRST_MICROS // _MICROS_PER_DAY, _END_MICROS // _MICROS_PER_DAY, days, pa.date32()
@@ -241,7 +241,7 @@ def _within_years(values: pa.Array) -> pa.Array:
 
 
 def _arrow_type(type_: pa.DataType) -> str | None:
-    """The declared type of an Arrow type; None where there is none."""
+    """Return the declared type of an Arrow type, or None where there is none."""
     if pa.types.is_decimal(type_):
         return f"decimal({type_.precision},{type_.scale})"
     for check, name in (
@@ -267,7 +267,7 @@ def _arrow_type(type_: pa.DataType) -> str | None:
 
 
 def _text(name: str, values: pa.Array) -> ColumnProfile:
-    """What text is spelled like; the distinct values are looked at, so large columns cost little."""
+    """Profile a column of text. The distinct values are read, so large columns cost little."""
     distinct = pc.unique(values).drop_null()
     if not len(distinct):
         return ColumnProfile(name, "string", values)
@@ -325,7 +325,7 @@ def _integer_type(name: str, values: pa.Array) -> str:
 
 
 def _epoch(name: str, values: pa.Array) -> EpochUnit | None:
-    """Whether integers are times: by name and by size."""
+    """Return the unit of integers that are times, judged by name and by size, or None."""
     if not is_time(name):
         return None
     bounds = pc.min_max(values).as_py()

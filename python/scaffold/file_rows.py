@@ -36,7 +36,7 @@ _LOGICAL: Mapping[str, pa.DataType] = {
 
 
 def file_rows(path: Location, format_: FileFormat, most: int) -> tuple[pa.Table, int]:
-    """(some of the first rows, and of the last part of large files; all rows there are) of a file.
+    """Return some of a file's first rows, with some of the last part of large files, and the number of all its rows.
 
     Of a large Avro file, which does not say how many rows it has, they are an estimate. Of a file in a store the parts
     that have these rows are fetched.
@@ -103,7 +103,7 @@ def _avro(path: Location, most: int) -> tuple[pa.Table, int]:
 
 
 def _avro_type(type_: Any, where: str) -> pa.DataType:
-    """As Spark reads it. Raises UserError for what has no columns of one type."""
+    """Return the type as Spark reads it. Raises UserError for what has no columns of one type."""
     if isinstance(type_, list):
         others = [t for t in type_ if t != "null"]
         if len(others) == 1:
@@ -130,7 +130,7 @@ def _avro_type(type_: Any, where: str) -> pa.DataType:
 
 
 def _ends(parts: int, all_: bool) -> list[int]:
-    """The parts of a file that are looked at: all, or the first and the last."""
+    """Return the parts of a file to read: all, or the first and the last."""
     return list(range(parts)) if all_ else sorted({0, parts - 1})
 
 

@@ -1,4 +1,4 @@
-"""Which column is the label, and which others would give it away."""
+"""Choice of the label's column, and of columns that would give it away."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Label:
 
 
 def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str | None) -> Label:
-    """The label's column by name and values.
+    """Find the label's column by name and values.
 
     Args:
         columns: of the sample.
@@ -139,7 +139,10 @@ def _sql(text: str) -> str:
 
 
 def leak(column: ColumnProfile, label: Label) -> str | None:
-    """Why a column is suspected to say the label, or None. It may have been written when the label was known."""
+    """Return why a column is suspected to reveal the label, or None.
+
+    It may have been written when the label was known.
+    """
     known = ~np.isnan(label.values)
     y = label.values[known] == 1
     if known.sum() < _ROWS or y.sum() < _POSITIVES or (~y).sum() < _POSITIVES or column.fault:

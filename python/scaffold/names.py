@@ -1,4 +1,4 @@
-"""What a column's name says: the words that people use for labels, times, users, items."""
+"""Meaning of columns' names: the words that people use for labels, times, users, items."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _NUMBERS = frozenset(_list("no nr num number"))
 
 
 def words(name: str) -> tuple[str, ...]:
-    """The words of a name in small letters: `userId`, `user_id`, `user id` are the same."""
+    """Return the words of a name in small letters: `userId`, `user_id`, `user id` are the same."""
     return tuple(w.lower() for w in _WORDS.findall(name))
 
 
 def is_identifier(name: str) -> bool:
-    """Whether it names which one: `user_id`, `zip_code`, `uid`."""
+    """Return whether a name is of identifiers: `user_id`, `zip_code`, `uid`."""
     found = words(name)
     return bool(found) and (found[-1] in _IDS or found[-1] in ("userid", "itemid"))
 
 
 def is_key(name: str) -> bool:
-    """Whether it may number the rows themselves."""
+    """Return whether a column may number the rows themselves."""
     found = words(name)
     if not found:
         return True
@@ -57,22 +57,22 @@ def is_key(name: str) -> bool:
 
 
 def is_line_number(name: str) -> bool:
-    """Whether it counts the lines of a file: `column0` is what has no name, as pandas writes its index."""
+    """Return whether a column counts the lines of a file: pandas writes its index without a name, as `column0`."""
     return name in ("column0", "index", "row") or words(name) in (("unnamed", "0"), ("row", "index"))
 
 
 def is_time(name: str) -> bool:
-    """Whether it names a time."""
+    """Return whether a name is of a time."""
     return any(w in TIMES or w in ("timestamps", "epoch", "unixtime") for w in words(name))
 
 
 def is_user(name: str) -> bool:
-    """Whether it names users: `user_id`, `customer`, `uid`; not `user_age`."""
+    """Return whether a name is of users: `user_id`, `customer`, `uid`; not `user_age`."""
     return _is_side(words(name), _USERS) or name.lower() in ("uid", "userid")
 
 
 def is_item(name: str) -> bool:
-    """Whether it names items."""
+    """Return whether a name is of items."""
     return _is_side(words(name), _ITEMS) or name.lower() == "itemid"
 
 
@@ -93,13 +93,13 @@ def side_of(name: str) -> str | None:
 
 
 def label_rank(name: str) -> int | None:
-    """How surely it names a label, 0 the surest; None where nothing says so."""
+    """Return how surely a name is of a label, 0 the surest; None where nothing indicates it."""
     ranks = [LABELS.index(w) for w in words(name) if w in LABELS]
     return min(ranks, default=None)
 
 
 def time_rank(name: str) -> int:
-    """How surely it names the time of the event, 0 the surest."""
+    """Return how surely a name is of the event's time, 0 the surest."""
     found = words(name)
     if "event" in found:
         return 0

@@ -31,7 +31,7 @@ _OPS: dict[Treatment, list[Any]] = {
 
 
 def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, name: str) -> str:
-    """The text of a pipeline's file."""
+    """Return the text of a pipeline's file."""
     daily = "{ds}" in str(sample.source["path"]) or partition_day(sample, columns) is not None
     lines: list[str] = []
     seen = f"all {sample.total_rows:,} rows" if sample.whole else f"{sample.rows.num_rows:,} rows"
@@ -54,7 +54,7 @@ def _comment(text: str, indent: int) -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    """A value as it is written within a flow sequence or mapping, or behind a key."""
+    """Return a value as YAML within a flow sequence or mapping, or after a key."""
     return flow([value])[1:-1]
 
 
@@ -160,12 +160,12 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
 
 
 def _plain(entry: dict[str, Any]) -> str:
-    """A flow mapping in the order given."""
+    """Return a flow mapping in the given order."""
     return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in entry.items()) + "}"
 
 
 def label_name(columns: Sequence[ColumnProfile], roles: Roles) -> str:
-    """The label as `features` names it: the column, or the one that `prepare` makes of it."""
+    """Return the label as `features` names it: the column, or the one that `prepare` makes of it."""
     if roles.label.expression is None:
         return roles.label.column.name
     taken = {c.name.lower() for c in columns}
@@ -233,7 +233,7 @@ def _split(sample: Sample, roles: Roles, daily: bool) -> list[str]:
 
 
 def _chains(columns: Sequence[ColumnProfile], roles: Roles) -> Iterator[list[str]]:
-    """A chain for all columns that are treated alike."""
+    """Yield a chain for all columns with the same operators."""
     by_name = {c.name: c for c in columns}
     groups: dict[str, tuple[str, list[Any], list[str], list[str]]] = {}
     for name, treatment in roles.features.items():

@@ -1,4 +1,4 @@
-"""What each column is for: label, time, key, user, item, features of which kind, or nothing, and why."""
+"""Role of each column: label, time, key, user, item, a kind of feature, or none, each with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPEATED, _CONSTANT = 20, 0.9
 
 @dataclass(frozen=True)
 class Named:
-    """What the user says of columns; None: to be found."""
+    """Columns that the user has named; None: to be detected."""
 
     label: str | None = None
     positive: str | None = None
@@ -62,7 +62,7 @@ class Roles:
 
     @property
     def scores(self) -> bool:
-        """Whether there are users to score items for."""
+        """Return whether there are users to score items for."""
         return self.item is not None and (self.user is not None or bool(self.segment))
 
     @property
@@ -197,7 +197,7 @@ def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
 
 
 def _treat(roles: Roles, column: ColumnProfile) -> None:
-    """Which features a column makes."""
+    """Choose the features that a column makes."""
     name = column.name
     if column.distinct <= 1 and column.null_rate < 0.01 and not column.is_list:
         roles.left_out[name] = f"one value alone: {column.top!r}"
@@ -252,7 +252,7 @@ def _number(roles: Roles, column: ColumnProfile) -> None:
 
 
 def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
-    """Which side of a score brings each feature's column."""
+    """Choose the side of a score that provides each feature's column."""
     if not roles.scores:
         return
     for name in roles.features:
@@ -272,7 +272,7 @@ def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
 
 
 def _follows(column: ColumnProfile, roles: Roles) -> str | None:
-    """The side whose key says the value in nearly all rows, as far as keys are seen more than once."""
+    """Return the side whose key determines the value in nearly all rows, as far as keys occur more than once."""
     for side, key in (("user", roles.user), ("item", roles.item)):
         if key is None or column.is_list:
             continue

@@ -41,7 +41,7 @@ _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen of the data."""
+    """Sample of the data, and what was seen of the rest."""
 
     #: Text columns as text: headrace.scaffold.columns says what is in them.
     rows: pa.Table
@@ -105,7 +105,7 @@ def take_sample(text: str) -> Sample:
 
 
 def _table(place: Location) -> Sample | None:
-    """Of a Delta or Iceberg table; None where it is none."""
+    """Sample a Delta or Iceberg table; None where the place is none."""
     if found := (place / "_delta_log").infos():
         return _of_table(place, "delta", delta_rows(place), _modified(found.values()), "Delta table")
     if found := {name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")}:
@@ -120,7 +120,7 @@ def _of_table(path: Location, format_: str, found: TableRows, modified: str, sho
 
 
 def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
-    """The files that are looked at, in the order of their names, and what the path is."""
+    """Return the files to read, in the order of their names, and the kind of the path."""
     if (below := path.infos()) or path.is_dir():
         in_order = sorted(below, key=lambda name: name.split("/"))
         names = [name for name in in_order if _holds_rows(name, below[name]) and not _hidden(name)]
@@ -142,7 +142,10 @@ def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
 
 
 def _holds_rows(name: str, info: Info) -> bool:
-    """By its ending. Data files without a byte are none to Spark either: objects of stores that stand for folders."""
+    """Return whether a file holds rows, by its ending.
+
+    Spark ignores empty data files, too: stores use them for folders.
+    """
     return (kind := _ending(name)) is not None and (info.size > 0 or kind in ("csv", "jsonl"))
 
 
@@ -170,7 +173,7 @@ def _format(files: Collection[Location], text: str) -> Format:
 
 
 def _by_day(path: Location, files: Collection[Location], kind: Kind) -> tuple[Location, str | None]:
-    """(the glob of section `source`, the newest day where names have days)."""
+    """Return the glob for section `source`, and the newest day where names have days."""
     root = PurePosixPath(*path.path.parts[: 1 if path.scheme == "file" else 2])
     keys = [str(f.path.relative_to(root)) for f in files]
     if len(files) > 1 or kind == "folder":
@@ -205,13 +208,13 @@ def _stem(path: Location) -> str:
 
 
 def _name(text: str) -> str:
-    """A pipeline's name from a file's or a folder's."""
+    """Return a pipeline's name from a file's or a folder's."""
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     return name if re.match(r"[a-z]", name) else f"pipeline_{name}".rstrip("_")
 
 
 def _modified(infos: Collection[Info]) -> str:
-    """The day on which the newest was written."""
+    """Return the day on which the newest file was written."""
     return datetime.fromtimestamp(max(info.modified_ns for info in infos) / 1e9, UTC).date().isoformat()
 
 

@@ -24,14 +24,14 @@ class StoredColumn:
 
 @dataclass(frozen=True)
 class StoredNames:
-    """What the columns of data files are called in the table."""
+    """Column names in the table, by their names in data files."""
 
     #: By the name in data files, or the id.
     columns: Mapping[str | int, StoredColumn]
 
     @staticmethod
     def of_delta(type_: Any) -> StoredNames:
-        """Of a type as Delta's `schemaString` has it, by names."""
+        """Return the names of a type in Delta's `schemaString`, by name."""
         if isinstance(type_, str):
             return StoredNames({})
         if type_["type"] in ("array", "map"):
@@ -47,7 +47,7 @@ class StoredNames:
 
     @staticmethod
     def of_iceberg(type_: Any) -> StoredNames:
-        """Of a schema or type as Iceberg's metadata has it, by ids."""
+        """Return the names of a schema or type in Iceberg's metadata, by id."""
         if isinstance(type_, str):
             return StoredNames({})
         if type_["type"] in ("list", "map"):

@@ -25,7 +25,7 @@ _DELETED = "Rows that are deleted are among those looked at, and among none that
 
 @dataclass(frozen=True)
 class TableRows:
-    """What was seen of a table."""
+    """Sample of a table's rows, and what was seen of the rest."""
 
     rows: pa.Table
     #: All rows there are, and whether `rows` are these.
@@ -104,7 +104,7 @@ def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
 
 
 def _with_deleted(found: TableRows, deleted: int | None) -> TableRows:
-    """The same of a table with rows that are marked as deleted; None: nobody knows how many."""
+    """Return the rows of a table with some marked as deleted; None: their number is unknown."""
     if deleted == 0:
         return found
     total = found.total - (deleted or 0)

@@ -148,7 +148,7 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
 
 
 def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
-    """The names in a file's first line, as `ingest` takes them (headrace.lake.landing.formats)."""
+    """Return the names in a file's first line, as `ingest` takes them (headrace.lake.landing.formats)."""
     fields = next(csv.reader([_first_lines(chunk, text)[0]], delimiter=separator, skipinitialspace=trim))
     names = tuple((f.strip() if trim else f) or f"column{k}" for k, f in enumerate(fields))
     if twice := [n for n, k in Counter(names).items() if k > 1]:
@@ -169,7 +169,7 @@ def _first_lines(chunk: Chunk, text: str) -> list[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The one that cuts most lines into the same number of fields, more than one."""
+    """Return the separator that cuts most lines into the same number of fields, more than one."""
 
     def share(separator: str) -> tuple[float, int]:
         counts = Counter(len(row) for row in csv.reader(lines, delimiter=separator))
@@ -180,7 +180,9 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def _has_line_breaks(chunk: Chunk, separator: str) -> bool:
-    """Whether quoted fields go on in the next line: records then have one number of fields, and lines have not."""
+    """Return whether quoted fields continue in the next line: records then have one number of fields, and lines have
+    not.
+    """
     text = _whole_lines(chunk.head[: 1 << 18] + b"\n").decode("utf-8-sig", errors="replace")
     if '"' not in text:
         return False
@@ -194,7 +196,7 @@ def _has_line_breaks(chunk: Chunk, separator: str) -> bool:
 
 
 def _has_header(first: Sequence[str], lines: Sequence[str], separator: str, trim: bool) -> bool:
-    """Whether the first line has names: nothing in it reads as a number, nor stands below it, too."""
+    """Return whether the first line has names: none of its fields reads as a number, or occurs below it, too."""
     if any(_NUMBER.fullmatch(f) for f in first):
         return False
     rest = [[f.strip() if trim else f for f in row] for row in csv.reader(lines[1:51], delimiter=separator)]
@@ -239,7 +241,7 @@ def _parse(
 
 
 def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
-    """(the text that most often stands for nothing, others that do)."""
+    """Return the text that most often stands for a missing value, and other texts that do."""
     counts: Counter[str] = Counter()
     for name in rows.column_names:
         found = pc.value_counts(rows[name].combine_chunks())

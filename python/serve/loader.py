@@ -315,7 +315,7 @@ class Loader:
         return Served(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
 
     def _switch(self, new: Catalogue) -> None:
-        """Requests from now on are answered by `new`; those that have begun end with what they began with."""
+        """Answer requests by `new` from now on; those that have begun keep their version."""
         old, self.catalogue = self.catalogue, new
         for name, version in new.current.items():
             if old.current.get(name) != version:

@@ -73,7 +73,7 @@ class Model:
         self.by_row = by_row
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        """Outputs in order from inputs in order. Raises RequestError: the model refuses these numbers."""
+        """Return the outputs in order for inputs in order. Raises RequestError: the model refuses these numbers."""
         raise NotImplementedError
 
     def run_blocks(self, blocks: Blocks) -> list[Array]:

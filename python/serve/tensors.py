@@ -240,7 +240,7 @@ def inputs_of(blocks: Blocks) -> list[Array]:
 
 
 def key_of(blocks: Iterable[_Shaped]) -> ShapeKey:
-    """Requests of the same one can be merged."""
+    """Return the key by which requests can be merged."""
     return tuple(x.shape[:1] + x.shape[2:] for x in blocks)
 
 

@@ -1,4 +1,4 @@
-"""Whether a row operator keeps what headrace promises of operators: one result in both engines, row by row."""
+"""Checks that a row operator gives one result in both engines, row by row."""
 
 from __future__ import annotations
 

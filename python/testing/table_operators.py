@@ -1,4 +1,4 @@
-"""Whether a table operator looks at the future."""
+"""Checks that a table operator does not read the future."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_table_operator(
 
 
 def reference_of(op: TableOp) -> str:
-    """What a spec names an operator's class by."""
+    """Return the reference by which a spec names an operator's class."""
     kind = type(op)
     own = kind.__module__.startswith("headrace.features.")
     return kind.name if own else f"{kind.__module__}:{kind.__qualname__}"
@@ -91,7 +91,7 @@ def _columns(preparation: Preparation, table: pa.Table, label: str) -> Sequence[
 
 
 def _exchanged(rows: pa.Table, fixed: Sequence[str]) -> pa.Table:
-    """The values of each column turned by one row against the fixed ones."""
+    """Return the rows with each column's values rotated by one row against the fixed columns."""
     if rows.num_rows < 2:
         return rows
     turned = rows.take(pa.array([*range(1, rows.num_rows), 0]))

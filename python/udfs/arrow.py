@@ -95,7 +95,7 @@ def minhash(ids: pa.Array, hashes: int, library: ColumnLibrary | None = None) ->
 
 
 def text_column(text: pa.Array) -> Column:
-    """A string or binary array as the interface has it; `text` must outlive it."""
+    """Return a string or binary array as a column of the interface; `text` must outlive it."""
     if not (pa.types.is_string(text.type) or pa.types.is_binary(text.type)):
         raise TypeError(f"takes string and binary arrays, not {text.type}")
     validity, offsets, data = text.buffers()
@@ -109,7 +109,7 @@ def text_column(text: pa.Array) -> Column:
 
 
 def ids_column(ids: pa.Array) -> Column:
-    """An int64 or list<int64> array as the interface has it; `ids` must outlive it."""
+    """Return an int64 or list<int64> array as a column of the interface; `ids` must outlive it."""
     if pa.types.is_int64(ids.type):
         validity, data = ids.buffers()
         return Column(

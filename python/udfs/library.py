@@ -84,7 +84,7 @@ class ColumnLibrary:
         workspace: int | None = None,
         stream: int | None = None,
     ) -> None:
-        """Where each row's n-grams begin: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
+        """Write the offsets of each row's n-grams: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
         self._check(self._lib.headrace_ngrams_offsets(text, rows, n, most, out, validity, workspace, stream))
 
     def ngrams(
@@ -98,7 +98,7 @@ class ColumnLibrary:
         out: int,
         stream: int | None = None,
     ) -> None:
-        """The n-grams' codes: int32 [offsets[rows]] to `out`."""
+        """Write the n-grams' codes: int32 [offsets[rows]] to `out`."""
         self._check(self._lib.headrace_ngrams(text, rows, n, most, buckets, offsets, out, stream))
 
     def cross_offsets(
@@ -111,7 +111,7 @@ class ColumnLibrary:
         workspace: int | None = None,
         stream: int | None = None,
     ) -> None:
-        """Where each row's combinations begin: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
+        """Write the offsets of each row's combinations: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
         given = (Column * len(columns))(*columns)
         self._check(self._lib.headrace_cross_offsets(given, len(columns), rows, most, out, validity, workspace, stream))
 
@@ -125,7 +125,7 @@ class ColumnLibrary:
         out: int,
         stream: int | None = None,
     ) -> None:
-        """The combinations' codes: int32 [offsets[rows]] to `out`."""
+        """Write the combinations' codes: int32 [offsets[rows]] to `out`."""
         given = (Column * len(columns))(*columns)
         self._check(self._lib.headrace_cross(given, len(columns), rows, most, buckets, offsets, out, stream))
 
@@ -178,17 +178,17 @@ _Library = TypeVar("_Library", bound=ColumnLibrary)
 
 
 def host_path() -> Path:
-    """Where the build puts the library over host memory."""
+    """Return where the build puts the library over host memory."""
     return installation() / "build" / "native" / "libheadrace_columns.so"
 
 
 def cuda_path() -> Path:
-    """Where the build puts the library over device memory."""
+    """Return where the build puts the library over device memory."""
     return installation() / "build" / "native" / "libheadrace_columns_cuda.so"
 
 
 def udf_jars(rapids: bool) -> list[Path]:
-    """The UDFs' jar where it was built; without the plugin also the one that declares the plugin's interface."""
+    """Return the UDFs' jar where it was built; without the plugin also the jar that declares the plugin's interface."""
     folder = installation() / "build" / "udfs"
     names = ["headrace-udfs.jar"] if rapids else ["headrace-udfs.jar", "headrace-udfs-api.jar"]
     found = [folder / name for name in names]
@@ -196,7 +196,7 @@ def udf_jars(rapids: bool) -> list[Path]:
 
 
 def cuda_targets(path: Path) -> list[str]:
-    """What a library has device code for: `sm_80`, or `compute_90` for PTX, which the driver compiles.
+    """Return the targets of a library's device code: `sm_80`, or `compute_90` for PTX, which the driver compiles.
 
     Read from the fat binaries in the file, whose layout nvcc's fatbinary_section.h begins and LLVM's NVPTX tools tell:
     a header of magic, version, header's size (2 bytes) and size (8); in it, entries of kind (2), version (2), header's
@@ -216,7 +216,7 @@ def cuda_targets(path: Path) -> list[str]:
 
 @cache
 def host() -> HostLibrary:
-    """The library over host memory.
+    """Load the library over host memory.
 
     Raises:
         UserError: it was not built.
@@ -226,7 +226,7 @@ def host() -> HostLibrary:
 
 @cache
 def cuda() -> ColumnLibrary:
-    """The library over device memory. It loads without a GPU; calls then raise RuntimeError.
+    """Load the library over device memory. It loads without a GPU; calls then raise RuntimeError.
 
     Raises:
         UserError: it was not built.

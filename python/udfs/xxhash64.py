@@ -13,7 +13,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def xxhash64_integers(values: I64, seed: I64 | None = None) -> I64:
-    """Of a bigint column. int64 [n] -> int64 [n].
+    """Hash a bigint column as Spark's xxhash64 does. int64 [n] -> int64 [n].
 
     `seed`: of each row the hash of the columns before this one, int64 [n].
 
@@ -27,7 +27,10 @@ def xxhash64_integers(values: I64, seed: I64 | None = None) -> I64:
 
 
 def xxhash64_strings(values: pa.StringArray, seed: I64 | None = None) -> I64:
-    """Of a string column, of a null the seed. pa.string [n] -> int64 [n]. `seed`, errors: see `xxhash64_integers`."""
+    """Hash a string column; a null's hash is the seed.
+
+    pa.string [n] -> int64 [n]. `seed`, errors: see `xxhash64_integers`.
+    """
     out = np.empty(len(values), np.int64)
     seeds = _seeds(seed, len(values))
     host().xxhash64_text(text_column(values), len(values), _address(seeds), out.ctypes.data)

@@ -11,7 +11,7 @@ _KINDS = {"retrain": retrain.dag, "score": score.dag, "backfill": backfill.dag, 
 
 
 def dags_of(pipeline: Pipeline, wanted: str | None = None) -> list[DAG]:
-    """Those that it has: of a faulty file the one that says so.
+    """Return a pipeline's DAGs; for a faulty file the one that names the fault.
 
     Args:
         pipeline: whose.

@@ -1,4 +1,4 @@
-"""What the DAGs share."""
+"""Parts that the DAGs share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_ARGS: dict[str, Any] = {
 
 
 def day_param() -> Param:
-    """The day, for a run by hand."""
+    """Return the day's parameter, for a run by hand."""
     return Param(
         None,
         type=["null", "string"],
@@ -45,7 +45,7 @@ def day_param() -> Param:
 
 
 def make_dag(pipeline: Pipeline, kind: str, description: str, hours: float, **kwargs: Any) -> DAG:
-    """An empty DAG of a kind."""
+    """Return an empty DAG of a kind."""
     settings: dict[str, Any] = {
         "schedule": None,
         "params": {"ds": day_param()},
@@ -67,7 +67,7 @@ def chain_stages(
     last: BaseOperator | None = None,
     depends_on_past: bool = False,
 ) -> None:
-    """The stages of a kind in order, those with leases of their own beside each other; a gate may skip the next one.
+    """Chain the stages of a kind in order, those with their own leases in parallel; a gate may skip the next one.
 
     Args:
         pipeline: whose.

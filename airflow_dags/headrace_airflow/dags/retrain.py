@@ -24,7 +24,7 @@ def dag(pipeline: Pipeline) -> DAG:
 
 
 def faulty(pipeline: Pipeline) -> DAG:
-    """In place of a DAG whose stages are not known: each day it says why."""
+    """Return a DAG for a file whose stages are not known: its task fails each day with the reason."""
     with _empty(pipeline, str(pipeline.fault)) as made:
         Fault(pipeline=pipeline, ds=DS)
     return made

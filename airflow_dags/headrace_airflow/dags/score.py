@@ -10,7 +10,7 @@ from headrace_airflow.pipelines import Pipeline
 
 
 def dag(pipeline: Pipeline) -> DAG:
-    """The stages of the scores; a run for each day that has had an event."""
+    """Return the DAG of the scores; it runs once for each day that has had an event."""
     # It starts nothing by itself.
     with make_dag(
         pipeline,

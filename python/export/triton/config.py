@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Batching:
-    """What requests are put together.
+    """Settings of dynamic batching.
 
     max_rows: of a batch, and of a request. delay_microseconds: how long the first request waits for others. instances:
     copies of a model that work at once.
@@ -74,7 +74,7 @@ class ModelConfig:
     kind: str = "KIND_AUTO"
 
     def text(self) -> str:
-        """The file."""
+        """Return the configuration file's text."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _tensor(tensor: Tensor) -> Iterator[str]:
 
 
 def step_text(model: str, version: int) -> str:
-    """The lines of an ensemble's configuration that name a version of a model."""
+    """Return the lines of an ensemble's configuration that name a version of a model."""
     return f"    model_name: {_quoted(model)}\n    model_version: {version}"
 
 

@@ -1,4 +1,4 @@
-"""What the models of a repository are told besides what they are."""
+"""Options of the models in a repository that do not follow from the models."""
 
 from __future__ import annotations
 

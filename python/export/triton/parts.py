@@ -59,13 +59,13 @@ def _fill_python(to: Location, workflow: Location) -> None:
 
 
 def put_backend(to: Location, name: str) -> None:
-    """A file of headrace.export.triton.backends as `model.py`."""
+    """Write a file of headrace.export.triton.backends as `model.py`."""
     source = Path(next(iter(backends.__path__))) / f"{name}.py"
     (to / PYTHON_FILE).copy_from(local(source))
 
 
 def graph_model(name: str, graph: Graph, exported: Location, schema: DatasetSchema, batching: Batching) -> Model:
-    """A graph of an export."""
+    """Return the model of an export's graph."""
 
     def fill(to: Location) -> None:
         (to / GRAPH_FILE).copy_from(exported / graph.file, share=True)
@@ -78,7 +78,10 @@ def graph_model(name: str, graph: Graph, exported: Location, schema: DatasetSche
 
 
 def described(graph: Graph, schema: DatasetSchema) -> Mapping[str, str]:
-    """What each input is, from the schema: parameters of a configuration. What grows by the day is not in them."""
+    """Describe each input by the schema, as parameters of a configuration.
+
+    Sizes that grow by the day are not in them.
+    """
     features = {f.name: f for f in schema.features}
     kept = ("kind", "dtype", "length", "is_list", "vocabulary", "oov_buckets", "dynamic", "tags", "sources")
     return {
@@ -89,13 +92,13 @@ def described(graph: Graph, schema: DatasetSchema) -> Mapping[str, str]:
 
 
 def features_step(model: Model, version: int) -> Step:
-    """In an ensemble, whose tensors have the columns' and the features' own names."""
+    """Return the features' step of an ensemble, whose tensors have the columns' and the features' own names."""
     config = model.config
     return Step(config.name, version, {t.name: t.name for t in config.inputs}, {t.name: t.name for t in config.outputs})
 
 
 def graph_step(model: Model, version: int) -> Step:
-    """The same of a graph that takes features; it gives tensors of its own names."""
+    """Return the step of a graph that takes features; its outputs have the graph's names."""
     inputs, outputs = model.config.inputs, model.config.outputs
     return Step(
         model.config.name, version, {t.name: f"{t.name}{FEATURE}" for t in inputs}, {t.name: t.name for t in outputs}
@@ -105,11 +108,11 @@ def graph_step(model: Model, version: int) -> Step:
 def ensemble(
     name: str, inputs: tuple[Tensor, ...], steps: tuple[Step, ...], last: Model, batching: Batching, version: int
 ) -> ModelConfig:
-    """Steps in order; what the last one gives is the answer."""
+    """Return an ensemble of steps in order; the last one's outputs are the answer."""
     said = {"version": str(version)}
     return ModelConfig(name, plain(inputs), plain(last.config.outputs), batching, steps=steps, parameters=said)
 
 
 def loaded(saved: Location) -> tuple[FittedWorkflow, Location]:
-    """The fitted workflow of a saved model, and its folder."""
+    """Return the fitted workflow of a saved model, and its folder."""
     return FittedWorkflow.load(saved / WORKFLOW), saved / WORKFLOW

@@ -83,13 +83,13 @@ def _publish(
 
 
 def versions(model: Location) -> list[int]:
-    """Those of a model's folder that Triton sees, ascending."""
+    """Return the versions of a model's folder that Triton sees, ascending."""
     names = [entry.name for entry in model.entries() if entry.is_dir()]
     return sorted(int(name) for name in names if name.isdigit() and not name.startswith("0"))
 
 
 def _check_config(repository: Location, config: ModelConfig) -> None:
-    """A configuration is of all versions of a model: another one would break those that are being asked."""
+    """Check that a configuration fits all versions of a model: a different one would break those being served."""
     place = repository / config.name / CONFIG
     if place.is_file() and place.read_text() != config.text():
         raise UserError(
@@ -135,7 +135,7 @@ def _put_ensemble(repository: Location, staging: Location, config: ModelConfig) 
 
 
 def _is_asked(repository: Location, model: str, version: int) -> bool:
-    """Whether a step of an ensemble names a version of a model."""
+    """Return whether a step of an ensemble names a version of a model."""
     step = step_text(model, version) + "\n"
     configs = (entry / CONFIG for entry in repository.entries())
     return any(step in config.read_text() for config in configs if config.is_file())
@@ -153,7 +153,7 @@ def _forget(repository: Location, name: str, staging: Location, version: int, ke
 
 
 def _same(a: Location, b: Location) -> bool:
-    """Whether two folders have the same files."""
+    """Return whether two folders have the same files."""
     names = [file.below(a) for file in a.files()]
     return names == [file.below(b) for file in b.files()] and all(_same_file(a / n, b / n) for n in names)
 

@@ -90,7 +90,7 @@ def ranking(
 def retrieval(
     exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
 ) -> tuple[list[Model], ModelConfig]:
-    """The items nearest to a user: all that the vocabulary has."""
+    """Return the models that find the items nearest to a user among all of the vocabulary."""
     workflow, _ = loaded(saved)
     models, columns, steps = query_models(exported, record, saved, name, version, options)
     keys, vectors = item_keys(workflow, exported, record)
@@ -113,13 +113,13 @@ def query_models(
 
 
 def index_step(index: Model, version: int) -> Step:
-    """The items of a query's vector."""
+    """Return the step that finds the items of a query's vector."""
     outputs = {t.name: t.name for t in index.config.outputs}
     return Step(index.config.name, version, {t.name: t.name for t in index.config.inputs}, outputs)
 
 
 def fil_models(saved: Location, record: Record, name: str, batching: Batching) -> tuple[Model, Model]:
-    """The trees' matrix as a graph, and XGBoost's own JSON for the FIL back end (which takes `input__0`)."""
+    """Return the trees' matrix as a graph, and XGBoost's own JSON for the FIL back end (which takes `input__0`)."""
     import xgboost as xgb
 
     booster = xgb.Booster()

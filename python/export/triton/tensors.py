@@ -11,29 +11,29 @@ from headrace.schema import Feature, Kind
 
 
 def of_graph(tensor: GraphTensor) -> Tensor:
-    """A tensor of a graph, whose first dimension are the rows."""
+    """Return a graph's tensor, whose first dimension is the rows."""
     return _tensor(tensor.name, tensor.dtype, tuple(ANY if isinstance(n, str) else n for n in tensor.shape[1:]))
 
 
 def of_columns(columns: Sequence[RawColumn]) -> tuple[Tensor, ...]:
-    """What a request holds of columns of the lake's table."""
+    """Return the tensors of a request that holds columns of the lake's table."""
     return tuple(_tensor(t.name, t.dtype, (ANY,) * (len(t.shape) - 1)) for column in columns for t in column.tensors)
 
 
 def of_feature(feature: Feature) -> Tensor:
-    """What is made of it; see headrace.export.features.graph_file."""
+    """Return a feature's tensor; see headrace.export.features.graph_file."""
     codes = feature.kind is Kind.CATEGORICAL
     dims = () if codes and not feature.is_list else (feature.length,)
     return _tensor(f"{feature.name}{FEATURE}", "int64" if codes else "float32", dims)
 
 
 def plain(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same as an ensemble or a Python model has them: as the request does."""
+    """Return tensors as an ensemble or a Python model has them: as the request does."""
     return tuple(Tensor(t.name, t.dtype, t.dims) for t in tensors)
 
 
 def with_rows(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same for a model without batches, whose tensors begin with the rows."""
+    """Return tensors for a model without batches, whose shapes begin with the rows."""
     return tuple(Tensor(t.name, t.dtype, (ANY, *t.dims)) for t in tensors)
 
 

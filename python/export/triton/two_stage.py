@@ -61,7 +61,7 @@ class Catalogue:
 
     @staticmethod
     def read(file: Location, key: str) -> Catalogue:
-        """A Parquet file. Raises UserError: it is none, has no such column, or a key is null or there twice."""
+        """Read a Parquet file. Raises UserError: it is none, has no such column, or a key is null or there twice."""
         try:
             table = pq.read_table(file.local_path())
         except StoreAway:  # nothing is known of the file
@@ -77,11 +77,11 @@ class Catalogue:
 
     @property
     def keys(self) -> list[str]:
-        """As texts."""
+        """Return the keys as texts."""
         return [str(key) for key in self.table.column(self.key).to_pylist()]
 
     def batch(self, columns: Sequence[RawColumn], of: str) -> pa.RecordBatch:
-        """Some columns. Raises UserError where one is missing or has another type."""
+        """Return some columns as a batch. Raises UserError where one is missing or has another type."""
         arrays = []
         for column in columns:
             if column.name not in self.table.column_names:
@@ -214,7 +214,7 @@ def _candidates_model(
     ranker: str,
     options: Options,
 ) -> Model:
-    """A model without batches: it has other rows behind it than before it."""
+    """Return a model without batches: its output has other rows than its input."""
     users, items = plain(of_columns(of_users)), plain(of_columns(of_items))
     row = Tensor("item_row", "int64", (options.found,))
     config = ModelConfig(
@@ -256,7 +256,7 @@ def _order_model(name: str, keys: list[str], listed: int, options: Options) -> M
 
 
 def _renamed(step: Step, pairs: Mapping[str, str], score: str) -> Step:
-    """A step of the ranking ensemble over the pairs' columns; its tensors have names of their own."""
+    """Return a step of the ranking ensemble over the pairs' columns, with tensors of its own names."""
 
     def named(tensor: str) -> str:
         return "pair.score" if tensor == score else pairs.get(tensor, f"pair.{tensor}")
@@ -266,7 +266,7 @@ def _renamed(step: Step, pairs: Mapping[str, str], score: str) -> Step:
 
 
 def _without_unused(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Outputs that no step and no answer takes are not named: Triton warns of them."""
+    """Drop outputs that no step and no answer takes: Triton warns of them."""
     used = {outer for step in steps for outer in step.inputs.values()} | {"listed_item", "listed_score"}
     return tuple(
         Step(s.model, s.version, s.inputs, {inner: outer for inner, outer in s.outputs.items() if outer in used})

@@ -23,7 +23,7 @@ _REQUIREMENTS = "share/requirements/headrace.in"
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written.
+    """Result of packing: the archive's place and size.
 
     Attributes:
         packages: how many.

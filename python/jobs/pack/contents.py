@@ -1,4 +1,4 @@
-"""What an archive of the environment holds, by path in it."""
+"""Contents of an archive of the environment, by path in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def programs() -> Iterator[tuple[str, str]]:
 
 
 def requirements(kept: Mapping[str, Distribution]) -> str:
-    """The lines of requirements/headrace.in whose packages go along, for `headrace doctor` there."""
+    """Return the lines of requirements/headrace.in whose packages are packed, for `headrace doctor` on the other
+    machine.
+    """
     lines = (installation() / "requirements" / "headrace.in").read_text(encoding="utf-8").splitlines()
     return "".join(f"{line}\n" for line in lines if line and line[0] != "#" and _name(line) in kept)
 
@@ -52,7 +54,7 @@ def _name(requirement: str) -> str:
 
 
 def package_files(distribution: Distribution) -> Iterator[tuple[str, Path]]:
-    """Where the files of an installed package go, and where they are; compiled Python beside its source.
+    """Yield the archive path and the local path of an installed package's files; compiled Python beside its source.
 
     Raises:
         UserError: it is not known which files it has.
@@ -72,7 +74,7 @@ def package_files(distribution: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def is_in_place(distribution: Distribution) -> bool:
-    """Whether a package is installed in place (pip install -e): its files are a checkout's."""
+    """Return whether a package is installed in place (pip install -e): its files are a checkout's."""
     text = distribution.read_text("direct_url.json")
     return text is not None and bool(json.loads(text).get("dir_info", {}).get("editable"))
 

@@ -1,4 +1,4 @@
-"""Which installed packages an archive has."""
+"""Choice of the installed packages that an archive has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVELOPMENT = frozenset(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What goes along, and what those miss that others left out.
+    """Packages to pack, and the requirements that packages left out would have met.
 
     Attributes:
         kept: by name.
@@ -35,7 +35,7 @@ class Chosen:
 
 
 def installed() -> dict[str, Distribution]:
-    """The packages of this environment by normalized name; of two of a name the one that is imported."""
+    """Return the environment's packages by normalized name; of two of a name the one that is imported."""
     found: dict[str, Distribution] = {}
     for distribution in distributions():
         found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
@@ -73,7 +73,7 @@ def choose(there: Mapping[str, Distribution], wanted: Iterable[str], left_out: C
 def _reach(
     there: Mapping[str, Distribution], roots: Iterable[tuple[str, frozenset[str]]], without: Collection[str]
 ) -> set[str]:
-    """The names that roots need, they themselves among them."""
+    """Return the names that roots need, including the roots."""
     todo, seen = list(roots), set[tuple[str, frozenset[str]]]()
     while todo:
         at = todo.pop()
@@ -84,7 +84,7 @@ def _reach(
 
 
 def _requirements(distribution: Distribution, extras: frozenset[str]) -> set[tuple[str, frozenset[str]]]:
-    """What a package with extras needs on this machine: names and their extras."""
+    """Return what a package with extras needs on this machine: names and their extras."""
     found = set[tuple[str, frozenset[str]]]()
     for requirement in map(Requirement, distribution.requires or []):
         marker = requirement.marker

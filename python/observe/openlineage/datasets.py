@@ -34,7 +34,7 @@ _TYPES = {"landing": "FILE", "file": "FILE", "dataset": "FILE", "replay": "FILE"
 def inputs_of(
     ws: Workspace, inputs: Iterable[Input], upstream: Mapping[str, Manifest], manifest: Manifest | None = None
 ) -> list[InputDataset]:
-    """What a run reads: its pinned inputs, and what its upstream stages made.
+    """Return what a run reads: its pinned inputs, and the outputs of its upstream stages.
 
     Args:
         ws: the workspace.
@@ -64,7 +64,7 @@ def inputs_of(
 
 
 def outputs_of(spec: Spec, ws: Workspace, manifest: Manifest) -> list[OutputDataset]:
-    """What a run has made."""
+    """Return a run's outputs."""
     return [_output(spec, ws, manifest, output) for output in manifest.outputs]
 
 
@@ -161,7 +161,7 @@ def _expectations(told: Any) -> Iterable[Any]:
 
 
 def _drift(told: Mapping[str, Any]) -> Iterable[Any]:
-    """The population stability index of each column that has a limit, and whatever else is over one."""
+    """Yield the population stability index of each column that has a limit, and every other figure over one."""
     for r in facts.records(told.get("columns")):
         broken = {str(b.get("what")): b for b in facts.records(r.get("breaches"))}
         column = str(r.get("column"))

@@ -38,7 +38,7 @@ def event(
     error: str = "",
     trace: str | None = None,
 ) -> RunEvent:
-    """What became of a run. Jobs are `pipeline` and `pipeline.stage`.
+    """Return the event of a run. Jobs are `pipeline` and `pipeline.stage`.
 
     Args:
         state: START, COMPLETE or FAIL.

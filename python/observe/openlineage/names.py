@@ -1,4 +1,4 @@
-"""What OpenLineage calls the things that stages read and write: namespace and name, as its naming page has them.
+"""OpenLineage's names of the things that stages read and write: namespace and name, as its naming page has them.
 
 https://openlineage.io/docs/spec/naming
 """
@@ -36,12 +36,12 @@ class DatasetName:
 
 
 def job_name(pipeline: str, stage: str) -> str:
-    """Of a stage; of the whole run without one."""
+    """Return the job name of a stage, or of the whole run without one."""
     return f"{pipeline}.{stage}" if stage else pipeline
 
 
 def name_of(ws: Workspace, kind: str, name: str) -> DatasetName:
-    """Of a file, a folder or a table in a workspace or elsewhere, by what a manifest calls it."""
+    """Return the name of a file, a folder or a table in a workspace or elsewhere, from its name in a manifest."""
     if kind == "table":
         name = _OF_DAY.sub("", name)
     if is_uri(name):
@@ -59,7 +59,7 @@ def _of_place(place: Location) -> DatasetName:
 
 
 def of_location(uri: str) -> DatasetName:
-    """Of what a URI names: `file` and an absolute path, else the store and the object's path in it."""
+    """Return the name of a URI: `file` and an absolute path, else the store and the object's path in it."""
     parts = urlsplit(uri)
     scheme = _SCHEMES.get(parts.scheme, parts.scheme)
     if scheme in ("", "file"):
@@ -70,7 +70,7 @@ def of_location(uri: str) -> DatasetName:
 
 
 def of_warehouse(spec: Spec, ws: Workspace, manifest: Manifest) -> DatasetName:
-    """Of the table that the stage `publish` wrote."""
+    """Return the name of the table that the stage `publish` wrote."""
     assert spec.publish is not None
     conf, label = spec.publish.warehouse, str(manifest.facts.get("table"))
     found = _WAREHOUSES.get(conf.kind)

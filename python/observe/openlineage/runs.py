@@ -19,7 +19,7 @@ PARENT, ROOT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"
 
 
 def parent_of_process() -> tuple[ParentRun | None, ParentRun | None]:
-    """The run that has started this process, and the outermost one, as variables of the environment name them."""
+    """Return the run that started this process, and the outermost one, as variables of the environment name them."""
     return ParentRun.parse(os.environ.get(PARENT)), ParentRun.parse(os.environ.get(ROOT))
 
 
@@ -32,13 +32,13 @@ class RunEvents:
         self._sender = Sender(conf) if wanted(conf) else None
 
     def as_parent(self, run: Run) -> ParentRun | None:
-        """A run as what it starts is told of it; None where nobody hears of it."""
+        """Return a run as the parent of what it starts; None where no events are sent."""
         if self._sender is None:
             return None
         return ParentRun(self._namespace, job_name(run.pipeline, run.stage), run.run_id)
 
     def start(self, run: Run, plan: RunPlan | None = None) -> None:
-        """It begins; of a stage with what it reads."""
+        """Send the event of a run's begin; for a stage with its inputs."""
         at = datetime.now(UTC)
 
         def make() -> Any:
@@ -53,7 +53,7 @@ class RunEvents:
         self._send(make)
 
     def complete(self, run: Run, plan: RunPlan | None = None, manifest: Manifest | None = None) -> None:
-        """It is done; of a stage with what it has read and made."""
+        """Send the event of a run's success; for a stage with its inputs and outputs."""
         at = datetime.now(UTC)
 
         def make() -> Any:
@@ -71,7 +71,7 @@ class RunEvents:
         self._send(make)
 
     def fail(self, run: Run, error: str, trace: str | None = None, plan: RunPlan | None = None) -> None:
-        """It has failed; of a stage with what it was to read."""
+        """Send the event of a run's failure; for a stage with its planned inputs."""
         at = datetime.now(UTC)
 
         def make() -> Any:

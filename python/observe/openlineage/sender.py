@@ -29,7 +29,7 @@ Make = Callable[[], Any]
 
 
 def wanted(conf: OpenLineage | None) -> bool:
-    """Whether events are asked for: by the spec, or by what OpenLineage's clients look at."""
+    """Return whether events are requested: by the spec, or by the settings of OpenLineage's clients."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
     named = any(
@@ -46,7 +46,7 @@ def _has_file(folder: Callable[[], Path]) -> bool:
 
 
 def namespace_of(conf: OpenLineage | None) -> str:
-    """Of the pipelines' jobs."""
+    """Return the namespace of the pipelines' jobs."""
     return os.environ.get("OPENLINEAGE_NAMESPACE") or (conf or OpenLineage()).namespace
 
 

@@ -326,7 +326,7 @@ class _LogTail:
 
 @contextmanager
 def _gloo_is_built() -> Iterator[None]:
-    """RankResult Horovod's question for it.
+    """Skip Horovod's Gloo probe, which forks and imports torch (2 to 3 s).
 
     It would fork this process and import torch in the child. That is slow, and the child's garbage collector speaks to
     the JVM on this process's socket. Where Gloo is missing, `hvd.init()` fails in the ranks and says so.

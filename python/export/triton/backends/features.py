@@ -17,7 +17,7 @@ from headrace.storage import local
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """`args`: the model's configuration as JSON, where its repository is, and the version."""
@@ -28,7 +28,7 @@ class TritonPythonModel:
         self.inputs = [tensor.name for column in self.step.columns for tensor in column.tensors]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """A response for each request; one that is wrong is an error of its own."""
+        """Return a response for each request; a malformed one gets an error of its own."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

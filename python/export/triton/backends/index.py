@@ -15,7 +15,7 @@ _SCORES = 1 << 22
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """`args`: the model's configuration as JSON, where its repository is, and the version."""

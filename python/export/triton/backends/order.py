@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """`args`: the model's configuration as JSON, where its repository is, and the version."""
@@ -25,7 +25,7 @@ class TritonPythonModel:
         self.keys = np.append(keys, b"")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """A response for each request."""
+        """Return a response for each request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
