@@ -98,7 +98,7 @@ def java() -> Iterator[Finding]:
 
 
 def java_major(text: str) -> int | None:
-    """Return the major version in the output of `java -version`: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
+    """Return the major version that `java -version` prints: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None
