@@ -37,7 +37,7 @@ _PASSES_ROWS = {"CoalesceExec", "ProjectExec", "DataWritingCommandExec", "WriteF
 
 
 @dataclass(frozen=True)
-class Node:
+class PlanNode:
     """An operator or expression of a plan, as the plugin judges it."""
 
     depth: int
@@ -69,12 +69,12 @@ class Plan:
     text: str
 
     @cached_property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[PlanNode, ...]:
         """Operators and expressions from the top."""
         return tuple(_nodes(self.text))
 
     @property
-    def execs(self) -> tuple[Node, ...]:
+    def execs(self) -> tuple[PlanNode, ...]:
         """Physical operators from the top."""
         return tuple(n for n in self.nodes if n.is_exec)
 
@@ -97,18 +97,18 @@ class Plan:
         return bool(names) and names[-1] == "LocalTableScanExec" and set(names[:-1]) <= _PASSES_ROWS
 
     @property
-    def leaving(self) -> tuple[Node, ...]:
+    def leaving(self) -> tuple[PlanNode, ...]:
         """Return the nodes that leave the GPU: the deepest causes, without nodes that leave only because of them."""
         if self.is_bookkeeping:
             return ()
-        found = [n for n in self.nodes if n.leaves]
+        leaving = [n for n in self.nodes if n.leaves]
         if self.is_from_driver:
-            found = [n for n in found if n.name != "LocalTableScanExec"]
-        causes = [n for n in found if not _follows(n)]
-        return tuple(causes or found)
+            leaving = [n for n in leaving if n.name != "LocalTableScanExec"]
+        causes = [n for n in leaving if not _follows(n)]
+        return tuple(causes or leaving)
 
 
-def _follows(node: Node) -> bool:
+def _follows(node: PlanNode) -> bool:
     """Return whether a node's reason is that its child or its parent cannot run on the GPU."""
     return any(
         m in node.reason
@@ -116,19 +116,19 @@ def _follows(node: Node) -> bool:
     )
 
 
-def _nodes(text: str) -> Iterator[Node]:
+def _nodes(text: str) -> Iterator[PlanNode]:
     for line in text.splitlines():
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             continue
-        rest = found["rest"].strip()
+        rest = match["rest"].strip()
         reason = _REASON.search(rest)
-        shown = re.sub(r" ?(cannot run on GPU because .*|will run on GPU.*|could run on GPU.*)$", "", rest)
-        name = found["name"].removesuffix("$")
-        why = reason[1] if reason else ""
-        if _HOST.search(name) and not why:
-            why = "rows go to a Python process on the host and back"
-        yield Node(len(found["indent"]) // 2, found["mark"], found["kind"], name, shown, why)
+        description = re.sub(r" ?(cannot run on GPU because .*|will run on GPU.*|could run on GPU.*)$", "", rest)
+        name = match["name"].removesuffix("$")
+        cause = reason[1] if reason else ""
+        if _HOST.search(name) and not cause:
+            cause = "rows go to a Python process on the host and back"
+        yield PlanNode(len(match["indent"]) // 2, match["mark"], match["kind"], name, description, cause)
 
 
 class Explainer:
@@ -160,10 +160,10 @@ class Explainer:
 
     def explain(self, frame: DataFrame) -> Plan:
         """Return the plan of a frame, without running it."""
-        before = self._written.getBuffer().length()
+        start = self._written.getBuffer().length()
         plan = Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
         # It goes to the log, too, where it would be taken for one that ran.
-        self._written.getBuffer().setLength(before)
+        self._written.getBuffer().setLength(start)
         return plan
 
 

@@ -42,7 +42,7 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.gpu_plan import cases as gpu_cases
-from headrace.gpu_plan.explain import Explainer, Node, Plan
+from headrace.gpu_plan.explain import Explainer, Plan, PlanNode
 from headrace.gpu_plan.rows import made_rows
 from headrace.identifiers import quoted
 from headrace.manifest import Manifest, Output
@@ -77,7 +77,7 @@ class StepPlans:
     fault: str = ""
 
     @property
-    def leaving(self) -> tuple[Node, ...]:
+    def leaving(self) -> tuple[PlanNode, ...]:
         """Return the nodes that leave the GPU."""
         return tuple(n for p in self.plans for n in p.leaving)
 
@@ -88,8 +88,8 @@ class StepPlans:
 
     def faults(self) -> list[str]:
         """Each fault once: operator and the plugin's reason."""
-        found = [f"{n.name}: {n.reason or 'does not run on the GPU'}" for n in self.leaving]
-        return list(dict.fromkeys([*([self.fault] if self.fault else []), *found]))
+        faults = [f"{n.name}: {n.reason or 'does not run on the GPU'}" for n in self.leaving]
+        return list(dict.fromkeys([*([self.fault] if self.fault else []), *faults]))
 
 
 def check_operators(explainer: Explainer, ws: Workspace, only: Sequence[str] = ()) -> Iterator[StepPlans]:
@@ -119,9 +119,9 @@ def _check(
 ) -> Iterator[StepPlans]:
     if not cases:
         yield StepPlans(subject, "-", (), "has no case in headrace.gpu_plan.cases")
-    for number, given in enumerate(cases):
+    for number, inputs in enumerate(cases):
         try:
-            for step, plans in case(explainer, ws, frame, given):
+            for step, plans in case(explainer, ws, frame, inputs):
                 label = step if len(cases) == 1 else f"{step} ({number + 1})"
                 reads = any(n.name == "FileSourceScanExec" for p in plans for n in p.nodes)
                 yield StepPlans(
@@ -157,18 +157,18 @@ def _table_case(
     label = gpu_cases.LABEL
     makes_label = Attribution.name in op
     columns = [c for c in gpu_cases.COLUMNS if not (makes_label and c.name == label)]
-    other = SourceTable({c.name: declared(c) for c in _EXTERNAL}, "since")
-    p = Preparation(ops, columns, label, gpu_cases.TIME, knows_train=True, sources={"other": other})
+    external = SourceTable({c.name: declared(c) for c in _EXTERNAL}, "since")
+    p = Preparation(ops, columns, label, gpu_cases.TIME, knows_train=True, sources={"other": external})
 
     def source(read: SourceRead) -> DataFrame:
         rows = explainer.spark.read.format("delta").load(str(ws.scratch / "external"))
-        return rows.withColumn(EVENT_MICROS, spark_micros(F.col("since"), other.types["since"]))
+        return rows.withColumn(EVENT_MICROS, spark_micros(F.col("since"), external.types["since"]))
 
     rows = frame.drop(label) if makes_label else frame
-    made = p.spark(rows, ExternalReader(ws), TrainRange(0, 2**60), sources=source, seen_until=2**60)
+    prepared = p.spark(rows, ExternalReader(ws), TrainRange(0, 2**60), sources=source, seen_until=2**60)
     if ran := explainer.ran():
         yield "jobs", ran
-    yield "rows", [explainer.explain(made)]
+    yield "rows", [explainer.explain(prepared)]
     explainer.ran()
 
 
@@ -195,10 +195,10 @@ def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[
     except _FAILURES as e:
         after("the step that failed")
         seen.append(StepPlans(subject, "-", (), _first_line(e)))
-    found = {s.step for s in seen}
-    for wanted in ({"scan and prepare"}, {"fit", "count values"}, {"transform and write"}):
-        if not wanted & found:
-            seen.append(StepPlans(subject, " or ".join(sorted(wanted)), (), "was not seen in the plugin's log"))
+    steps = {s.step for s in seen}
+    for required in ({"scan and prepare"}, {"fit", "count values"}, {"transform and write"}):
+        if not required & steps:
+            seen.append(StepPlans(subject, " or ".join(sorted(required)), (), "was not seen in the plugin's log"))
     yield from _merged(seen)
 
 
@@ -206,9 +206,9 @@ def _merged(seen: Sequence[StepPlans]) -> Iterator[StepPlans]:
     """One for each step, in the order in which steps began; the log's at the end."""
     steps = list(dict.fromkeys(s.step for s in seen))
     for step in sorted(steps, key=lambda s: s == LOG):
-        mine = [s for s in seen if s.step == step]
-        faults = [s.fault for s in mine if s.fault]
-        yield StepPlans(mine[0].subject, step, tuple(p for s in mine for p in s.plans), "; ".join(faults))
+        of_step = [s for s in seen if s.step == step]
+        faults = [s.fault for s in of_step if s.fault]
+        yield StepPlans(of_step[0].subject, step, tuple(p for s in of_step for p in s.plans), "; ".join(faults))
 
 
 #: Plans of Delta's own, over a table's log.
@@ -221,7 +221,7 @@ _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and writ
 
 def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ...]]]:
     """Sort the plans of a step of the stage into finer steps by what they do."""
-    found: dict[str, list[Plan]] = {}
+    by_step: dict[str, list[Plan]] = {}
     for plan in plans:
         execs = [n.name for n in plan.execs]
         writes = any(n.name == "InsertIntoHadoopFsRelationCommand" for n in plan.nodes)
@@ -235,8 +235,8 @@ def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ..
             fine = "count what is missing and unknown"
         else:
             fine = _STEPS.get(name, name)
-        found.setdefault(fine, []).append(plan)
-    return [(fine, tuple(some)) for fine, some in found.items()]
+        by_step.setdefault(fine, []).append(plan)
+    return [(fine, tuple(some)) for fine, some in by_step.items()]
 
 
 def _first_line(e: Exception) -> str:
@@ -263,8 +263,8 @@ def _land_source(spark: SparkSession, ws: Workspace, spec: Spec, ds: str, name: 
     first = (date.fromisoformat(ds) - timedelta(days=days - 1)).isoformat()
     rows = made_rows(table.columns, f.label, first, days, table.event_time, f.split.column)
     file = _fresh(ws, "landed") / "rows.parquet"
-    with file.new_file() as made:
-        pq.write_table(rows, made)
+    with file.new_file() as local_path:
+        pq.write_table(rows, local_path)
     ddl = ", ".join(
         [*(f"{quoted(c.name)} {c.type}" for c in table.columns), "_source_file string", "_source_line bigint"]
     )
@@ -281,8 +281,8 @@ def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], 
         # Join tables have each key once.
         rows = rows.set_column(0, "key", [list(range(rows.num_rows))])
     rows_file = path.parent / f"{path.name}.parquet" if delta else path / "rows.parquet"
-    with rows_file.new_file() as made:
-        pq.write_table(rows, made)
+    with rows_file.new_file() as local_path:
+        pq.write_table(rows, local_path)
     ddl = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in columns), "_source_file string", "_source_line bigint"])
     frame = spark.read.schema(ddl).parquet(str(rows_file))
     if delta:
@@ -300,10 +300,10 @@ def _fresh(ws: Workspace, name: str) -> Location:
 
 @contextmanager
 def _setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(key)
+    previous = spark.conf.get(key)
     spark.conf.set(key, value)
     try:
         yield
     finally:
-        if before is not None:
-            spark.conf.set(key, before)
+        if previous is not None:
+            spark.conf.set(key, previous)

@@ -25,15 +25,15 @@ def made_rows(
         split: a column that holds `train`, `valid` and `rank`.
     """
     start = datetime.fromisoformat(first).replace(tzinfo=UTC)
-    at = [start + timedelta(days=days) * i / ROWS for i in range(ROWS)]
+    times = [start + timedelta(days=days) * i / ROWS for i in range(ROWS)]
     out = {}
     for place, column in enumerate(columns):
         type_ = declared(column)
-        values = [None if (i + place) % 11 == 0 else _value(type_, i, place, at) for i in range(ROWS)]
+        values = [None if (i + place) % 11 == 0 else _value(type_, i, place, times) for i in range(ROWS)]
         if column.name == label:
             values = [type_.arrow.to_pandas_dtype()(i % 2) for i in range(ROWS)]
         elif column.name == time or column.required:
-            values = [_value(type_, i, place if column.name != time else 0, at) for i in range(ROWS)]
+            values = [_value(type_, i, place if column.name != time else 0, times) for i in range(ROWS)]
         if column.name == split:
             values = [("train", "train", "valid", "rank")[i % 4] for i in range(ROWS)]
         out[column.name] = pa.array(values, type_.arrow)
@@ -42,10 +42,10 @@ def made_rows(
     return pa.table(out)
 
 
-def _value(type_: ValueType, i: int, place: int, at: list[datetime]) -> Any:
+def _value(type_: ValueType, i: int, place: int, times: list[datetime]) -> Any:
     if type_.is_list:
         element = ValueType(type_.element)
-        return [_value(element, i + j, place, at) for j in range((i + place) % 4)]
+        return [_value(element, i + j, place, times) for j in range((i + place) % 4)]
     number = (7 * i + place) % 23
     if type_.element == "string":
         return f"v{number}"
@@ -54,8 +54,8 @@ def _value(type_: ValueType, i: int, place: int, at: list[datetime]) -> Any:
     if type_.element in ("float", "double"):
         return number / 2
     if type_.element == "timestamp":
-        return at[i % ROWS] - timedelta(hours=place)
+        return times[i % ROWS] - timedelta(hours=place)
     if type_.element == "date":
-        moment: date = at[i % ROWS].date()
+        moment: date = times[i % ROWS].date()
         return moment
     return number

@@ -32,11 +32,11 @@ def applications(stages: Sequence[str], spec: Spec, isolated: bool = False) -> l
     groups: list[list[str]] = []
     shared: Spark | None = None
     for stage in stages:
-        own = spark_settings_of(stage, spec)
-        if groups and not isolated and (own is None or shared is None or settings_agree(shared, own)):
+        settings = spark_settings_of(stage, spec)
+        if groups and not isolated and (settings is None or shared is None or settings_agree(shared, settings)):
             groups[-1].append(stage)
-            shared = shared or own
+            shared = shared or settings
         else:
             groups.append([stage])
-            shared = own
+            shared = settings
     return [tuple(group) for group in groups]

@@ -2,7 +2,7 @@
 
 Airflow loads this module by its path, in an environment without headrace: it imports the standard library alone.
 
-A secret is never a Spark property: the history server, the web page of the application and `ps` show those. On YARN it
+A secret is never a Spark property: the history server, the web page of the application and ps show those. On YARN it
 travels in a file that is its owner's alone, by `spark.yarn.dist.files`, and lies in the containers' own folders.
 """
 
@@ -49,22 +49,22 @@ def with_secrets(properties: str, folder: Path, secrets: Mapping[str, str], vari
         secrets: variables that nobody else may see.
         variables: of the application master, which are no secrets.
     """
-    given, files, places = dict(variables), list[Path](), ("spark.yarn.appMasterEnv", "spark.executorEnv")
+    public, files, places = dict(variables), list[Path](), ("spark.yarn.appMasterEnv", "spark.executorEnv")
     lines = [line for line in properties.splitlines() if line]
     of_aws = {key: secrets[name] for name, key in _AWS.items() if name in secrets}
     if of_aws:
         text = "".join(f"{key} = {value}\n" for key, value in of_aws.items())
         files.append(_private_file(folder / _AWS_FILE, f"[default]\n{text}"))
         lines += [property_line(f"{place}.AWS_SHARED_CREDENTIALS_FILE", _AWS_FILE) for place in places]
-    if others := {name: value for name, value in secrets.items() if name not in _AWS}:
-        files.append(_private_file(folder / _SECRETS, json.dumps(others)))
-        given[VARIABLE] = _SECRETS
+    if other_secrets := {name: value for name, value in secrets.items() if name not in _AWS}:
+        files.append(_private_file(folder / _SECRETS, json.dumps(other_secrets)))
+        public[VARIABLE] = _SECRETS
     if files:
-        before = [line for line in lines if line.startswith(f"{_DIST_FILES}=")]
-        lines = [line for line in lines if line not in before]
-        listed = [*(line.partition("=")[2] for line in before), *(file.as_uri() for file in files)]
+        dist_lines = [line for line in lines if line.startswith(f"{_DIST_FILES}=")]
+        lines = [line for line in lines if line not in dist_lines]
+        listed = [*(line.partition("=")[2] for line in dist_lines), *(file.as_uri() for file in files)]
         lines.append(f"{_DIST_FILES}={','.join(listed)}")
-    lines += [property_line(f"spark.yarn.appMasterEnv.{name}", value) for name, value in given.items()]
+    lines += [property_line(f"spark.yarn.appMasterEnv.{name}", value) for name, value in public.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -78,9 +78,9 @@ def take_secrets(environ: MutableMapping[str, str]) -> dict[str, str]:
     name = environ.pop(VARIABLE, None)
     if name is None:
         return {}
-    found: dict[str, str] = json.loads(Path(name).read_text(encoding="utf-8"))
-    environ.update(found)
-    return found
+    secrets: dict[str, str] = json.loads(Path(name).read_text(encoding="utf-8"))
+    environ.update(secrets)
+    return secrets
 
 
 def _private_file(path: Path, text: str) -> Path:

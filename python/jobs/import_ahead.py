@@ -55,6 +55,6 @@ def import_ahead(stages: Sequence[str]) -> Iterator[Callable[[], None]]:
 
 def _load(name: str) -> None:
     module, _, function = name.partition(":")
-    found = import_module(module)
+    imported = import_module(module)
     if function:
-        getattr(found, function)()
+        getattr(imported, function)()

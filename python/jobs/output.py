@@ -107,9 +107,9 @@ class JsonLines:
     def _hand_on(self, lines: Sequence[bytes]) -> None:
         for line in lines:
             if text := line.decode("utf-8", errors="replace").strip():
-                told = as_json_line(text, self._fields()) + "\n"
-                self._sink.write(told.encode())
-                self._echo.write(told)
+                record = as_json_line(text, self._fields()) + "\n"
+                self._sink.write(record.encode())
+                self._echo.write(record)
 
 
 class _Lines:

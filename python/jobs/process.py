@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0
 _PROGRAM_SECONDS = 60.0
 
 
-class Stopped(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """SIGTERM or SIGHUP arrived; the application has been stopped. `signum` says which."""
 
     def __init__(self, signum: int) -> None:
@@ -44,7 +44,7 @@ def run_logged(
         Its exit code; 128 + N where signal N killed it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the process and all that it started are gone.
+        KeyboardInterrupt: Ctrl-C (`StopSignal`: SIGTERM, SIGHUP); the process and all that it started are gone.
     """
     with _signals_raise():
         process = subprocess.Popen(  # the pipe is read to its end below, and the process waited for
@@ -95,21 +95,21 @@ def _dies_with_parent() -> list[str]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `Stopped` in the main thread while the block runs."""
+    """SIGTERM and SIGHUP raise `StopSignal` in the main thread while the block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(signum: int, _frame: FrameType | None) -> None:
-        raise Stopped(signum)
+        raise StopSignal(signum)
 
     # What the caller ignores stays ignored: nohup.
     heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
-    before = {s: signal.signal(s, stop) for s in heard}
+    handlers = {s: signal.signal(s, stop) for s in heard}
     try:
         yield
     finally:
-        for signum, handler in before.items():
+        for signum, handler in handlers.items():
             signal.signal(signum, handler)
 
 
@@ -122,12 +122,12 @@ def stop_process_tree(process: subprocess.Popen[bytes]) -> None:
     import psutil
 
     try:
-        whole = psutil.Process(process.pid)
-        family = whole.children(recursive=True)
+        root = psutil.Process(process.pid)
+        family = root.children(recursive=True)
     except psutil.NoSuchProcess:
-        whole, family = None, []
+        root, family = None, []
     try:
-        programs = [member for member in (whole, *family) if member is not None and _is_job(member)]
+        programs = [member for member in (root, *family) if member is not None and _is_job(member)]
         for member in programs:
             _quietly(member.terminate)
         psutil.wait_procs(programs, timeout=_PROGRAM_SECONDS)

@@ -97,12 +97,12 @@ def _run(args: argparse.Namespace) -> int:
             _session(args, spec, ws, ds) as tidy,
             import_ahead(args.stages[1:]) as begin,
         ):
-            before = None
+            previous = None
             for number, (name, day) in enumerate(turns(args.stages, days, spec)):
-                if before is not None and STAGES[before].spark:
+                if previous is not None and STAGES[previous].spark:
                     tidy()
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
-                before = name
+                previous = name
     except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
         if (message := exit_message(e, written)) is not None:
             logs.tell_error(message[0])
@@ -127,8 +127,8 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         require_stage(spec, name)
     groups = applications(args.stages, spec)
     if len(groups) > 1:
-        shown = " and ".join(",".join(group) for group in groups)
-        raise UserError(f"these stages need different Spark settings; run {shown}, each in an application of its own")
+        listing = " and ".join(",".join(group) for group in groups)
+        raise UserError(f"these stages need different Spark settings; run {listing}, each in an application of its own")
     conf = next(conf for name in args.stages if (conf := spark_settings_of(name, spec)) is not None)
     title = f"headrace {spec.pipeline} {','.join(args.stages)} {ds}"
     # A submitter that hears of the stages has looked: the first of them has work to do.
@@ -155,17 +155,17 @@ def _run_one(
     from headrace.jobs.stages import load_stage, require_stage
 
     require_stage(spec, name)
-    with observation.stage(name, ds) as turn:
+    with observation.stage(name, ds) as observed:
 
         def tell(kind: Kind, reason: str = "") -> None:
             if events:
-                StageEvent(name, kind, reason, ds, turn.run.run_id).send()
+                StageEvent(name, kind, reason, ds, observed.run.run_id).send()
 
         def announce(plan: RunPlan) -> None:
             if plan.reason is None:
                 tell("skip")
             else:
-                turn.begin(plan)
+                observed.begin(plan)
                 tell("run", plan.reason)
                 works()
 
@@ -176,7 +176,7 @@ def _run_one(
             tell("failed")
             raise
         if not outcome.skipped:
-            turn.done(outcome.manifest)
+            observed.done(outcome.manifest)
             _say(f"{name}: done in {outcome.manifest.seconds:.1f} s")
             tell("done")
         elif not events:

@@ -34,10 +34,10 @@ def spark_home() -> Path:
     Raises:
         UserError: it is not installed.
     """
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
         raise UserError(f"pyspark is not installed for {sys.executable}: run `make env`, then `headrace doctor`")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def properties_file(ws: Workspace, pipeline: str) -> Location:
@@ -105,7 +105,7 @@ def environment(
         base: the caller's; None: this process's.
         properties: the file of `write_properties`; None: the application needs no JVM.
     """
-    found = {
+    variables = {
         **(os.environ if base is None else base),
         "SPARK_HOME": str(spark_home()),
         # What executors run, which obeys this variable before the property.
@@ -118,11 +118,11 @@ def environment(
     }
     if properties is not None:
         # What pyspark starts the JVM with, by spark-submit.
-        found["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
+        variables["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     if conf.is_local:
         # A cluster's executors must reach the driver at the address that the user gave it.
-        found["SPARK_LOCAL_IP"] = LOOPBACK
-    return found
+        variables["SPARK_LOCAL_IP"] = LOOPBACK
+    return variables
 
 
 class _StageLogs:
@@ -136,18 +136,18 @@ class _StageLogs:
     """
 
     def __init__(self, place: Callable[[str, str], Location], header: bytes, stage: str, ds: str) -> None:
-        self._place, self._header, self._turn = place, header, (ds, stage)
+        self._place, self._header, self._current = place, header, (ds, stage)
         self._file: BinaryIO | None = None
 
     def switch(self, stage: str, ds: str) -> None:
         """Direct the following output to another stage or day."""
-        if (ds, stage) != self._turn:
+        if (ds, stage) != self._current:
             self.close()
-            self._turn = (ds, stage)
+            self._current = (ds, stage)
 
     def write(self, data: bytes) -> None:
         if self._file is None:
-            log = self._place(*self._turn)
+            log = self._place(*self._current)
             log.parent.make_dir()
             self._file = open(log.local_path(), "ab")  # noqa: SIM115  (closed by `close`)
             self._file.write(self._header)
@@ -195,7 +195,7 @@ def submit(
         day is not complete yet, anything else a failure: of the stage whose turn it was.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the application and all that it started are gone.
+        KeyboardInterrupt: Ctrl-C (`StopSignal`: SIGTERM, SIGHUP); the application and all that it started are gone.
         UserError: see `write_properties`, `Workspace.make_scratch` and `require_java`.
     """
     ws.make_scratch()
@@ -206,14 +206,14 @@ def submit(
         write_properties(spec, ws, properties)
         (ws.spark_local / "local").make_dir()
     line = command(stages, pipeline, ds, ws, overrides, events=True, until=until)
-    shown = " ".join(_without_values(line))
-    header = f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {shown}"
+    words = " ".join(_without_values(line))
+    header = f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {words}"
     if is_json():
-        header = json_line(shown, "INFO", "headrace.jobs")
+        header = json_line(words, "INFO", "headrace.jobs")
 
     at_work = {"pipeline": spec.pipeline, "ds": ds, "stage": stages[0]}
 
-    def turn(event: StageEvent) -> None:
+    def on_stage_event(event: StageEvent) -> None:
         if event.kind == "check":
             logs.switch(event.stage, event.ds or ds)
             at_work.update(ds=event.ds or ds, stage=event.stage, run_id=event.run_id)
@@ -226,12 +226,12 @@ def submit(
     ) as logs:
         logs.write(b"")
         if not is_json():
-            return run_logged(line, env, logs, screen, turn)
+            return run_logged(line, env, logs, screen, on_stage_event)
         with closing(JsonLines(logs, screen, lambda: at_work)) as sink, open(os.devnull, "w") as nowhere:
-            return run_logged(line, env, sink, nowhere, turn)
+            return run_logged(line, env, sink, nowhere, on_stage_event)
 
 
 def _without_values(line: Sequence[str]) -> list[str]:
     """Return a command line for the log, with the keys of `--set` alone: a value may be a secret."""
-    before = ["", *line]
-    return [f"{word.partition('=')[0]}=..." if b == "--set" else word for b, word in zip(before, line, strict=False)]
+    previous = ["", *line]
+    return [f"{word.partition('=')[0]}=..." if b == "--set" else word for b, word in zip(previous, line, strict=False)]

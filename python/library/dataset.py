@@ -77,9 +77,9 @@ def load_dataset(
     if streams is None:
         fits = (n for n in range(min(_MOST_STREAMS, len(layout.row_groups)), 0, -1) if not batch_size % n)
         streams = next((n for n in fits if not n % world_size), world_size)
-    for size, what in ((batch_size, "batch_size"), (world_size, "world_size")):
+    for size, argument in ((batch_size, "batch_size"), (world_size, "world_size")):
         if size < 1:
-            raise UserError(f"{what}={size}: it is at least 1")
+            raise UserError(f"{argument}={size}: it is at least 1")
     if batch_size % streams or streams % world_size:
         raise UserError(
             f"batch_size={batch_size} must be a multiple of streams={streams}, and that of world_size={world_size}"
@@ -151,7 +151,7 @@ class Dataset(IterableDataset[Sample]):
                 features[feature.name] = next(codes)
         return features, torch.from_numpy(batch.labels)
 
-    def _list(self, given: JaggedArray, length: int) -> torch.Tensor | JaggedTensor:
+    def _list(self, lists: JaggedArray, length: int) -> torch.Tensor | JaggedTensor:
         if self.jagged:
-            return JaggedTensor(torch.from_numpy(given.values), torch.from_numpy(given.offsets))
-        return torch.from_numpy(given.to_padded(length)).long()
+            return JaggedTensor(torch.from_numpy(lists.values), torch.from_numpy(lists.offsets))
+        return torch.from_numpy(lists.to_padded(length)).long()

@@ -53,21 +53,21 @@ def columns_of(frame: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
         if name not in all_names:
             known = list(dict.fromkeys(all_names))
             raise UserError(f"the frame has no column '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
-    there: dict[str, Any]
+    types: dict[str, Any]
     if library_of(frame) == "spark":
-        there = dict(frame.dtypes)
+        types = dict(frame.dtypes)
     else:
-        there = {field.name: field.type for field in _table(frame, names).schema}
-    found = []
+        types = {field.name: field.type for field in _table(frame, names).schema}
+    columns = []
     for name in names:
-        type_ = _spark_type(there[name]) if library_of(frame) == "spark" else _arrow_type(there[name])
+        type_ = _spark_type(types[name]) if library_of(frame) == "spark" else _arrow_type(types[name])
         if type_ is None:
             raise UserError(
-                f"column '{name}' is {there[name]}, which no operator takes; cast it to one of "
+                f"column '{name}' is {types[name]}, which no operator takes; cast it to one of "
                 f"{', '.join(sorted(_COLUMN_TYPES))}, or leave it out"
             )
-        found.append(TableColumn(name=name, type=type_))
-    return tuple(found)
+        columns.append(TableColumn(name=name, type=type_))
+    return tuple(columns)
 
 
 def to_arrow(frame: Any, columns: Sequence[TableColumn]) -> pa.Table:
@@ -97,9 +97,9 @@ def like(frame: Any, table: pa.Table) -> Any:
     """Return an Arrow table as a frame of the same library as `frame` (pandas: with its index)."""
     library = library_of(frame)
     if library == "pandas":
-        made = table.to_pandas()
-        made.index = frame.index
-        return made
+        converted = table.to_pandas()
+        converted.index = frame.index
+        return converted
     if library == "polars":
         return type(frame)(table)
     return table.combine_chunks().to_batches()[0] if isinstance(frame, pa.RecordBatch) and len(table) else table
@@ -134,7 +134,7 @@ def _table(frame: Any, names: Sequence[str]) -> pa.Table:
 
 def _of_pandas(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
-        found = pa.Table.from_pandas(series.to_frame("x"), preserve_index=False)
+        converted = pa.Table.from_pandas(series.to_frame("x"), preserve_index=False)
     except UnicodeEncodeError:
         raise UserError(
             f"column '{name}' has a text that is not Unicode (half a surrogate pair): replace it, for example by "
@@ -146,7 +146,7 @@ def _of_pandas(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
             f"column '{name}' has values of the type {kinds}, which make no column of one type: cast it, for example "
             f"by .astype(str)"
         ) from None
-    return found.column(0)
+    return converted.column(0)
 
 
 def _spark_type(type_: str) -> ColumnType | None:

@@ -60,8 +60,8 @@ class Predictor:
         predictor, fitted = self._loaded()
         if library_of(frame) == "spark":
             raise UserError("of a Spark frame: frame.mapInArrow(predictor.map_in_arrow, predictor.schema_of(frame))")
-        wanted = set(fitted.input_columns)
-        batch = one_batch(to_arrow(frame, [c for c in fitted.workflow.declared if c.name in wanted]))
+        required = set(fitted.input_columns)
+        batch = one_batch(to_arrow(frame, [c for c in fitted.workflow.declared if c.name in required]))
         return predict_rows(predictor, fitted, batch, {})
 
     def map_in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -72,8 +72,8 @@ class Predictor:
         """
         predictor, fitted = self._loaded()
         for batch in batches:
-            found = pa.array(predict_rows(predictor, fitted, batch, {}), pa.float32())
-            yield pa.RecordBatch.from_arrays([*batch.columns, found], [*batch.schema.names, self.column])
+            predictions = pa.array(predict_rows(predictor, fitted, batch, {}), pa.float32())
+            yield pa.RecordBatch.from_arrays([*batch.columns, predictions], [*batch.schema.names, self.column])
 
     def schema_of(self, frame: Any) -> Any:
         """Spark's schema of what `map_in_arrow` makes of a Spark frame."""

@@ -32,8 +32,8 @@ class SavedModel:
         Raises:
             UserError: the model is damaged, or the frame lacks a column or has it in another type.
         """
-        found: NDArray[np.float32] = Predictor(self._folder).predict(model_input)
-        return found
+        predictions: NDArray[np.float32] = Predictor(self._folder).predict(model_input)
+        return predictions
 
 
 def _load_pyfunc(path: str) -> SavedModel:

@@ -66,8 +66,8 @@ def staged_rows(
 
 
 def _needed(workflow: Workflow) -> Sequence[Any]:
-    wanted = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns}
-    return [c for c in workflow.declared if c.name in wanted]
+    required = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns}
+    return [c for c in workflow.declared if c.name in required]
 
 
 def _write_table(table: pa.Table, split: str, file: Location) -> None:

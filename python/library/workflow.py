@@ -130,7 +130,7 @@ class FittedWorkflow:
     @property
     def vocabularies(self) -> Mapping[str, pa.Table]:
         """Each vocabulary as a table of value (string) and code (int64)."""
-        return {name: found.table for name, found in self.fitted.vocabularies.items()}
+        return {name: vocabulary.table for name, vocabulary in self.fitted.vocabularies.items()}
 
     def transform(self, frame: Any) -> Any:
         """Return the features of a frame's rows, as a frame of the same library, in the same order.
@@ -143,9 +143,9 @@ class FittedWorkflow:
             UserError: a column is missing or has another type.
         """
         workflow = self.fitted.workflow
-        others = [c for c in (workflow.label_column, *workflow.carried_columns) if c in _names(frame)]
+        untransformed = [c for c in (workflow.label_column, *workflow.carried_columns) if c in _names(frame)]
         label = workflow.label_column
-        keep = {n if n == label else self.schema.carried_name(n): n for n in dict.fromkeys(others)}
+        keep = {n if n == label else self.schema.carried_name(n): n for n in dict.fromkeys(untransformed)}
         if library_of(frame) == "spark":
             from headrace.features.spark.transform import transform
 
@@ -154,11 +154,11 @@ class FittedWorkflow:
         table = to_arrow(frame, [types[name] for name in dict.fromkeys((*workflow.input_columns, *keep.values()))])
         batches = table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
         empty = pa.RecordBatch.from_pylist([], schema=table.schema)
-        made = pa.Table.from_batches(
+        transformed = pa.Table.from_batches(
             [self.fitted.transform_batch(batch, tuple(keep.values())) for batch in batches or [empty]]
         )
-        features = made.num_columns - len(keep)
-        return like(frame, made.rename_columns([*made.column_names[:features], *keep]))
+        features = transformed.num_columns - len(keep)
+        return like(frame, transformed.rename_columns([*transformed.column_names[:features], *keep]))
 
     def write_dataset(
         self,
@@ -242,7 +242,7 @@ def _check(rows: LakeRows, label: str) -> None:
     counts = rows.counts
     if not counts.rows.get("train"):
         raise UserError("the frame has no row to learn from")
-    for number, what in ((counts.null_labels, "null"), (counts.bad_labels, "neither 0 nor 1")):
+    for number, fault in ((counts.null_labels, "null"), (counts.bad_labels, "neither 0 nor 1")):
         if number:
             total = sum(counts.rows.values())
-            raise UserError(f"label '{label}' is {what} in {number:,} of {total:,} rows; leave these rows out")
+            raise UserError(f"label '{label}' is {fault} in {number:,} of {total:,} rows; leave these rows out")

@@ -35,21 +35,21 @@ class Observation:
         self._spec, self._ws = spec, ws
         self._events = RunEvents(spec, ws)
         self._parent, self._root = parent_of_process()
-        self._told = False
+        self._has_warned = False
 
     @contextmanager
     def stage(self, name: str, ds: str) -> Iterator[StageObservation]:
         """Around one turn of a stage; an exception that leaves it is told as its failure, where it had begun."""
         run = Run(self._spec.pipeline, ds, name, new_run_id(), self._parent, self._root)
         logs.set_context(pipeline=run.pipeline, ds=ds, stage=name, run_id=run.run_id)
-        turn = StageObservation(run, self)
+        stage = StageObservation(run, self)
         try:
-            yield turn
+            yield stage
         except BaseException as e:
-            turn.failed(e)
+            stage.failed(e)
             raise
         finally:
-            turn.end()
+            stage.end()
             logs.set_context(pipeline=run.pipeline)
 
     def close(self) -> None:
@@ -59,9 +59,11 @@ class Observation:
     def started(self, run: Run, plan: RunPlan) -> RunningFile:
         """Its work begins."""
         self.quietly(lambda: self._events.start(run, plan))
-        before = plan.manifest or self._earlier(run)
+        previous = plan.manifest or self._earlier(run)
         now = time.time()
-        stage = RunningStage(run.stage, run.ds, run.run_id, os.getpid(), now, now, before.seconds if before else None)
+        stage = RunningStage(
+            run.stage, run.ds, run.run_id, os.getpid(), now, now, previous.seconds if previous else None
+        )
         return RunningFile(self._ws, run.pipeline, stage)
 
     def completed(self, run: Run, plan: RunPlan, manifest: Manifest) -> None:
@@ -80,8 +82,8 @@ class Observation:
         try:
             act()
         except Exception as e:  # a receiver, a folder, a library of theirs
-            if not self._told:
-                self._told = True
+            if not self._has_warned:
+                self._has_warned = True
                 log.warning("who observes pipeline '%s' was not told: %s: %s", self._spec.pipeline, type(e).__name__, e)
 
     def _write_metrics(self, folder: str) -> None:

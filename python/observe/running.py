@@ -17,7 +17,7 @@ from headrace.workspace import Workspace
 #: Between two looks at Spark's tasks, and at most between two writes.
 _SECONDS = 2.0
 #: For so long progress that a stage tells itself is shown rather than its tasks.
-_TOLD_SECONDS = 30.0
+_SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class RunningStage:
     @staticmethod
     def read(ws: Workspace, pipeline: str) -> list[RunningStage]:
         """Return the running stages of a pipeline whose processes are alive, in the order in which they began."""
-        found = []
+        running = []
         for file in ws.running(pipeline).entries():
             with suppress(OSError, ValueError, TypeError, KeyError):
-                told = json.loads(file.read_text())
-                progress = told.pop("progress")
-                stage = RunningStage(**told, progress=Progress(**progress) if progress else None)
+                record = json.loads(file.read_text())
+                progress = record.pop("progress")
+                stage = RunningStage(**record, progress=Progress(**progress) if progress else None)
                 if _lives(stage.pid):
-                    found.append(stage)
-        return sorted(found, key=lambda s: s.began)
+                    running.append(stage)
+        return sorted(running, key=lambda s: s.began)
 
     def write(self, file: Location) -> None:
         """Replace the file in one step."""
@@ -58,7 +58,7 @@ class RunningFile:
 
     def __init__(self, ws: Workspace, pipeline: str, stage: RunningStage) -> None:
         self._file = ws.running(pipeline) / f"{stage.stage}.json"
-        self._stage, self._told, self._over = stage, 0.0, threading.Event()
+        self._stage, self._heard_at, self._over = stage, 0.0, threading.Event()
         self._thread = threading.Thread(target=self._follow, name="running-stage", daemon=True)
         self._progress: Progress | None = None
         self._listening = listening(self._hear)
@@ -77,11 +77,11 @@ class RunningFile:
             self._file.remove_quietly()
 
     def _hear(self, progress: Progress) -> None:
-        self._progress, self._told = progress, time.monotonic()
+        self._progress, self._heard_at = progress, time.monotonic()
 
     def _follow(self) -> None:
         while not self._over.wait(_SECONDS):
-            if time.monotonic() - self._told > _TOLD_SECONDS:
+            if time.monotonic() - self._heard_at > _SILENT_SECONDS:
                 self._progress = _spark_tasks()
             self._write()
 

@@ -53,16 +53,16 @@ class WholeRun:
 @contextmanager
 def whole_run(spec: Spec, ws: Workspace, ds: str) -> Iterator[WholeRun]:
     """Around the applications of a run; an exception that leaves it is told as its failure."""
-    before = {name: os.environ.get(name) for name in (PARENT, ROOT)}
-    found = WholeRun(spec, ws, ds)
+    variables = {name: os.environ.get(name) for name in (PARENT, ROOT)}
+    run = WholeRun(spec, ws, ds)
     try:
-        yield found
+        yield run
     except BaseException as e:
-        found.fail(str(e) or type(e).__name__)
+        run.fail(str(e) or type(e).__name__)
         raise
     finally:
-        found.end()
-        for name, value in before.items():
+        run.end()
+        for name, value in variables.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -40,7 +40,7 @@ def batches(
     types = {name: declared(TableColumn(name=name, type=type_)).arrow for name, type_ in columns.items()}
     row = st.fixed_dictionaries({name: values(name, type_) for name, type_ in columns.items()})
     rows = st.lists(row, max_size=max_rows)
-    return rows.map(lambda made: pa.table({n: pa.array([r[n] for r in made], t) for n, t in types.items()}))
+    return rows.map(lambda drawn: pa.table({n: pa.array([r[n] for r in drawn], t) for n, t in types.items()}))
 
 
 def _scalars(type_: str) -> SearchStrategy[Any]:
@@ -59,10 +59,10 @@ def _scalars(type_: str) -> SearchStrategy[Any]:
     }
     if type_ in ("int", "bigint"):
         top = 2**31 if type_ == "int" else 2**63
-        found: SearchStrategy[Any] = st.sampled_from([0, 1, -1, top - 1, -top]) | st.integers(-50, 50)
+        values: SearchStrategy[Any] = st.sampled_from([0, 1, -1, top - 1, -top]) | st.integers(-50, 50)
     elif type_ in ("float", "double"):
         special = st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf])
-        found = special | st.floats(-1e6, 1e6, width=32 if type_ == "float" else 64)
+        values = special | st.floats(-1e6, 1e6, width=32 if type_ == "float" else 64)
     else:
-        found = edges[type_]
-    return st.none() | found
+        values = edges[type_]
+    return st.none() | values

@@ -55,39 +55,40 @@ def check_table_operator(
     preparation = Preparation([spec], columns_of(table, table.column_names), label, time)
     rows = table.num_rows
     table = table.append_column(FILE, pa.repeat("events", rows)).append_column(LINE, pa.array(range(rows), pa.int64()))
-    whole = _run(preparation, table, spark, home)
+    all_rows = _run(preparation, table, spark, home)
     instants = sorted({t for t in table.column(time).to_pylist() if t is not None})
-    for at in instants[:: max(1, len(instants) // 3)]:
+    for instant in instants[:: max(1, len(instants) // 3)]:
         # Null: as if it were not after.
-        after = pc.fill_null(pc.greater(table.column(time), pa.scalar(at, table.column(time).type)), False)
-        before = table.filter(pc.invert(after))
+        after = pc.fill_null(pc.greater(table.column(time), pa.scalar(instant, table.column(time).type)), False)
+        past = table.filter(pc.invert(after))
         future = table.filter(after)
-        kept = _columns(preparation, table, label)
-        for others, what in (
-            (before, "without the rows after it"),
-            (pa.concat_tables([before, _exchanged(future, [time, FILE, LINE])]), "with other rows after it"),
+        columns = _columns(preparation, table, label)
+        for replaced, change in (
+            (past, "without the rows after it"),
+            (pa.concat_tables([past, _exchanged(future, [time, FILE, LINE])]), "with other rows after it"),
         ):
-            again = _run(preparation, others, spark, home)
-            for line in before.column(LINE).to_pylist():
-                one, other = whole.get(line), again.get(line)
-                assert _shown(one, kept) == _shown(other, kept), (
-                    f"row {line} up to {at}: {_shown(one, kept)} with all rows, {_shown(other, kept)} {what}"
+            again = _run(preparation, replaced, spark, home)
+            for line in past.column(LINE).to_pylist():
+                left, right = all_rows.get(line), again.get(line)
+                assert _rendered(left, columns) == _rendered(right, columns), (
+                    f"row {line} up to {instant}: {_rendered(left, columns)} with all rows, "
+                    f"{_rendered(right, columns)} {change}"
                 )
-    return pa.Table.from_pylist([whole[line] for line in sorted(whole)])
+    return pa.Table.from_pylist([all_rows[line] for line in sorted(all_rows)])
 
 
 def reference_of(op: TableOp) -> str:
     """Return the reference by which a spec names an operator's class."""
     kind = type(op)
-    own = kind.__module__.startswith("headrace.features.")
-    return kind.name if own else f"{kind.__module__}:{kind.__qualname__}"
+    is_own = kind.__module__.startswith("headrace.features.")
+    return kind.name if is_own else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _columns(preparation: Preparation, table: pa.Table, label: str) -> Sequence[str]:
-    made = [c.name for c in preparation.columns]
-    if not made:
+    columns = [c.name for c in preparation.columns]
+    if not columns:
         raise UserError("the operator leaves no column")
-    return made
+    return columns
 
 
 def _exchanged(rows: pa.Table, fixed: Sequence[str]) -> pa.Table:
@@ -104,9 +105,9 @@ def _run(
     preparation: Preparation, table: pa.Table, spark: SparkSession, home: str | os.PathLike[str]
 ) -> dict[int, dict[str, Any]]:
     reader = ExternalReader(Workspace(Path(home)))
-    made: DataFrame = preparation.spark(_frame(spark, table), reader)
-    found = [row for row in made.toArrow().to_pylist() if row.get(QUERY) is None]
-    return {row[LINE]: row for row in found}
+    prepared: DataFrame = preparation.spark(_frame(spark, table), reader)
+    rows_of_table = [row for row in prepared.toArrow().to_pylist() if row.get(QUERY) is None]
+    return {row[LINE]: row for row in rows_of_table}
 
 
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
@@ -114,5 +115,5 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     return spark.createDataFrame(table.to_pylist(), types)
 
 
-def _shown(row: dict[str, Any] | None, columns: Sequence[str]) -> str | None:
+def _rendered(row: dict[str, Any] | None, columns: Sequence[str]) -> str | None:
     return None if row is None else repr({name: row[name] for name in columns})

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.udfs.library import Column, ColumnLibrary, host
+from headrace.udfs.library import ColumnLibrary, NativeColumn, host
 
 I32 = npt.NDArray[np.int32]
 Bits = npt.NDArray[np.uint8]
@@ -37,8 +37,8 @@ def ngrams(
     lib, rows = library or host(), len(text)
     column, bits = text_column(text), _bits(text)
     offsets = np.empty(rows + 1, np.int32)
-    lib.ngrams_offsets(column, rows, n, most or 0, _at(offsets), _at(bits))
-    return _lists(offsets, bits, lambda out: lib.ngrams(column, rows, n, most or 0, buckets, _at(offsets), out))
+    lib.ngrams_offsets(column, rows, n, most or 0, _address(offsets), _address(bits))
+    return _lists(offsets, bits, lambda out: lib.ngrams(column, rows, n, most or 0, buckets, _address(offsets), out))
 
 
 def cross(columns: Sequence[pa.Array], buckets: int, most: int, library: ColumnLibrary | None = None) -> pa.ListArray:
@@ -62,10 +62,10 @@ def cross(columns: Sequence[pa.Array], buckets: int, most: int, library: ColumnL
     lib, rows = library or host(), len(columns[0])
     if any(len(x) != rows for x in columns):
         raise ValueError("columns of different lengths")
-    given = [ids_column(x) for x in columns]
+    ids = [ids_column(x) for x in columns]
     offsets, bits = np.empty(rows + 1, np.int32), np.zeros((rows + 7) // 8, np.uint8)
-    lib.cross_offsets(given, rows, most, _at(offsets), _at(bits))
-    return _lists(offsets, bits, lambda out: lib.cross(given, rows, most, buckets, _at(offsets), out))
+    lib.cross_offsets(ids, rows, most, _address(offsets), _address(bits))
+    return _lists(offsets, bits, lambda out: lib.cross(ids, rows, most, buckets, _address(offsets), out))
 
 
 def minhash(ids: pa.Array, hashes: int, library: ColumnLibrary | None = None) -> pa.FixedSizeListArray:
@@ -88,19 +88,19 @@ def minhash(ids: pa.Array, hashes: int, library: ColumnLibrary | None = None) ->
     lib, rows = library or host(), len(ids)
     out = np.zeros((rows, max(hashes, 0)), np.int64)
     bits = np.zeros((rows + 7) // 8, np.uint8)
-    lib.minhash(ids_column(ids), rows, hashes, _at(out), _at(bits))
+    lib.minhash(ids_column(ids), rows, hashes, _address(out), _address(bits))
     return pa.Array.from_buffers(
         pa.list_(pa.int64(), hashes), rows, [pa.py_buffer(bits)], children=[pa.array(out.ravel())]
     )
 
 
-def text_column(text: pa.Array) -> Column:
+def text_column(text: pa.Array) -> NativeColumn:
     """Return a string or binary array as a column of the interface; `text` must outlive it."""
     if not (pa.types.is_string(text.type) or pa.types.is_binary(text.type)):
         raise TypeError(f"takes string and binary arrays, not {text.type}")
     validity, offsets, data = text.buffers()
-    return Column(
-        offsets.address + 4 * text.offset if offsets is not None else _at(_ZERO),
+    return NativeColumn(
+        offsets.address + 4 * text.offset if offsets is not None else _address(_ZERO),
         data.address if data is not None else None,
         data.size if data is not None else 0,
         validity.address if validity is not None else None,
@@ -108,11 +108,11 @@ def text_column(text: pa.Array) -> Column:
     )
 
 
-def ids_column(ids: pa.Array) -> Column:
+def ids_column(ids: pa.Array) -> NativeColumn:
     """Return an int64 or list<int64> array as a column of the interface; `ids` must outlive it."""
     if pa.types.is_int64(ids.type):
         validity, data = ids.buffers()
-        return Column(
+        return NativeColumn(
             None,
             data.address + 8 * ids.offset if data is not None else None,
             len(ids),
@@ -125,8 +125,8 @@ def ids_column(ids: pa.Array) -> Column:
     # The values as they are, not cut to the slice: offsets point into them.
     values = ids.values
     bits, data = values.buffers()
-    return Column(
-        offsets.address + 4 * ids.offset if offsets is not None else _at(_ZERO),
+    return NativeColumn(
+        offsets.address + 4 * ids.offset if offsets is not None else _address(_ZERO),
         data.address + 8 * values.offset if data is not None else None,
         len(values),
         validity.address if validity is not None else None,
@@ -140,7 +140,7 @@ def ids_column(ids: pa.Array) -> Column:
 _ZERO = np.zeros(2, np.int32)
 
 
-def _at(array: npt.NDArray[np.generic]) -> int:
+def _address(array: npt.NDArray[np.generic]) -> int:
     return array.ctypes.data
 
 
@@ -150,7 +150,7 @@ def _bits(x: pa.Array) -> Bits:
 
 def _lists(offsets: I32, bits: Bits, write: Callable[[int], None]) -> pa.ListArray:
     values = np.empty(int(offsets[-1]), np.int32)
-    write(_at(values))
+    write(_address(values))
     return pa.Array.from_buffers(
         pa.list_(pa.int32()), len(offsets) - 1, [pa.py_buffer(bits), pa.py_buffer(offsets)], children=[pa.array(values)]
     )

@@ -2,7 +2,7 @@
 
     lib = host()                       # build/native/libheadrace_columns.so, addresses of host memory
     lib = cuda()                       # build/native/libheadrace_columns_cuda.so, addresses of device memory
-    lib.ngrams_offsets(Column(offsets=..., values=..., length=...), rows, 3, 0, out, None)
+    lib.ngrams_offsets(NativeColumn(offsets=..., values=..., length=...), rows, 3, 0, out, None)
 
 Addresses are integers: `array.ctypes.data` of NumPy, `tensor.data_ptr()` of torch, `buffer.address` of Arrow. What they
 point at must live until the call returns, and on a GPU until the stream has come to its end.
@@ -31,7 +31,7 @@ _BAD_ARGUMENT, _TOO_MANY, _DEVICE = 1, 2, 3
 _P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
-class Column(ctypes.Structure):
+class NativeColumn(ctypes.Structure):
     """`headrace_column`: text (bytes) or ids (int64), with offsets or a value a row; None is NULL."""
 
     _fields_ = (
@@ -58,7 +58,7 @@ class ColumnLibrary:
         lib = ctypes.CDLL(str(path))
         if lib.headrace_columns_version() != _VERSION:
             raise UserError(f"{path} was built from other sources: run `make native`")
-        column, i64, i32 = ctypes.POINTER(Column), _I64, _I32
+        column, i64, i32 = ctypes.POINTER(NativeColumn), _I64, _I32
         lib.headrace_columns_reason.restype = ctypes.c_char_p
         lib.headrace_offsets_workspace.argtypes = [i64]
         lib.headrace_offsets_workspace.restype = i64
@@ -75,7 +75,7 @@ class ColumnLibrary:
 
     def ngrams_offsets(
         self,
-        text: Column,
+        text: NativeColumn,
         rows: int,
         n: int,
         most: int,
@@ -89,7 +89,7 @@ class ColumnLibrary:
 
     def ngrams(
         self,
-        text: Column,
+        text: NativeColumn,
         rows: int,
         n: int,
         most: int,
@@ -103,7 +103,7 @@ class ColumnLibrary:
 
     def cross_offsets(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[NativeColumn],
         rows: int,
         most: int,
         out: int,
@@ -112,12 +112,12 @@ class ColumnLibrary:
         stream: int | None = None,
     ) -> None:
         """Write the offsets of each row's combinations: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
-        given = (Column * len(columns))(*columns)
-        self._check(self._lib.headrace_cross_offsets(given, len(columns), rows, most, out, validity, workspace, stream))
+        array = (NativeColumn * len(columns))(*columns)
+        self._check(self._lib.headrace_cross_offsets(array, len(columns), rows, most, out, validity, workspace, stream))
 
     def cross(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[NativeColumn],
         rows: int,
         most: int,
         buckets: int,
@@ -126,11 +126,11 @@ class ColumnLibrary:
         stream: int | None = None,
     ) -> None:
         """Write the combinations' codes: int32 [offsets[rows]] to `out`."""
-        given = (Column * len(columns))(*columns)
-        self._check(self._lib.headrace_cross(given, len(columns), rows, most, buckets, offsets, out, stream))
+        array = (NativeColumn * len(columns))(*columns)
+        self._check(self._lib.headrace_cross(array, len(columns), rows, most, buckets, offsets, out, stream))
 
     def minhash(
-        self, ids: Column, rows: int, hashes: int, out: int, validity: int | None, stream: int | None = None
+        self, ids: NativeColumn, rows: int, hashes: int, out: int, validity: int | None, stream: int | None = None
     ) -> None:
         """Signatures: int64 [rows, hashes] to `out`; bits [rows] to `validity`."""
         self._check(self._lib.headrace_minhash(ids, rows, hashes, out, validity, stream))
@@ -162,10 +162,10 @@ class HostLibrary(ColumnLibrary):
             text, integers = self._lib.headrace_xxhash64_text, self._lib.headrace_xxhash64_integers
         except AttributeError:
             raise UserError(f"{path} was built from other sources: run `make native`") from None
-        text.argtypes = [ctypes.POINTER(Column), _I64, _P, _P]
+        text.argtypes = [ctypes.POINTER(NativeColumn), _I64, _P, _P]
         integers.argtypes = [_P, _I64, _P, _P]
 
-    def xxhash64_text(self, text: Column, rows: int, seeds: int | None, out: int) -> None:
+    def xxhash64_text(self, text: NativeColumn, rows: int, seeds: int | None, out: int) -> None:
         """Spark's xxhash64 of texts: int64 [rows] to `out`; `seeds`: int64 [rows], None: all 42."""
         self._check(self._lib.headrace_xxhash64_text(text, rows, seeds, out))
 
@@ -191,8 +191,8 @@ def udf_jars(rapids: bool) -> list[Path]:
     """Return the UDFs' jar where it was built; without the plugin also the jar that declares the plugin's interface."""
     folder = installation() / "build" / "udfs"
     names = ["headrace-udfs.jar"] if rapids else ["headrace-udfs.jar", "headrace-udfs-api.jar"]
-    found = [folder / name for name in names]
-    return found if all(p.is_file() for p in found) else []
+    jars = [folder / name for name in names]
+    return jars if all(p.is_file() for p in jars) else []
 
 
 def cuda_targets(path: Path) -> list[str]:
@@ -202,16 +202,16 @@ def cuda_targets(path: Path) -> list[str]:
     a header of magic, version, header's size (2 bytes) and size (8); in it, entries of kind (2), version (2), header's
     size (4), size (8) and, 28 bytes in, the architecture (4).
     """
-    data, found, at = path.read_bytes(), set(), 0
-    while (at := data.find(_FATBIN, at)) >= 0:
-        _, _, header, size = struct.unpack_from("<IHHQ", data, at)
-        place, at = at + header, at + header + size
-        while place < at:
+    data, targets, offset = path.read_bytes(), set(), 0
+    while (offset := data.find(_FATBIN, offset)) >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", data, offset)
+        place, offset = offset + header, offset + header + size
+        while place < offset:
             kind, _, head, payload = struct.unpack_from("<HHIQ", data, place)
             (architecture,) = struct.unpack_from("<I", data, place + 28)
-            found.add(f"{'compute' if kind == 1 else 'sm'}_{architecture}")
+            targets.add(f"{'compute' if kind == 1 else 'sm'}_{architecture}")
             place += head + payload
-    return sorted(found, key=lambda name: (name.startswith("compute"), name))
+    return sorted(targets, key=lambda name: (name.startswith("compute"), name))
 
 
 @cache

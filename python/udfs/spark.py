@@ -31,11 +31,11 @@ def register(spark: SparkSession) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     registry = spark._jsparkSession.sessionState().functionRegistry()
-    for name, (path, given) in FUNCTIONS.items():
+    for name, (path, types) in FUNCTIONS.items():
         if registry.functionExists(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name)):
             continue
         try:
-            spark.udf.registerJavaFunction(name, path, given)
+            spark.udf.registerJavaFunction(name, path, types)
         except Exception as e:
             if "CANNOT_LOAD_FUNCTION_CLASS" not in str(e) and "ClassNotFound" not in str(e):
                 raise

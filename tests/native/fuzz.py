@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from headrace.udfs.library import Column, HostLibrary
+from headrace.udfs.library import HostLibrary, NativeColumn
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype, _libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -49,7 +49,7 @@ class Exact:
 _BYTES = np.frombuffer(bytes.fromhex("00417f808f909fa0bfc0c2dfe0e1edeff0f1f4f5ff"), np.uint8)
 
 
-def column(rng: np.random.Generator, memory: Exact, rows: int, text: bool) -> Column:
+def column(rng: np.random.Generator, memory: Exact, rows: int, text: bool) -> NativeColumn:
     length = int(rng.integers(0, 60))
     values = rng.choice(_BYTES, length) if text else rng.integers(-(2**63), 2**63 - 1, length)
     kind = rng.integers(0, 4)
@@ -64,7 +64,7 @@ def column(rng: np.random.Generator, memory: Exact, rows: int, text: bool) -> Co
     first, value_first = int(rng.integers(0, 12)), int(rng.integers(0, 12))
     bits = rng.integers(0, 256, (first + rows + 7) // 8).astype(np.uint8) if rng.random() < 0.6 else None
     value_bits = rng.integers(0, 256, (value_first + length + 7) // 8).astype(np.uint8) if rng.random() < 0.6 else None
-    return Column(
+    return NativeColumn(
         None if offsets is None else memory.copy(offsets),
         memory.copy(values),
         length,
@@ -104,7 +104,7 @@ def main(library: str, trials: str) -> None:
     memory = Exact()
     if trials == "break":
         offsets = memory.copy(np.array([0, 9], np.int32))
-        lib.ngrams_offsets(Column(offsets, memory.room(8), 9), 1, 1, 0, memory.room(8), None)
+        lib.ngrams_offsets(NativeColumn(offsets, memory.room(8), 9), 1, 1, 0, memory.room(8), None)
     else:
         rng = np.random.default_rng(20260108)
         for _ in range(int(trials)):

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.udfs import arrow, library
-from headrace.udfs.library import Column, ColumnLibrary
+from headrace.udfs.library import ColumnLibrary, NativeColumn
 from tests.native import reference, sanitized
 
 BIGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2)
@@ -157,7 +157,7 @@ def test_without_a_gpu_the_cuda_library_says_so(cuda: ColumnLibrary) -> None:
         pytest.skip("there is a GPU")
     out = np.zeros(2, np.int32)
     with pytest.raises(RuntimeError, match=r"CUDA runtime says: .+"):
-        cuda.ngrams_offsets(Column(out.ctypes.data, None, 0), 0, 3, 0, out.ctypes.data, None)
+        cuda.ngrams_offsets(NativeColumn(out.ctypes.data, None, 0), 0, 3, 0, out.ctypes.data, None)
 
 
 @pytest.mark.extra
@@ -185,7 +185,7 @@ def test_the_gpu_gives_the_same_bits(cuda: ColumnLibrary) -> None:
         return kept[-1]
 
     validity, offsets, data = texts.buffers()
-    text = Column(on_gpu(offsets), on_gpu(data), data.size, on_gpu(validity), 0)
+    text = NativeColumn(on_gpu(offsets), on_gpu(data), data.size, on_gpu(validity), 0)
     starts, bits = room(rows + 1, torch.int32), room((rows + 7) // 8, torch.uint8)
     scratch = room(cuda.workspace(rows), torch.uint8)
     cuda.ngrams_offsets(text, rows, 3, 0, starts.data_ptr(), bits.data_ptr(), scratch.data_ptr())
@@ -203,7 +203,9 @@ def test_the_gpu_gives_the_same_bits(cuda: ColumnLibrary) -> None:
     list_validity, list_offsets = lists.buffers()[:2]
     base = on_gpu(list_offsets)
     assert base is not None
-    ids = Column(base + 4 * lists.offset, on_gpu(values.buffers()[1]), len(values), on_gpu(list_validity), lists.offset)
+    ids = NativeColumn(
+        base + 4 * lists.offset, on_gpu(values.buffers()[1]), len(values), on_gpu(list_validity), lists.offset
+    )
     signature, bits = room(rows * 16, torch.int64), room((rows + 7) // 8, torch.uint8)
     cuda.minhash(ids, rows, 16, signature.data_ptr(), bits.data_ptr())
     starts = room(rows + 1, torch.int32)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli import app
-from headrace.jobs.process import Stopped
+from headrace.jobs.process import StopSignal
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
 from tests.clicks_stages import CLICKS_STAGES
@@ -170,7 +170,7 @@ def test_usage_errors_are_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (Stopped(15), 143)])
+@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (StopSignal(15), 143)])
 def test_an_interrupted_run_says_how_to_go_on(yard: Yard, cause: BaseException, code: int) -> None:
     yard.interrupt = cause
     result = yard.run()

@@ -26,7 +26,7 @@ from headrace.errors import RefusedError, UserError
 from headrace.manifest import Input, Manifest, Output
 from headrace.observe.application import Observation
 from headrace.observe.openlineage.names import DatasetName, name_of, of_location, of_warehouse
-from headrace.observe.openlineage.sender import wanted
+from headrace.observe.openlineage.sender import is_enabled
 from headrace.observe.run_id import ParentRun, new_run_id
 from headrace.observe.whole_run import whole_run
 from headrace.stage import Context, Result, run_stage
@@ -348,8 +348,8 @@ def test_nothing_is_asked_for_where_there_is_neither_home_nor_folder(monkeypatch
 
     monkeypatch.setattr("pathlib.Path.cwd", gone)
     monkeypatch.setattr("pathlib.Path.home", homeless)
-    assert not wanted(None)
-    assert wanted(OpenLineage())
+    assert not is_enabled(None)
+    assert is_enabled(OpenLineage())
 
 
 def test_names_of_days_of_a_source_table_are_the_tables(ws: Workspace) -> None:

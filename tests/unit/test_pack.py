@@ -68,8 +68,8 @@ def test_what_is_left_out_takes_with_it_what_only_it_needs(
     others = set(_NAMES) - reached
     roots = wanted | {n for n in others if not any(n in needs[o] for o in others)}
     roots |= set(_NAMES) - set().union(*(ends(r, set()) for r in roots))
-    assert set(found.kept) == set().union(*(ends(r, without) for r in roots))
-    assert set(found.missed) == {(n, r) for n in found.kept for r in needs[n] if r in without}
+    assert set(found.packages) == set().union(*(ends(r, without) for r in roots))
+    assert set(found.missed) == {(n, r) for n in found.packages for r in needs[n] if r in without}
 
 
 def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
@@ -84,7 +84,7 @@ def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
             "older": [],
         }
     )
-    assert set(choose(there, ["app"], ["docs", "old"]).kept) == {"app", "driver", "speed"}
+    assert set(choose(there, ["app"], ["docs", "old"]).packages) == {"app", "driver", "speed"}
     with pytest.raises(UserError, match="unknown-name is not installed"):
         choose(there, ["app"], ["Unknown_Name"])
 
@@ -92,7 +92,7 @@ def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
 def test_torch_takes_its_own_libraries_with_it() -> None:
     """Of the environment that runs this."""
     there = installed()
-    kept = choose(there, ["pyarrow", "torch"], ["torch"]).kept
+    kept = choose(there, ["pyarrow", "torch"], ["torch"]).packages
     assert not {"torch", "triton"} & kept.keys()
     assert {"pyarrow", "numpy"} <= kept.keys()
 

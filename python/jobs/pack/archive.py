@@ -48,29 +48,29 @@ def pack(out: Location, left_out: Collection[str] = ()) -> Packed:
     Raises:
         UserError: a package is not installed, or its files are not known.
     """
-    there = installed()
-    own = there.pop("headrace", None)
-    wanted = (installation() / "requirements" / "headrace.in").read_text(encoding="utf-8").splitlines()
-    lines = [line.split("#")[0] for line in wanted]
-    chosen = choose(there, filter(str.strip, lines), {*left_out, *DEVELOPMENT.intersection(there)})
+    packages = installed()
+    headrace = packages.pop("headrace", None)
+    requirement_lines = (installation() / "requirements" / "headrace.in").read_text(encoding="utf-8").splitlines()
+    lines = [line.split("#")[0] for line in requirement_lines]
+    chosen = choose(packages, filter(str.strip, lines), {*left_out, *DEVELOPMENT.intersection(packages)})
     with tempfile.TemporaryDirectory() as scratch:
         entries: dict[str, str | Path] = {}
-        in_place = {name for name, package in chosen.kept.items() if contents.is_in_place(package)}
-        if own is None or contents.is_in_place(own):
+        in_place = {name for name, package in chosen.packages.items() if contents.is_in_place(package)}
+        if headrace is None or contents.is_in_place(headrace):
             in_place.add("headrace")
         else:
-            entries |= contents.package_files(own)
+            entries |= contents.package_files(headrace)
         if in_place:
             entries |= contents.checkout_files(Path(scratch), sorted(in_place))
-        for name, distribution in chosen.kept.items():
+        for name, distribution in chosen.packages.items():
             if name not in in_place:
                 entries |= contents.package_files(distribution)
         own_requirements = [name for name in entries if name.endswith(f"/{_REQUIREMENTS}")]
-        texts = dict(contents.programs()) | dict.fromkeys(own_requirements, contents.requirements(chosen.kept))
+        texts = dict(contents.programs()) | dict.fromkeys(own_requirements, contents.requirements(chosen.packages))
         entries |= texts
         unpacked = write(out, entries)
-    missed = tuple((who, what) for who, what in chosen.missed if what not in DEVELOPMENT)
-    return Packed(len(chosen.kept) + 1, len(entries), unpacked, missed)
+    missed = tuple((who, requirement) for who, requirement in chosen.missed if requirement not in DEVELOPMENT)
+    return Packed(len(chosen.packages) + 1, len(entries), unpacked, missed)
 
 
 def write(out: Location, entries: Mapping[str, str | Path]) -> int:
@@ -92,15 +92,15 @@ def write(out: Location, entries: Mapping[str, str | Path]) -> int:
         return sum(_add(archive, name, entries[name]) for name in sorted(entries))
 
 
-def _add(archive: tarfile.TarFile, name: str, what: str | Path) -> int:
+def _add(archive: tarfile.TarFile, name: str, source: str | Path) -> int:
     """Add a text or a file; its bytes. Compiled Python goes by its source's time of change, which stays."""
     entry = tarfile.TarInfo(name)
-    if isinstance(what, str):
-        data = what.encode()
+    if isinstance(source, str):
+        data = source.encode()
         entry.size, entry.mode = len(data), 0o755 if name.startswith("bin/") else 0o644
         archive.addfile(entry, io.BytesIO(data))
         return entry.size
-    with open(what, "rb") as content:
+    with open(source, "rb") as content:
         status = os.fstat(content.fileno())
         entry.size, entry.mtime = status.st_size, int(status.st_mtime)
         entry.mode = 0o755 if status.st_mode & 0o100 else 0o644

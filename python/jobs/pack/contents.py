@@ -40,12 +40,12 @@ def programs() -> Iterator[tuple[str, str]]:
     yield f"{_PACKAGES}/headrace-pack.pth", "import os; os.environ.pop('PYTHONHOME', None)\n"
 
 
-def requirements(kept: Mapping[str, Distribution]) -> str:
+def requirements(packages: Mapping[str, Distribution]) -> str:
     """Return the lines of requirements/headrace.in whose packages are packed, for `headrace doctor` on the other
     machine.
     """
     lines = (installation() / "requirements" / "headrace.in").read_text(encoding="utf-8").splitlines()
-    return "".join(f"{line}\n" for line in lines if line and line[0] != "#" and _name(line) in kept)
+    return "".join(f"{line}\n" for line in lines if line and line[0] != "#" and _name(line) in packages)
 
 
 def _name(requirement: str) -> str:
@@ -92,8 +92,8 @@ def checkout_files(folder: Path, names: Collection[str]) -> Iterator[tuple[str, 
     line = [str(checkout() / "scripts" / "wheel.sh"), str(folder / "wheel"), sys.executable]
     built = subprocess.run(line, capture_output=True, text=True, check=False)
     if built.returncode:
-        said = built.stderr.strip().splitlines() or ["no reason given"]
-        raise UserError(f"headrace's wheel could not be built ({said[-1]}): run `make wheel`")
+        output = built.stderr.strip().splitlines() or ["no reason given"]
+        raise UserError(f"headrace's wheel could not be built ({output[-1]}): run `make wheel`")
     wheels: dict[str, Path] = {canonicalize_name(w.name.partition("-")[0]): w for w in (folder / "wheel").glob("*.whl")}
     packages = folder / "packages"
     for name in names:

@@ -30,19 +30,19 @@ class Chosen:
         missed: (who needs it, what was left out).
     """
 
-    kept: Mapping[str, Distribution]
+    packages: Mapping[str, Distribution]
     missed: tuple[tuple[str, str], ...]
 
 
 def installed() -> dict[str, Distribution]:
     """Return the environment's packages by normalized name; of two of a name the one that is imported."""
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     for distribution in distributions():
-        found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
-    return found
+        packages.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
+    return packages
 
 
-def choose(there: Mapping[str, Distribution], wanted: Iterable[str], left_out: Collection[str]) -> Chosen:
+def choose(packages: Mapping[str, Distribution], requested: Iterable[str], left_out: Collection[str]) -> Chosen:
     """All packages but those left out, and what nothing else needs besides these.
 
     Args:
@@ -53,41 +53,41 @@ def choose(there: Mapping[str, Distribution], wanted: Iterable[str], left_out: C
     Raises:
         UserError: a name is none of `there`.
     """
-    without = {canonicalize_name(name) for name in left_out}
-    unknown = sorted(without - there.keys())
+    excluded = {canonicalize_name(name) for name in left_out}
+    unknown = sorted(excluded - packages.keys())
     if unknown:
         raise UserError(f"--leave-out: {', '.join(unknown)} is not installed; `pip list` names what is")
     roots: set[tuple[str, frozenset[str]]] = set()
-    roots |= {(canonicalize_name(r.name), frozenset(r.extras)) for r in map(Requirement, wanted)}
-    reached = _reach(there, roots, frozenset())
+    roots |= {(canonicalize_name(r.name), frozenset(r.extras)) for r in map(Requirement, requested)}
+    reached = _reach(packages, roots, frozenset())
     # What was installed beside them: all that nobody else's package needs.
-    others = there.keys() - reached
-    needed = {name for other in others for name, _ in _requirements(there[other], frozenset())}
-    roots |= {(name, frozenset()) for name in others - needed}
-    roots |= {(name, frozenset()) for name in there.keys() - _reach(there, roots, frozenset())}
-    kept = _reach(there, roots, without)
-    missed = {(n, r) for n in kept for r, _ in _requirements(there[n], frozenset()) if r in without}
-    return Chosen({name: there[name] for name in sorted(kept)}, tuple(sorted(missed)))
+    unreached = packages.keys() - reached
+    needed = {name for package in unreached for name, _ in _requirements(packages[package], frozenset())}
+    roots |= {(name, frozenset()) for name in unreached - needed}
+    roots |= {(name, frozenset()) for name in packages.keys() - _reach(packages, roots, frozenset())}
+    chosen = _reach(packages, roots, excluded)
+    missed = {(n, r) for n in chosen for r, _ in _requirements(packages[n], frozenset()) if r in excluded}
+    return Chosen({name: packages[name] for name in sorted(chosen)}, tuple(sorted(missed)))
 
 
 def _reach(
-    there: Mapping[str, Distribution], roots: Iterable[tuple[str, frozenset[str]]], without: Collection[str]
+    packages: Mapping[str, Distribution], roots: Iterable[tuple[str, frozenset[str]]], excluded: Collection[str]
 ) -> set[str]:
     """Return the names that roots need, including the roots."""
     todo, seen = list(roots), set[tuple[str, frozenset[str]]]()
     while todo:
-        at = todo.pop()
-        if at not in seen and at[0] in there and at[0] not in without:
-            seen.add(at)
-            todo += _requirements(there[at[0]], at[1])
+        name_and_extras = todo.pop()
+        if name_and_extras not in seen and name_and_extras[0] in packages and name_and_extras[0] not in excluded:
+            seen.add(name_and_extras)
+            todo += _requirements(packages[name_and_extras[0]], name_and_extras[1])
     return {name for name, _ in seen}
 
 
 def _requirements(distribution: Distribution, extras: frozenset[str]) -> set[tuple[str, frozenset[str]]]:
     """Return what a package with extras needs on this machine: names and their extras."""
-    found = set[tuple[str, frozenset[str]]]()
+    requirements = set[tuple[str, frozenset[str]]]()
     for requirement in map(Requirement, distribution.requires or []):
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras or [""]):
-            found.add((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return found
+            requirements.add((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return requirements

@@ -42,21 +42,21 @@ def inputs_of(
         upstream: manifests by stage.
         manifest: of the run, at its end: with the checks of what it read.
     """
-    found: dict[DatasetName, InputDataset] = {}
+    inputs_by_name: dict[DatasetName, InputDataset] = {}
 
     def add(kind: str, name: str, version: str, schema: DatasetSchema | None = None) -> None:
         known = name_of(ws, kind, name)
         facets = _of_dataset(ws, kind, name, version, schema)
-        found[known] = InputDataset(known.namespace, known.name, facets=facets)
+        inputs_by_name[known] = InputDataset(known.namespace, known.name, facets=facets)
 
-    for made in upstream.values():
-        for output in made.outputs:
+    for upstream_manifest in upstream.values():
+        for output in upstream_manifest.outputs:
             if output.kind in _PLACES and output.kind != "quarantine":  # which no stage reads
-                add(output.kind, output.name, output.version, made.dataset_schema)
+                add(output.kind, output.name, output.version, upstream_manifest.dataset_schema)
     for read in inputs:
         if read.kind != "stage":
             add(read.kind, read.name, read.version)
-    datasets = list(found.values())
+    datasets = list(inputs_by_name.values())
     if manifest is not None and datasets:
         # Checks are of what the run looked at; the manifest does not say of which of several.
         (datasets[-1] if manifest.stage in _CHECKS_LAST else datasets[0]).inputFacets = _checks(manifest)
@@ -92,22 +92,22 @@ def _output(spec: Spec, ws: Workspace, manifest: Manifest, output: Output) -> Ou
 
 
 def _of_dataset(ws: Workspace, kind: str, name: str, version: str, schema: DatasetSchema | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facets: dict[str, Any] = {
         "version": dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=version),
         "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet(datasetType=_TYPES.get(kind, "TABLE")),
     }
     fields: list[tuple[str, str]] = []
     if kind in DELTA:
         fields = list(_delta_columns(ws, name, version).items())
-        found["storage"] = storage_dataset.StorageDatasetFacet(storageLayer="delta", fileFormat="parquet")
+        facets["storage"] = storage_dataset.StorageDatasetFacet(storageLayer="delta", fileFormat="parquet")
     elif kind == "dataset" and schema is not None:
         fields = [(f.name, f"array<{f.dtype}>" if f.is_list else f.dtype) for f in schema.features]
     if fields:
         of_field = schema_dataset.SchemaDatasetFacetFields
-        found["schema"] = schema_dataset.SchemaDatasetFacet(
+        facets["schema"] = schema_dataset.SchemaDatasetFacet(
             fields=[of_field(name=n, type=t, ordinal_position=i) for i, (n, t) in enumerate(fields, 1)]
         )
-    return found
+    return facets
 
 
 def _delta_columns(ws: Workspace, name: str, version: str) -> dict[str, str]:
@@ -130,17 +130,17 @@ def _columns(manifest: Manifest) -> dict[str, int]:
 
 
 def _checks(manifest: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    facets: dict[str, Any] = {}
     check = _ASSERTIONS.get(manifest.stage)
     assertions = list(check(manifest.facts)) if check else []
     if assertions:
-        found["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+        facets["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
     read = manifest.rows.get("read")
     if read is not None:
-        found["dataQualityMetrics"] = data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet(
+        facets["dataQualityMetrics"] = data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet(
             columnMetrics={}, rowCount=read
         )
-    return found
+    return facets
 
 
 def _assertion(name: str, ok: bool, value: Any, limit: Any, column: str | None = None, severity: str = "error") -> Any:
@@ -154,33 +154,33 @@ def _assertion(name: str, ok: bool, value: Any, limit: Any, column: str | None =
     )
 
 
-def _expectations(told: Any) -> Iterable[Any]:
-    for r in facts.records(told):
+def _expectations(record: Any) -> Iterable[Any]:
+    for r in facts.records(record):
         if isinstance(r.get("ok"), bool):
             yield _assertion(str(r.get("name")), r["ok"], r.get("value"), r.get("limit"))
 
 
-def _drift(told: Mapping[str, Any]) -> Iterable[Any]:
+def _drift(record: Mapping[str, Any]) -> Iterable[Any]:
     """Yield the population stability index of each column that has a limit, and every other figure over one."""
-    for r in facts.records(told.get("columns")):
+    for r in facts.records(record.get("columns")):
         broken = {str(b.get("what")): b for b in facts.records(r.get("breaches"))}
         column = str(r.get("column"))
         if r.get("psi") is not None and r.get("max_psi") is not None and "psi" not in broken:
             yield _assertion("psi", True, r["psi"], r["max_psi"], column, "warn")
-        for what, b in broken.items():
+        for limit, b in broken.items():
             severity = "error" if b.get("action") == "stop" else "warn"
-            yield _assertion(what, False, b.get("value"), b.get("limit"), column, severity)
+            yield _assertion(limit, False, b.get("value"), b.get("limit"), column, severity)
 
 
-def _rules(told: Mapping[str, Any]) -> Iterable[Any]:
-    for r in facts.records(told.get("rules")):
+def _rules(record: Mapping[str, Any]) -> Iterable[Any]:
+    for r in facts.records(record.get("rules")):
         if isinstance(r.get("passed"), bool):
             yield _assertion(str(r.get("key")), r["passed"], r.get("value"), r.get("limit"))
 
 
 _ASSERTIONS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Any]]] = {
-    "ingest": lambda told: _expectations(told.get("expectations")),
-    "publish": lambda told: _expectations(told.get("audit")),
+    "ingest": lambda record: _expectations(record.get("expectations")),
+    "publish": lambda record: _expectations(record.get("audit")),
     "drift": _drift,
     "gate": _rules,
 }

@@ -32,7 +32,7 @@ def event(
     state: RunState,
     run: run_id.Run,
     namespace: str,
-    at: datetime,
+    time: datetime,
     inputs: Sequence[InputDataset] = (),
     outputs: Sequence[OutputDataset] = (),
     error: str = "",
@@ -44,7 +44,7 @@ def event(
         state: START, COMPLETE or FAIL.
         run: the attempt.
         namespace: of the job.
-        at: when, UTC.
+        time: of the event, UTC.
         inputs: what it reads.
         outputs: what it has made.
         error: why it has failed.
@@ -52,7 +52,7 @@ def event(
     """
     return RunEvent(
         eventType=state,
-        eventTime=at.isoformat(timespec="milliseconds"),
+        eventTime=time.isoformat(timespec="milliseconds"),
         run=Run(run.run_id, facets=_run_facets(run, error, trace)),
         job=Job(namespace, job_name(run.pipeline, run.stage), facets=_job_facets(run)),
         inputs=list(inputs),
@@ -62,24 +62,24 @@ def event(
 
 
 def _run_facets(run: run_id.Run, error: str, trace: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"processing_engine": _engine(run.stage)}
+    facets: dict[str, Any] = {"processing_engine": _engine(run.stage)}
     if run.ds:
         first = date.fromisoformat(run.ds)
-        found["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
+        facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
             f"{first}T00:00:00Z", f"{first + timedelta(days=1)}T00:00:00Z"
         )
     if run.parent is not None:
         root = run.root or run.parent
-        found["parent"] = parent_run.ParentRunFacet(
+        facets["parent"] = parent_run.ParentRunFacet(
             run=parent_run.Run(run.parent.run_id),
             job=parent_run.Job(run.parent.namespace, run.parent.job),
             root=parent_run.Root(run=parent_run.RootRun(root.run_id), job=parent_run.RootJob(root.namespace, root.job)),
         )
     if error:
-        found["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
             redact(error), "PYTHON", None if trace is None else redact(trace)
         )
-    return found
+    return facets
 
 
 def _engine(stage: str) -> Any:

@@ -73,18 +73,18 @@ def of_warehouse(spec: Spec, ws: Workspace, manifest: Manifest) -> DatasetName:
     """Return the name of the table that the stage `publish` wrote."""
     assert spec.publish is not None
     conf, label = spec.publish.warehouse, str(manifest.facts.get("table"))
-    found = _WAREHOUSES.get(conf.kind)
-    if found is not None:
-        return found(conf, label)
+    naming = _WAREHOUSES.get(conf.kind)
+    if naming is not None:
+        return naming(conf, label)
     if (name := conf.known.dataset_name(conf, label)) is not None:
         return DatasetName(*name)
     if conf.kind == "embedded":
         return _postgres(conf.model_copy(update={"host": "localhost", "port": _embedded_port(ws)}), label)
-    where = str(manifest.facts.get("warehouse"))
+    place = str(manifest.facts.get("warehouse"))
     # Files: the label is the table's folder, or its name in a file.
     if _URI.match(label) or label.startswith("/"):
         return of_location(label)
-    return DatasetName(where if _URI.match(where) else f"{conf.kind}://{where}", label)
+    return DatasetName(place if _URI.match(place) else f"{conf.kind}://{place}", label)
 
 
 def _embedded_port(ws: Workspace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.config import Spec
 from headrace.manifest import Manifest
 from headrace.observe.openlineage.names import job_name
-from headrace.observe.openlineage.sender import Sender, namespace_of, wanted
+from headrace.observe.openlineage.sender import EventSender, is_enabled, namespace_of
 from headrace.observe.run_id import ParentRun, Run
 from headrace.stage import RunPlan
 from headrace.workspace import Workspace
@@ -29,7 +29,7 @@ class RunEvents:
     def __init__(self, spec: Spec, ws: Workspace) -> None:
         conf = spec.observe.openlineage
         self._spec, self._ws, self._namespace = spec, ws, namespace_of(conf)
-        self._sender = Sender(conf) if wanted(conf) else None
+        self._sender = EventSender(conf) if is_enabled(conf) else None
 
     def as_parent(self, run: Run) -> ParentRun | None:
         """Return a run as the parent of what it starts; None where no events are sent."""
@@ -39,7 +39,7 @@ class RunEvents:
 
     def start(self, run: Run, plan: RunPlan | None = None) -> None:
         """Send the event of a run's begin; for a stage with its inputs."""
-        at = datetime.now(UTC)
+        time = datetime.now(UTC)
 
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
@@ -48,13 +48,13 @@ class RunEvents:
             from headrace.observe.openlineage.events import event
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
-            return event(RunState.START, run, self._namespace, at, inputs)
+            return event(RunState.START, run, self._namespace, time, inputs)
 
         self._send(make)
 
     def complete(self, run: Run, plan: RunPlan | None = None, manifest: Manifest | None = None) -> None:
         """Send the event of a run's success; for a stage with its inputs and outputs."""
-        at = datetime.now(UTC)
+        time = datetime.now(UTC)
 
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
@@ -63,16 +63,16 @@ class RunEvents:
             from headrace.observe.openlineage.events import event
 
             if plan is None or manifest is None:
-                return event(RunState.COMPLETE, run, self._namespace, at)
+                return event(RunState.COMPLETE, run, self._namespace, time)
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream, manifest)
             outputs = outputs_of(self._spec, self._ws, manifest)
-            return event(RunState.COMPLETE, run, self._namespace, at, inputs, outputs)
+            return event(RunState.COMPLETE, run, self._namespace, time, inputs, outputs)
 
         self._send(make)
 
     def fail(self, run: Run, error: str, trace: str | None = None, plan: RunPlan | None = None) -> None:
         """Send the event of a run's failure; for a stage with its planned inputs."""
-        at = datetime.now(UTC)
+        time = datetime.now(UTC)
 
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
@@ -81,7 +81,7 @@ class RunEvents:
             from headrace.observe.openlineage.events import event
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
-            return event(RunState.FAIL, run, self._namespace, at, inputs, error=error, trace=trace)
+            return event(RunState.FAIL, run, self._namespace, time, inputs, error=error, trace=trace)
 
         self._send(make)
 

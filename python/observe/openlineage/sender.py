@@ -28,7 +28,7 @@ _DEFAULTS: Mapping[str, Any] = {"facets": {"source_code_location": {"disabled": 
 Make = Callable[[], Any]
 
 
-def wanted(conf: OpenLineage | None) -> bool:
+def is_enabled(conf: OpenLineage | None) -> bool:
     """Return whether events are requested: by the spec, or by the settings of OpenLineage's clients."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
@@ -50,7 +50,7 @@ def namespace_of(conf: OpenLineage | None) -> str:
     return os.environ.get("OPENLINEAGE_NAMESPACE") or (conf or OpenLineage()).namespace
 
 
-class Sender:
+class EventSender:
     """Sends events in the order in which they come. What goes wrong is told once, as a warning.
 
     Args:
@@ -60,7 +60,7 @@ class Sender:
     def __init__(self, conf: OpenLineage | None) -> None:
         self._conf = conf or OpenLineage()
         self._queue: Queue[Make | None] = Queue(_WAITING)
-        self._told = False
+        self._has_warned = False
         # A daemon: a receiver that does not answer keeps no process alive.
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()
@@ -106,7 +106,7 @@ class Sender:
             config["transport"] = dict(self._conf.transport)
         return OpenLineageClient(config=config)
 
-    def _warn(self, why: str) -> None:
-        if not self._told:
-            self._told = True
-            log.warning("OpenLineage: an event was not sent, and perhaps others; stages go on without (%s)", why)
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("OpenLineage: an event was not sent, and perhaps others; stages go on without (%s)", reason)
