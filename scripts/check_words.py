@@ -81,6 +81,7 @@ HELD: tuple[str, ...] = (
     "python/publish",
     "python/registry",
     "python/resources.py",
+    "python/scaffold",
     "python/stage.py",
     "python/stages.py",
     "python/storage",

@@ -65,9 +65,9 @@ def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
 
 
 def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
-    seen = "all" if sample.whole else f"{sample.rows.num_rows:,}"
-    about = "" if sample.whole else "about "
-    out.print(f"{sample.shown}: {about}{sample.total_rows:,} rows, {seen} looked at", markup=False)
+    seen = "all" if sample.is_complete else f"{sample.rows.num_rows:,}"
+    about = "" if sample.is_complete else "about "
+    out.print(f"{sample.description}: {about}{sample.total_rows:,} rows, {seen} looked at", markup=False)
     if sample.unread_lines:
         out.print(f"{sample.unread_lines:,} further lines could not be read: they go to quarantine", markup=False)
     out.print()
@@ -87,15 +87,15 @@ def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:
     name, label = column.name, roles.label
     if name == label.column.name:
         how = f"; 1 where {label.expression}" if label.expression else ""
-        return "label", f"{label.why}{how}; {label.rate:.2%} positive"
+        return "label", f"{label.reason}{how}; {label.rate:.2%} positive"
     if roles.time is not None and name == roles.time.name:
-        return "time", roles.why[name]
+        return "time", roles.reasons[name]
     if name in roles.left_out:
         return "-", roles.left_out[name]
     if roles.key is not None and name == roles.key.name:
-        return "key", roles.why[name]
+        return "key", roles.reasons[name]
     for side, key in (("user", roles.user), ("item", roles.item)):
         if key is not None and name == key.name:
-            return side, roles.why[name]
+            return side, roles.reasons[name]
     side = "user's " if name in roles.user_columns else "item's " if name in roles.item_columns else ""
-    return f"{side}feature", roles.why[name]
+    return f"{side}feature", roles.reasons[name]

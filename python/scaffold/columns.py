@@ -131,8 +131,8 @@ class ColumnProfile:
 
     def days(self) -> tuple[str, str]:
         """(first, last) UTC day of a column of times."""
-        found = self.numbers[~np.isnan(self.numbers)]
-        return _day(found.min()), _day(found.max())
+        valid = self.numbers[~np.isnan(self.numbers)]
+        return _day(valid.min()), _day(valid.max())
 
 
 def _day(seconds: float) -> str:
@@ -148,7 +148,7 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
     """
     taken = {name.lower() for name in rows.column_names}
     declared: set[str] = set()
-    found = []
+    profiles = []
     for name in rows.column_names:
         for steps, values in _leaves((name,), rows[name].combine_chunks()):
             plain = steps[0] if len(steps) == 1 else None
@@ -156,15 +156,15 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
             twin = plain is not None and plain.lower() in declared
             if twin and not copied:  # Spark reads one of them alone
                 fault = "its name differs from another column's in case alone"
-                found.append(ColumnProfile(steps[0], "string", pa.nulls(len(values), pa.string()), fault=fault))
+                profiles.append(ColumnProfile(steps[0], "string", pa.nulls(len(values), pa.string()), fault=fault))
                 continue
             if plain is not None and not (twin or _is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
                 declared.add(plain.lower())
-                found.append(_column(plain, values, copied))
+                profiles.append(_column(plain, values, copied))
                 continue
-            made = _free_name("_".join(steps), taken)
-            found.append(replace(_column(made, values, copied), path=path_of(steps)))
-    return found
+            unique_name = _free_name("_".join(steps), taken)
+            profiles.append(replace(_column(unique_name, values, copied), path=path_of(steps)))
+    return profiles
 
 
 def _leaves(steps: tuple[str, ...], values: pa.Array) -> Iterator[tuple[tuple[str, ...], pa.Array]]:
@@ -181,9 +181,9 @@ def _is_reserved(name: str) -> bool:
     return name.startswith("_") or name.lower() == "ds"
 
 
-def _free_name(wanted: str, taken: set[str]) -> str:
+def _free_name(requested: str, taken: set[str]) -> str:
     """Return a name that Delta takes and no column has, and reserve it."""
-    name = re.sub(r"_+", "_", re.sub(r"[^\w-]", "_", wanted)).strip("_") or "column"
+    name = re.sub(r"_+", "_", re.sub(r"[^\w-]", "_", requested)).strip("_") or "column"
     numbered = (f"{name}_{k}" for k in count(2))
     name = next(n for n in chain([name], numbered) if n.lower() not in taken | {"ds"})
     taken.add(name.lower())
@@ -307,14 +307,14 @@ def _any(values: pa.Array, pattern: str) -> bool:
 def _times(values: pa.Array) -> pa.Array:
     """Instants of ISO 8601 text; without an offset UTC. Raises ValueError."""
     coded = values.dictionary_encode()
-    found = [_instant(str(v)) for v in coded.dictionary.to_pylist()]
-    return pa.array(found, pa.timestamp("us", tz="UTC")).take(coded.indices)
+    instants = [_instant(str(v)) for v in coded.dictionary.to_pylist()]
+    return pa.array(instants, pa.timestamp("us", tz="UTC")).take(coded.indices)
 
 
 def _instant(text: str) -> datetime:
     # Python knows no blank before an offset.
-    found = datetime.fromisoformat(re.sub(r" (?=[Z+-])", "", text) if len(text) > 10 else text)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    instant = datetime.fromisoformat(re.sub(r" (?=[Z+-])", "", text) if len(text) > 10 else text)
+    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
 
 
 def _integer_type(name: str, values: pa.Array) -> str:

@@ -49,8 +49,8 @@ def file_rows(path: Location, format_: FileFormat, most: int) -> tuple[pa.Table,
     except StoreError:  # which says nothing of the file
         raise
     except (OSError, ValueError, EOFError, pa.ArrowException) as e:
-        said = " ".join(str(e).split())[:200]
-        raise UserError(f"{path}: cannot be read as {format_.title()}: {said}") from None
+        message = " ".join(str(e).split())[:200]
+        raise UserError(f"{path}: cannot be read as {format_.title()}: {message}") from None
 
 
 def _parquet(path: Location, most: int) -> tuple[pa.Table, int]:
@@ -102,13 +102,13 @@ def _avro(path: Location, most: int) -> tuple[pa.Table, int]:
     return pa.Table.from_pylist(rows, schema), seen
 
 
-def _avro_type(type_: Any, where: str) -> pa.DataType:
+def _avro_type(type_: Any, place: str) -> pa.DataType:
     """Return the type as Spark reads it. Raises UserError for what has no columns of one type."""
     if isinstance(type_, list):
-        others = [t for t in type_ if t != "null"]
-        if len(others) == 1:
-            return _avro_type(others[0], where)
-        raise UserError(f"column '{where}' has values of several types: {', '.join(map(str, others))}")
+        non_null = [t for t in type_ if t != "null"]
+        if len(non_null) == 1:
+            return _avro_type(non_null[0], place)
+        raise UserError(f"column '{place}' has values of several types: {', '.join(map(str, non_null))}")
     if isinstance(type_, str):
         type_ = {"type": type_}
     logical, name = type_.get("logicalType"), type_["type"]
@@ -117,15 +117,15 @@ def _avro_type(type_: Any, where: str) -> pa.DataType:
     if logical in _LOGICAL:
         return _LOGICAL[logical]
     if name == "record":
-        return pa.struct([pa.field(f["name"], _avro_type(f["type"], f"{where}.{f['name']}")) for f in type_["fields"]])
+        return pa.struct([pa.field(f["name"], _avro_type(f["type"], f"{place}.{f['name']}")) for f in type_["fields"]])
     if name == "array":
-        return pa.list_(_avro_type(type_["items"], where))
+        return pa.list_(_avro_type(type_["items"], place))
     if name == "map":
-        return pa.map_(pa.string(), _avro_type(type_["values"], where))
+        return pa.map_(pa.string(), _avro_type(type_["values"], place))
     if not isinstance(name, str):
-        return _avro_type(name, where)
+        return _avro_type(name, place)
     if name not in _PRIMITIVES:
-        raise UserError(f"column '{where}' is of Avro's type {name}, which is not looked at")
+        raise UserError(f"column '{place}' is of Avro's type {name}, which is not looked at")
     return _PRIMITIVES[name]
 
 

@@ -30,9 +30,9 @@ class Label:
     expression: str | None
     #: Of each row of the sample 1, 0, or NaN for null.
     values: NDArray[np.float64]
-    why: str
+    reason: str
     #: Other columns that could be it.
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -66,18 +66,18 @@ def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str
     ranked = sorted((rank, i) for i, c in enumerate(binary) if (rank := _rank(c, columns)) is not None)
     if ranked:
         first = binary[ranked[0][1]]
-        others = tuple(binary[i].name for rank, i in ranked[1:] if rank[0] == 0)
-        return _label(first, None, "by its name and its two values", others)
+        alternatives = tuple(binary[i].name for rank, i in ranked[1:] if rank[0] == 0)
+        return _label(first, None, "by its name and its two values", alternatives)
     for c in usable:
         if c.is_number and set(words(c.name)) & RATINGS and 2 < c.distinct <= 20:
             return _label(c, None, "by its name; high values mean 1", tuple(b.name for b in binary))
-    said = f"two values have: {', '.join(c.name for c in binary)}" if binary else "no column has exactly two values"
+    message = f"two values have: {', '.join(c.name for c in binary)}" if binary else "no column has exactly two values"
     if faulty := [f"'{c.name}' ({c.fault})" for c in columns if c.fault]:
         more = ", ..." if len(faulty) > _FAULTS_SHOWN else ""
-        said += f"; not looked at, since they cannot be declared: {', '.join(faulty[:_FAULTS_SHOWN])}{more}"
+        message += f"; not looked at, since they cannot be declared: {', '.join(faulty[:_FAULTS_SHOWN])}{more}"
     raise UserError(
-        f"no column looks like a label; {said}. Say which one it is: --label COLUMN, and --positive VALUE where it is "
-        f"neither 0/1 nor true/false"
+        f"no column looks like a label; {message}. Say which one it is: --label COLUMN, and --positive VALUE where "
+        f"it is neither 0/1 nor true/false"
     )
 
 
@@ -96,11 +96,11 @@ def _is_zero_one(column: ColumnProfile) -> bool:
     return column.type == "boolean" or (column.is_number and {*column.uniques.to_pylist()} == {0, 1})
 
 
-def _label(column: ColumnProfile, positive: str | None, why: str, others: tuple[str, ...]) -> Label:
+def _label(column: ColumnProfile, positive: str | None, reason: str, alternatives: tuple[str, ...]) -> Label:
     if column.is_list or column.is_time:
         raise UserError(f"--label {column.name}: it is {column.type}; a label has two values, or numbers")
     if _is_zero_one(column) and positive is None:
-        return Label(column, None, column.numbers, why, others)
+        return Label(column, None, column.numbers, reason, alternatives)
     (quoted,) = quote_names([column.name])
     uniques = [str(v) for v in column.uniques.to_pylist()]
     if column.is_number and column.distinct > 2 and positive is None:
@@ -112,7 +112,7 @@ def _label(column: ColumnProfile, positive: str | None, why: str, others: tuple[
         seen = column.numbers[~np.isnan(column.numbers)]
         bound = next(v for v in np.unique(seen)[::-1] if (seen >= v).mean() >= 0.4 or v == np.unique(seen)[1])
         values = np.where(np.isnan(column.numbers), np.nan, (column.numbers >= bound).astype(float))
-        return Label(column, f"{quoted} >= {bound:g}", values, why, others)
+        return Label(column, f"{quoted} >= {bound:g}", values, reason, alternatives)
     if positive is None:
         if column.distinct != 2:
             raise UserError(
@@ -127,7 +127,7 @@ def _label(column: ColumnProfile, positive: str | None, why: str, others: tuple[
     literal = positive if column.is_number else _sql(positive)
     if column.type == "boolean":
         literal = positive.lower()
-    return Label(column, f"{quoted} = {literal}", values, why, others)
+    return Label(column, f"{quoted} = {literal}", values, reason, alternatives)
 
 
 def _sql(text: str) -> str:
@@ -148,22 +148,22 @@ def leak(column: ColumnProfile, label: Label) -> str | None:
     if known.sum() < _ROWS or y.sum() < _POSITIVES or (~y).sum() < _POSITIVES or column.fault:
         return None
     codes = column.codes[known]
-    there = codes >= 0
-    if 0 < there.sum() < len(there) and ((there == y).mean() >= _SURE or (there != y).mean() >= _SURE):
-        return "it has a value exactly where the label is " + ("1" if (there == y).mean() >= _SURE else "0")
+    present = codes >= 0
+    if 0 < present.sum() < len(present) and ((present == y).mean() >= _SURE or (present != y).mean() >= _SURE):
+        return "it has a value exactly where the label is " + ("1" if (present == y).mean() >= _SURE else "0")
     if column.is_list:
         return None
-    if column.distinct <= max(2, there.sum() // 10):
-        rows = np.bincount(codes[there], minlength=column.distinct)
-        positive = np.bincount(codes[there], weights=y[there], minlength=column.distinct)
+    if column.distinct <= max(2, present.sum() // 10):
+        rows = np.bincount(codes[present], minlength=column.distinct)
+        positive = np.bincount(codes[present], weights=y[present], minlength=column.distinct)
         pure = np.maximum(positive, rows - positive).sum() / max(rows.sum(), 1)
         both = ((positive > rows / 2) & (rows > 0)).any() and ((positive < rows / 2) & (rows > 0)).any()
-        if both and there.mean() > 0.9 and pure >= _SURE and y.mean() < _SURE and y.mean() > 1 - _SURE:
+        if both and present.mean() > 0.9 and pure >= _SURE and y.mean() < _SURE and y.mean() > 1 - _SURE:
             return "each of its values goes with one label alone"
     if column.is_number or column.is_time:
         values = column.numbers[known]
-        area = _auc(values[there], y[there])
-        if there.mean() > 0.9 and (area >= _SURE or area <= 1 - _SURE):
+        area = _auc(values[present], y[present])
+        if present.mean() > 0.9 and (area >= _SURE or area <= 1 - _SURE):
             return f"a threshold on it alone tells the labels apart (AUC {max(area, 1 - area):.4f})"
     return None
 

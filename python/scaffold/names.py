@@ -44,16 +44,16 @@ def words(name: str) -> tuple[str, ...]:
 
 def is_identifier(name: str) -> bool:
     """Return whether a name is of identifiers: `user_id`, `zip_code`, `uid`."""
-    found = words(name)
-    return bool(found) and (found[-1] in _IDS or found[-1] in ("userid", "itemid"))
+    parts = words(name)
+    return bool(parts) and (parts[-1] in _IDS or parts[-1] in ("userid", "itemid"))
 
 
 def is_key(name: str) -> bool:
     """Return whether a column may number the rows themselves."""
-    found = words(name)
-    if not found:
+    parts = words(name)
+    if not parts:
         return True
-    return found[-1] in _IDS | _NUMBERS or is_line_number(name)
+    return parts[-1] in _IDS | _NUMBERS or is_line_number(name)
 
 
 def is_line_number(name: str) -> bool:
@@ -76,20 +76,20 @@ def is_item(name: str) -> bool:
     return _is_side(words(name), _ITEMS) or name.lower() == "itemid"
 
 
-def _is_side(found: tuple[str, ...], side: frozenset[str]) -> bool:
-    named = [w for w in found if w not in _IDS | _NUMBERS]
-    return len(named) == 1 and named[0] in side and len(found) <= 3
+def _is_side(parts: tuple[str, ...], side: frozenset[str]) -> bool:
+    named = [w for w in parts if w not in _IDS | _NUMBERS]
+    return len(named) == 1 and named[0] in side and len(parts) <= 3
 
 
 def side_of(name: str) -> str | None:
     """`user` or `item` where the first word says so and no other word says the other; `both` where one does."""
-    found = words(name)
-    user, item = any(w in _USERS for w in found), any(w in _ITEMS for w in found)
+    parts = words(name)
+    user, item = any(w in _USERS for w in parts), any(w in _ITEMS for w in parts)
     if user and item:
         return "both"
-    if found and found[0] in _USERS:
+    if parts and parts[0] in _USERS:
         return "user"
-    return "item" if found and found[0] in _ITEMS else None
+    return "item" if parts and parts[0] in _ITEMS else None
 
 
 def label_rank(name: str) -> int | None:
@@ -100,7 +100,7 @@ def label_rank(name: str) -> int | None:
 
 def time_rank(name: str) -> int:
     """Return how surely a name is of the event's time, 0 the surest."""
-    found = words(name)
-    if "event" in found:
+    parts = words(name)
+    if "event" in parts:
         return 0
-    return min((1 + TIMES.index(w) for w in found if w in TIMES), default=len(TIMES) + 1)
+    return min((1 + TIMES.index(w) for w in parts if w in TIMES), default=len(TIMES) + 1)

@@ -34,8 +34,8 @@ def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles
     """Return the text of a pipeline's file."""
     daily = "{ds}" in str(sample.source["path"]) or partition_day(sample, columns) is not None
     lines: list[str] = []
-    seen = f"all {sample.total_rows:,} rows" if sample.whole else f"{sample.rows.num_rows:,} rows"
-    lines += _comment(f"Written by `headrace init` from {seen} ({sample.shown}).", 0)
+    seen = f"all {sample.total_rows:,} rows" if sample.is_complete else f"{sample.rows.num_rows:,} rows"
+    lines += _comment(f"Written by `headrace init` from {seen} ({sample.description}).", 0)
     lines += _comment("Each choice has its reason beside it; change what you know better.", 0)
     lines += [f"pipeline: {name}"]
     lines += _day(sample, roles, daily)
@@ -44,8 +44,8 @@ def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles
     if roles.scores:
         lines += ["", *_score(columns, roles)]
     else:
-        what = "no column names users" if roles.user is None and not roles.segment else "no column names items"
-        lines += ["", *_comment(f"No `score` and `publish`: {what} (--user, --item). The day ends with its report.", 0)]
+        gap = "no column names users" if roles.user is None and not roles.segment else "no column names items"
+        lines += ["", *_comment(f"No `score` and `publish`: {gap} (--user, --item). The day ends with its report.", 0)]
     return "\n".join(lines) + "\n"
 
 
@@ -75,13 +75,13 @@ def _day(sample: Sample, roles: Roles, daily: bool) -> list[str]:
         return []
     if roles.split_by_time:
         assert roles.days is not None
-        days, why = roles.days, "the last day of its events"
-        if not sample.whole:
-            why += " in the rows looked at: see that there are none after it"
+        days, reason = roles.days, "the last day of its events"
+        if not sample.is_complete:
+            reason += " in the rows looked at: see that there are none after it"
         ds = days[1]
     else:
-        ds, why = sample.modified, "when the files were written"
-    return [*_comment(f"All of it is one snapshot, loaded as this day: {why}.", 0), f"ds: {ds}"]
+        ds, reason = sample.modified, "when the files were written"
+    return [*_comment(f"All of it is one snapshot, loaded as this day: {reason}.", 0), f"ds: {ds}"]
 
 
 def partition_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
@@ -105,8 +105,8 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
     for key, value in sample.source.items():
         if key == "path" and "{ds}" not in str(value) and sample.source["format"] in ("csv", "jsonl"):
             lines += _comment("A glob. With {ds} in it, each day has files of its own: landing/{ds}/*.csv", 2)
-        why = f"  # {reasons[key]}" if key in reasons else ""
-        lines.append(f"  {key}: {_flow(value)}{why}")
+        comment = f"  # {reasons[key]}" if key in reasons else ""
+        lines.append(f"  {key}: {_flow(value)}{comment}")
     if (day := partition_day(sample, columns)) is not None:
         lines += [*_comment("Each partition is a day; nothing is copied.", 2), f"  day: {{partition: {_flow(day)}}}"]
     elif sample.source["format"] not in ("csv", "jsonl"):
@@ -123,7 +123,7 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
 def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
     lines = ["table:"]
     if roles.key is not None:
-        lines += _comment(f"Rows equal in it are one event. {roles.why[roles.key.name]}.", 2)
+        lines += _comment(f"Rows equal in it are one event. {roles.reasons[roles.key.name]}.", 2)
         lines.append(f"  keys: {_flow([roles.key.name])}")
     elif sample.source["format"] in ("orc", "avro"):
         lines += _comment("No column numbers the rows, and such files have no positions: say what tells rows apart.", 2)
@@ -131,7 +131,7 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
     else:
         lines += _comment("No column numbers the rows: equal rows stay. Else: keys: [event_id]", 2)
     if roles.time is not None:
-        lines.append(f"  event_time: {_flow(roles.time.name)}  # {roles.why[roles.time.name]}")
+        lines.append(f"  event_time: {_flow(roles.time.name)}  # {roles.reasons[roles.time.name]}")
         if daily:
             lines.append("  late_days: 3  # later events go to quarantine")
     lines.append("  columns:")
@@ -175,8 +175,10 @@ def label_name(columns: Sequence[ColumnProfile], roles: Roles) -> str:
 def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
     label, name = roles.label, label_name(columns, roles)
     lines = ["features:"]
-    others = f" Also possible: {', '.join(label.others)}." if label.others else ""
-    lines += _comment(f"{label.column.name!r}, {label.why}; {label.rate:.2%} of the rows are positive.{others}", 2)
+    alternatives = f" Also possible: {', '.join(label.alternatives)}." if label.alternatives else ""
+    lines += _comment(
+        f"{label.column.name!r}, {label.reason}; {label.rate:.2%} of the rows are positive.{alternatives}", 2
+    )
     lines.append(f"  label: {_flow(name)}")
     lines += _prepare(roles, name)
     lines += _split(sample, roles, daily)
@@ -197,21 +199,21 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
 
 def _prepare(roles: Roles, name: str) -> list[str]:
     """Rows without a label dropped; label and users made where no column is them."""
-    label, why, ops = roles.label, [], []
+    label, reasons, ops = roles.label, [], []
     if label.column.nulls:
-        why.append(f"rows without a label are dropped ({label.column.null_rate:.1%})")
+        reasons.append(f"rows without a label are dropped ({label.column.null_rate:.1%})")
         ops.append(f"    - dropna: {{subset: [{_flow(label.column.name)}]}}")
-    made: dict[str, Any] = {}
+    created: dict[str, Any] = {}
     if label.expression is not None:
-        why.append("the label as 0 and 1")
-        made[name] = {"expression": label.expression, "type": "int"}
+        reasons.append("the label as 0 and 1")
+        created[name] = {"expression": label.expression, "type": "int"}
     if roles.segment and roles.user is None:
-        why.append("no column names users, so those who look alike are one, a segment")
+        reasons.append("no column names users, so those who look alike are one, a segment")
         parts = ", ".join(f"`{c}`" for c in roles.segment)
-        made["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
-    if made:
-        ops += ["    - lambda:", "        add:", *(f"          {n}: {_plain(m)}" for n, m in made.items())]
-    return [*_comment(f"Before the features: {'; '.join(why)}.", 2), "  prepare:", *ops] if ops else []
+        created["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
+    if created:
+        ops += ["    - lambda:", "        add:", *(f"          {n}: {_plain(m)}" for n, m in created.items())]
+    return [*_comment(f"Before the features: {'; '.join(reasons)}.", 2), "  prepare:", *ops] if ops else []
 
 
 def _split(sample: Sample, roles: Roles, daily: bool) -> list[str]:
@@ -223,10 +225,10 @@ def _split(sample: Sample, roles: Roles, daily: bool) -> list[str]:
             "  split: {by: time, valid_days: 1}",
             f"  window_days: {days}  # days before it that train",
         ]
-    why = "there is no time" if roles.time is None else "there is one day alone"
+    reason = "there is no time" if roles.time is None else "there is one day alone"
     return [
         *_comment(
-            f"The last rows validate, as {why}: rows sorted by the label or by users are to be shuffled first.", 2
+            f"The last rows validate, as {reason}: rows sorted by the label or by users are to be shuffled first.", 2
         ),
         f"  split: {{by: position, valid_fraction: {_VALID_SHARE}}}",
     ]
@@ -246,33 +248,33 @@ def _chains(columns: Sequence[ColumnProfile], roles: Roles) -> Iterator[list[str
             tags = ["user" if name in roles.user_columns else "item"]
         if treatment == "time":
             assert roles.days is not None
-            of = ["hour"] if roles.scores or roles.days[0] == roles.days[1] else ["hour", "weekday"]
-            ops: list[Any] = [{"cyclic": {"of": of}}]
-            why = "the time of day, as points on a circle"
+            parts = ["hour"] if roles.scores or roles.days[0] == roles.days[1] else ["hour", "weekday"]
+            ops: list[Any] = [{"cyclic": {"of": parts}}]
+            reason = "the time of day, as points on a circle"
         elif treatment == "list":
             ops = ["categorify", {"pad": {"length": _list_length(column)}}]
-            why = roles.why[name]
+            reason = roles.reasons[name]
         elif treatment == "category":
             rare = column.distinct > _MANY
             ops = [{"categorify": {"min_count": 2}}] if rare else ["categorify"]
-            why = "many values; those seen once share a code" if rare else "few values: a code each"
+            reason = "many values; those seen once share a code" if rare else "few values: a code each"
         elif treatment == "id":
-            ops, why = _OPS[treatment], roles.why[name] + "; values seen once share a code"
+            ops, reason = _OPS[treatment], roles.reasons[name] + "; values seen once share a code"
         else:
             missing = column.null_rate > 0.01
             ops = [{"fill_missing": {"indicator": True}}, *_OPS[treatment][1:]] if missing else _OPS[treatment]
-            why = "numbers" if treatment == "number" else roles.why[name].partition(":")[0]
+            reason = "numbers" if treatment == "number" else roles.reasons[name].partition(":")[0]
             if treatment == "skewed":
-                why = "not negative, with a long tail: log first"
-            why += "; that one is missing says something itself" if missing else ""
-        own = name if treatment == "id" else ""
-        entry = groups.setdefault(f"{own}{why}{ops}{tags}", (why, ops, tags, []))
+                reason = "not negative, with a long tail: log first"
+            reason += "; that one is missing says something itself" if missing else ""
+        own_chain = name if treatment == "id" else ""
+        entry = groups.setdefault(f"{own_chain}{reason}{ops}{tags}", (reason, ops, tags, []))
         entry[3].append(name)
     if roles.segment and roles.user is None:
         groups["segment"] = ("the segment itself", [{"categorify": {"min_count": 2}}], ["user", "id"], ["user_segment"])
-    for why, ops, tags, names in groups.values():
+    for reason, ops, tags, names in groups.values():
         lines = [
-            *_comment(why, 4),
+            *_comment(reason, 4),
             *_list("- columns", names, 4),
             "      ops: [" + ", ".join(_op(o) for o in ops) + "]",
         ]
@@ -338,8 +340,8 @@ def _score(columns: Sequence[ColumnProfile], roles: Roles) -> list[str]:
     return lines
 
 
-def _entity(side: str, key: str, own: Sequence[str], limit: str) -> list[str]:
-    text = f"  {side}: {{key: {_flow(key)}, columns: [{', '.join(_flow(c) for c in own)}]{limit}}}"
+def _entity(side: str, key: str, own_columns: Sequence[str], limit: str) -> list[str]:
+    text = f"  {side}: {{key: {_flow(key)}, columns: [{', '.join(_flow(c) for c in own_columns)}]{limit}}}"
     return textwrap.wrap(
         text, _WIDTH, subsequent_indent=" " * (len(side) + 5), break_long_words=False, break_on_hyphens=False
     )

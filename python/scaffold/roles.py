@@ -56,7 +56,7 @@ class Roles:
     #: Column -> why it is no feature.
     left_out: dict[str, str] = field(default_factory=dict)
     #: Column -> why it is what it is.
-    why: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     #: For evaluation, not for the model.
     carried: list[str] = field(default_factory=list)
 
@@ -96,8 +96,8 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
         roles.left_out[name] = "it has no value"
         del left[name]
     for name in list(left):
-        if name not in vars(named).values() and (why := leak(left[name], roles.label)):
-            roles.left_out[name] = f"suspected leak: {why}; was it known before the label was?"
+        if name not in vars(named).values() and (reason := leak(left[name], roles.label)):
+            roles.left_out[name] = f"suspected leak: {reason}; was it known before the label was?"
             del left[name]
     _time(roles, left, named)
     _key(roles, left, named)
@@ -115,11 +115,13 @@ def _declared_names(named: Named, columns: Sequence[ColumnProfile]) -> Named:
     """Return what the user says under the names that columns are declared by, where the source has others."""
     declared = {c.name for c in columns}
     renamed = {path_steps(c.path): c.name for c in columns if c.path is not None}
-    said = {option: name for option, name in vars(named).items() if option != "positive"}
-    return replace(named, **{o: renamed.get((n,), n) for o, n in said.items() if n is not None and n not in declared})
+    named_columns = {option: name for option, name in vars(named).items() if option != "positive"}
+    return replace(
+        named, **{o: renamed.get((n,), n) for o, n in named_columns.items() if n is not None and n not in declared}
+    )
 
 
-def _said(roles: Roles, left: Mapping[str, ColumnProfile], option: str, name: str) -> ColumnProfile:
+def _named_column(roles: Roles, left: Mapping[str, ColumnProfile], option: str, name: str) -> ColumnProfile:
     """Return the column that the user names; raise UserError with the reason why it is not to be had."""
     if name in left:
         return left[name]
@@ -133,37 +135,39 @@ def _said(roles: Roles, left: Mapping[str, ColumnProfile], option: str, name: st
 
 def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if named.time is not None:
-        roles.time = _said(roles, left, "time", named.time)
+        roles.time = _named_column(roles, left, "time", named.time)
         if not roles.time.is_time:
             raise UserError(f"--time {named.time}: it is {roles.time.type}, neither a timestamp nor a date")
-        roles.why[named.time] = "time of the event: you said so"
+        roles.reasons[named.time] = "time of the event: you said so"
     else:
-        found = [c for c in left.values() if c.is_time and c.null_rate < 0.01]
-        found.sort(key=lambda c: (c.type != "timestamp", time_rank(c.name)))
-        if not found:
+        candidates = [c for c in left.values() if c.is_time and c.null_rate < 0.01]
+        candidates.sort(key=lambda c: (c.type != "timestamp", time_rank(c.name)))
+        if not candidates:
             return
-        roles.time = found[0]
-        also = f"; also times: {', '.join(c.name for c in found[1:])}" if found[1:] else ""
-        roles.why[found[0].name] = f"time of the event: the likeliest name{also}" if also else "time of the event"
+        roles.time = candidates[0]
+        also = f"; also times: {', '.join(c.name for c in candidates[1:])}" if candidates[1:] else ""
+        roles.reasons[candidates[0].name] = (
+            f"time of the event: the likeliest name{also}" if also else "time of the event"
+        )
     name = roles.time.name
     first, last = roles.time.days()
     hours = len({int(s) // 3600 % 24 for s in roles.time.numbers[:10_000] if not np.isnan(s)})
     if roles.time.type == "timestamp" and hours > 1:
         roles.features[name] = "time"
-    roles.why[name] += f" ({first} to {last})"
+    roles.reasons[name] += f" ({first} to {last})"
     del left[name]
 
 
 def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if named.key is not None:
-        roles.key = _said(roles, left, "key", named.key)
-        roles.why[named.key] = "key: you said so"
+        roles.key = _named_column(roles, left, "key", named.key)
+        roles.reasons[named.key] = "key: you said so"
     else:
         for c in left.values():
             single = not c.is_list and (c.type == "string" or c.is_integer)
             if single and c.rows >= 20 and c.distinct == c.rows and is_key(c.name):
                 roles.key = c
-                roles.why[c.name] = "key: another value in each row, and its name"
+                roles.reasons[c.name] = "key: another value in each row, and its name"
                 break
     if roles.key is not None:
         roles.carried.append(roles.key.name)
@@ -171,29 +175,29 @@ def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
 
 
 def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
-    for option, said, by_name in (("user", named.user, is_user), ("item", named.item, is_item)):
-        if said is not None:
-            found, why = [_said(roles, left, option, said)], "you said so"
+    for option, user_choice, by_name in (("user", named.user, is_user), ("item", named.item, is_item)):
+        if user_choice is not None:
+            candidates, reason = [_named_column(roles, left, option, user_choice)], "you said so"
         else:
-            found = [c for c in left.values() if by_name(c.name) and (c.type == "string" or c.is_integer)]
-            found = [c for c in found if c.distinct > 1]
+            candidates = [c for c in left.values() if by_name(c.name) and (c.type == "string" or c.is_integer)]
+            candidates = [c for c in candidates if c.distinct > 1]
             # Of several, the one whose name says that it is an id, then the one with more values.
-            found.sort(key=lambda c: (not is_identifier(c.name), -c.distinct))
-            why = "by its name"
-        if not found:
+            candidates.sort(key=lambda c: (not is_identifier(c.name), -c.distinct))
+            reason = "by its name"
+        if not candidates:
             continue
-        column = found[0]
+        column = candidates[0]
         if not (column.type == "string" or column.is_integer):
             raise UserError(f"--{option} {column.name}: it is {column.type}; a key of scores is text or an integer")
         setattr(roles, option, column)
         roles.features[column.name] = "id"
-        roles.why[column.name] = f"{option}: {why}"
+        roles.reasons[column.name] = f"{option}: {reason}"
         del left[column.name]
     if roles.user is None and roles.item is not None:
-        own = [c for c in left.values() if side_of(c.name) == "user" and (c.type == "string" or c.is_integer)]
-        own = [c for c in own if 1 < c.distinct <= c.rows // 10]
-        if own:
-            roles.segment = [c.name for c in own]
+        attributes = [c for c in left.values() if side_of(c.name) == "user" and (c.type == "string" or c.is_integer)]
+        attributes = [c for c in attributes if 1 < c.distinct <= c.rows // 10]
+        if attributes:
+            roles.segment = [c.name for c in attributes]
 
 
 def _treat(roles: Roles, column: ColumnProfile) -> None:
@@ -210,11 +214,11 @@ def _treat(roles: Roles, column: ColumnProfile) -> None:
         if column.type in ("array<float>", "array<double>"):
             roles.left_out[name] = "a list of numbers; `list_slice` and `pad` would take some of them"
         else:
-            roles.features[name], roles.why[name] = "list", "a list: codes, cut to the length that most rows have"
+            roles.features[name], roles.reasons[name] = "list", "a list: codes, cut to the length that most rows have"
     elif column.is_time:
         roles.left_out[name] = "another time; `age` makes the time between it and the event"
     elif column.type == "boolean":
-        roles.features[name], roles.why[name] = "category", "two values"
+        roles.features[name], roles.reasons[name] = "category", "two values"
     elif column.type == "string":
         _text(roles, column)
     else:
@@ -222,15 +226,15 @@ def _treat(roles: Roles, column: ColumnProfile) -> None:
 
 
 def _text(roles: Roles, column: ColumnProfile) -> None:
-    name, there = column.name, column.rows - column.nulls
+    name, values = column.name, column.rows - column.nulls
     characters, mean_words = text_facts(column)
-    if mean_words >= 4 and characters >= 20 and column.distinct > there * 0.3:
+    if mean_words >= 4 and characters >= 20 and column.distinct > values * 0.3:
         roles.left_out[name] = f"free text ({mean_words:.0f} words on average); `text_ngrams` makes features of it"
-    elif there >= 100 and column.distinct > there * 0.9:
+    elif values >= 100 and column.distinct > values * 0.9:
         roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
     else:
         roles.features[name] = "category"
-        roles.why[name] = f"text with {column.distinct:,} values"
+        roles.reasons[name] = f"text with {column.distinct:,} values"
 
 
 def _number(roles: Roles, column: ColumnProfile) -> None:
@@ -240,15 +244,15 @@ def _number(roles: Roles, column: ColumnProfile) -> None:
         if column.rows >= 100 and column.distinct > 0.9 * len(values):
             roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
             return
-        roles.features[name], roles.why[name] = "category", f"an id by its name, {column.distinct:,} values"
+        roles.features[name], roles.reasons[name] = "category", f"an id by its name, {column.distinct:,} values"
     elif column.is_integer and column.distinct <= _FEW:
-        roles.features[name], roles.why[name] = "category", f"{column.distinct} whole numbers"
+        roles.features[name], roles.reasons[name] = "category", f"{column.distinct} whole numbers"
     elif values.min() >= 0 and values.max() > 20 * max(float(np.median(values)), 1.0):
-        roles.features[name], roles.why[name] = "skewed", "not negative, with a long tail: log first"
+        roles.features[name], roles.reasons[name] = "skewed", "not negative, with a long tail: log first"
     else:
         digits = ",.0f" if column.is_integer else ",.6g"
         roles.features[name] = "number"
-        roles.why[name] = f"a number, {values.min():{digits}} to {values.max():{digits}}"
+        roles.reasons[name] = f"a number, {values.min():{digits}} to {values.max():{digits}}"
 
 
 def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:

@@ -47,12 +47,12 @@ class Sample:
     rows: pa.Table
     #: The keys of the section `source`, in order.
     source: Mapping[str, Any]
-    #: All rows; an estimate unless `whole`.
+    #: All rows; an estimate unless `is_complete`.
     total_rows: int
     #: Whether `rows` are all there are.
-    whole: bool
+    is_complete: bool
     #: For a person: format, files, size.
-    shown: str
+    description: str
     #: What a person should know about the source; a comment each.
     notes: tuple[str, ...] = ()
     #: A name for the pipeline.
@@ -77,16 +77,16 @@ def take_sample(text: str) -> Sample:
         path = location_of(text, "PATH", glob=True).as_plain()
     else:
         path = local(local_folder(text, "PATH").expanduser())
-    if (found := _table(path)) is not None:
-        return found
+    if (table := _table(path)) is not None:
+        return table
     files, kind = _files(path, text)
     format_ = _format(files, text)
     size = sum(info.size for info in files.values())
-    shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
+    description = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
     if format_ != "csv" and format_ != "jsonl":
         if kind != "folder":
             raise UserError(f"{text}: files of {format_} are a table with all others of their folder: give the folder")
-        return _of_table(path, format_, folder_rows(list(files), path, format_), _modified(files.values()), shown)
+        return _of_table(path, format_, folder_rows(list(files), path, format_), _modified(files.values()), description)
     pattern, newest = _by_day(path, list(files), kind)
     source: dict[str, Any] = {"format": format_, "path": str(pattern)}
     chunks = sample_bytes(files)
@@ -98,25 +98,29 @@ def take_sample(text: str) -> Sample:
     if not rows.num_rows:
         raise UserError(f"{text}: no rows to look at")
     read = sum(c.read_bytes for c in chunks)
-    whole = all(c.whole for c in chunks) and len(chunks) == len(files)
-    total = rows.num_rows if whole else round(rows.num_rows * size / max(read, 1))
+    is_complete = all(c.is_complete for c in chunks) and len(chunks) == len(files)
+    total = rows.num_rows if is_complete else round(rows.num_rows * size / max(read, 1))
     name = _name(path.name if kind == "folder" else _stem(path))
-    return Sample(rows, source, total, whole, shown, notes, name, _modified(files.values()), (), newest, unread)
+    return Sample(
+        rows, source, total, is_complete, description, notes, name, _modified(files.values()), (), newest, unread
+    )
 
 
 def _table(place: Location) -> Sample | None:
     """Sample a Delta or Iceberg table; None where the place is none."""
-    if found := (place / "_delta_log").infos():
-        return _of_table(place, "delta", delta_rows(place), _modified(found.values()), "Delta table")
-    if found := {name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")}:
-        return _of_table(place, "iceberg", iceberg_rows(place), _modified(found.values()), "Iceberg table")
+    if log_files := (place / "_delta_log").infos():
+        return _of_table(place, "delta", delta_rows(place), _modified(log_files.values()), "Delta table")
+    if log_files := {
+        name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")
+    }:
+        return _of_table(place, "iceberg", iceberg_rows(place), _modified(log_files.values()), "Iceberg table")
     return None
 
 
-def _of_table(path: Location, format_: str, found: TableRows, modified: str, shown: str) -> Sample:
+def _of_table(path: Location, format_: str, table: TableRows, modified: str, description: str) -> Sample:
     source = {"format": format_, "path": str(path)}
-    about = (found.notes, _name(path.name), modified, found.partitions)
-    return Sample(found.rows, source, found.total, found.whole, shown, *about)
+    about = (table.notes, _name(path.name), modified, table.partitions)
+    return Sample(table.rows, source, table.total, table.is_complete, description, *about)
 
 
 def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
@@ -132,13 +136,13 @@ def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
         return {path / name: below[name] for name in names}, "folder"
     if path.is_file():
         return {path: path.info()}, "file"
-    found = path.glob_files()
-    if not found:
+    matches = path.glob_files()
+    if not matches:
         raise UserError(
             f"{text}: no such file or folder. A table of a catalog is read by `source: {{table: NAME}}`; for a look "
             f"at it here, give its folder"
         )
-    return {file: found[file] for file in sorted(found)}, "glob"
+    return {file: matches[file] for file in sorted(matches)}, "glob"
 
 
 def _holds_rows(name: str, info: Info) -> bool:
@@ -192,15 +196,15 @@ def _common(paths: set[str]) -> str:
         shortest = min(len(p) for p in parts)
         same = [a[0] for a in zip(*(p[: shortest - 1] for p in parts), strict=False) if len(set(a)) == 1]
         return "/".join([*same, "**", "*"])
-    made = []
+    patterns = []
     for options in zip(*parts, strict=True):
         if len(set(options)) == 1:
-            made.append(options[0])
+            patterns.append(options[0])
             continue
         endings = {"".join(PurePosixPath(o).suffixes) for o in options}
-        kept = "{ds}*" if all(o.startswith("{ds}") for o in options) else "*"
-        made.append(kept + (next(iter(endings)) if len(endings) == 1 else ""))
-    return "/".join(made)
+        suffix = "{ds}*" if all(o.startswith("{ds}") for o in options) else "*"
+        patterns.append(suffix + (next(iter(endings)) if len(endings) == 1 else ""))
+    return "/".join(patterns)
 
 
 def _stem(path: Location) -> str:

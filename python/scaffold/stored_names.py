@@ -60,7 +60,7 @@ class StoredNames:
         """Rows of a data file under the table's names, without columns that the table no longer has."""
         columns = {}
         for field, values in zip(rows.schema, rows.columns, strict=True):
-            column = self._of(field)
+            column = self._stored_column(field)
             if column is not None:
                 type_ = column.fields._type(field.type)
                 # Only names are others.
@@ -68,11 +68,11 @@ class StoredNames:
                 columns[column.name] = pa.chunked_array(chunks, type_)
         return pa.table(columns)
 
-    def _of(self, field: pa.Field) -> StoredColumn | None:
-        found = (field.metadata or {}).get(_FIELD_ID)
+    def _stored_column(self, field: pa.Field) -> StoredColumn | None:
+        field_id = (field.metadata or {}).get(_FIELD_ID)
         # A file that another program has written has no ids.
-        by_id = None if found is None else self.columns.get(int(found))
-        return by_id or self.columns.get(field.name) or (None if found else self._named(field.name))
+        by_id = None if field_id is None else self.columns.get(int(field_id))
+        return by_id or self.columns.get(field.name) or (None if field_id else self._named(field.name))
 
     def _named(self, name: str) -> StoredColumn | None:
         return next((c for c in self.columns.values() if c.name == name), None)
@@ -81,7 +81,7 @@ class StoredNames:
         if pa.types.is_struct(type_):
             fields = []
             for field in type_:
-                column = self._of(field)
+                column = self._stored_column(field)
                 fields.append(field if column is None else pa.field(column.name, column.fields._type(field.type)))
             return pa.struct(fields)
         if pa.types.is_list(type_):

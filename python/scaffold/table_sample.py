@@ -30,7 +30,7 @@ class TableRows:
     rows: pa.Table
     #: All rows there are, and whether `rows` are these.
     total: int
-    whole: bool
+    is_complete: bool
     #: Names of partition columns.
     partitions: tuple[str, ...]
     #: What a person should know.
@@ -67,15 +67,15 @@ def delta_rows(folder: Location) -> TableRows:
     check_listable(folder, state.protocol)
     names = StoredNames.of_delta(json.loads(state.metadata["schemaString"]))
     files = state.data_files(folder)
-    given = [
+    entries = [
         _File(
             f.path, "parquet", {names.columns[k].name if k in names.columns else k: v for k, v in f.partition.items()}
         )
         for f in files
     ]
     is_mapped = state.configuration.get("delta.columnMapping.mode", "none") != "none"
-    found = _rows(sorted(given, key=_partition_order), names.rename if is_mapped else None)
-    return _with_deleted(found, sum(f.deleted for f in files))
+    sampled = _rows(sorted(entries, key=_partition_order), names.rename if is_mapped else None)
+    return _with_deleted(sampled, sum(f.deleted for f in files))
 
 
 def iceberg_rows(folder: Location) -> TableRows:
@@ -90,12 +90,12 @@ def iceberg_rows(folder: Location) -> TableRows:
         raise UserError(f"{folder}: its newest snapshot has no files to look at")
     schema = metadata.schema(metadata.current)
     of_id = {int(f["id"]): f["name"] for f in schema["fields"]}
-    given = []
+    entries = []
     for f in files:
         partition = {of_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in of_id}
-        given.append(_File(f.path, f.format, partition))  # type: ignore[arg-type]
-    found = _rows(sorted(given, key=_partition_order), StoredNames.of_iceberg(schema).rename)
-    return _with_deleted(found, None if any(f.deletes for f in files) else 0)
+        entries.append(_File(f.path, f.format, partition))  # type: ignore[arg-type]
+    sampled = _rows(sorted(entries, key=_partition_order), StoredNames.of_iceberg(schema).rename)
+    return _with_deleted(sampled, None if any(f.deletes for f in files) else 0)
 
 
 def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
@@ -103,12 +103,12 @@ def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
     return sorted((name, value is not None, value or "") for name, value in file.partition.items())
 
 
-def _with_deleted(found: TableRows, deleted: int | None) -> TableRows:
+def _with_deleted(sampled: TableRows, deleted: int | None) -> TableRows:
     """Return the rows of a table with some marked as deleted; None: their number is unknown."""
     if deleted == 0:
-        return found
-    total = found.total - (deleted or 0)
-    return TableRows(found.rows, total, False, found.partitions, (*found.notes, _DELETED))
+        return sampled
+    total = sampled.total - (deleted or 0)
+    return TableRows(sampled.rows, total, False, sampled.partitions, (*sampled.notes, _DELETED))
 
 
 def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableRows:
@@ -134,8 +134,8 @@ def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None 
         raise UserError(f"the files' columns do not fit each other: {' '.join(str(e).split())[:200]}") from None
     if not rows.num_rows:
         raise UserError("no rows to look at")
-    whole = len(chosen) == len(files) and rows.num_rows == total
-    return TableRows(rows, round(total * len(files) / len(chosen)), whole, tuple(names))
+    is_complete = len(chosen) == len(files) and rows.num_rows == total
+    return TableRows(rows, round(total * len(files) / len(chosen)), is_complete, tuple(names))
 
 
 def _hive(folder: PurePosixPath) -> dict[str, str | None]:

@@ -44,7 +44,7 @@ class Chunk:
     tail: bytes
     #: Bytes of the file, compressed or not, that `head` and `tail` are.
     read_bytes: int
-    whole: bool
+    is_complete: bool
 
     def lines(self) -> list[bytes]:
         return (self.head + self.tail).splitlines()
@@ -115,16 +115,18 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     tables, skipped = [], 0
     for chunk in chunks:
         # Each file has names of its own, in an order of its own.
-        own = _names(chunk, separator, trim, text) if header else tuple(f"column{k}" for k in range(len(first)))
-        found, bad = _parse(chunk, own, separator, header, multiline, text)
-        tables.append(found)
+        column_names = (
+            _names(chunk, separator, trim, text) if header else tuple(f"column{k}" for k in range(len(first)))
+        )
+        parsed, bad = _parse(chunk, column_names, separator, header, multiline, text)
+        tables.append(parsed)
         skipped += bad
     rows = pa.concat_tables(tables, promote_options="default")
     names = rows.column_names
     if trim:
         rows = pa.table({n: pc.utf8_trim_whitespace(rows[n]) for n in names})
         rows = pa.table({n: pc.if_else(pc.equal(rows[n], ""), None, rows[n]) for n in names})
-    null, others = _null_value(rows)
+    null, other_nulls = _null_value(rows)
     options: dict[str, Any] = {}
     if separator != ",":
         options["separator"] = separator
@@ -140,8 +142,8 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     notes = []
     if skipped:
         notes.append(f"{skipped:,} of the lines looked at have another number of fields: they go to quarantine")
-    if others:
-        notes.append(f"also seen, and taken as text: {', '.join(others)}")
+    if other_nulls:
+        notes.append(f"also seen, and taken as text: {', '.join(other_nulls)}")
     if not header:
         notes.append("no line with names was seen: columns are numbered; rename them below, in their order")
     return rows, options, tuple(notes), skipped
@@ -244,11 +246,13 @@ def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
     """Return the text that most often stands for a missing value, and other texts that do."""
     counts: Counter[str] = Counter()
     for name in rows.column_names:
-        found = pc.value_counts(rows[name].combine_chunks())
-        seen = {v: c for v, c in zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True) if v}
+        value_counts = pc.value_counts(rows[name].combine_chunks())
+        seen = {
+            v: c for v, c in zip(value_counts.field(0).to_pylist(), value_counts.field(1).to_pylist(), strict=True) if v
+        }
         tokens = [t for t in _NULLS if t in seen]
-        others = [v for v in seen if v not in _NULLS]
-        numeric = bool(others) and all(_NUMBER.fullmatch(v) for v in others[:1_000])
+        other_nulls = [v for v in seen if v not in _NULLS]
+        numeric = bool(other_nulls) and all(_NUMBER.fullmatch(v) for v in other_nulls[:1_000])
         for token in tokens:
             # A dash or a word may be a value of a text column; in a column of numbers it is none.
             if numeric or token in ("?", r"\N", "NULL", "N/A", "NA"):
@@ -273,13 +277,13 @@ def json_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, tuple[str, 
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
+                value = json.loads(line)
             except ValueError:
-                found = None
-            if isinstance(found, dict):
-                if _SURROGATE.search(line) and (valid := _without_surrogates(found)) != found:
-                    found, replaced = valid, replaced + 1
-                objects.append(found)
+                value = None
+            if isinstance(value, dict):
+                if _SURROGATE.search(line) and (valid := _without_surrogates(value)) != value:
+                    value, replaced = valid, replaced + 1
+                objects.append(value)
             else:
                 bad += 1
     if not objects or bad > len(objects):
