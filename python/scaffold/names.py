@@ -43,7 +43,7 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def is_identifier(name: str) -> bool:
-    """Return whether a name is of identifiers: `user_id`, `zip_code`, `uid`."""
+    """Return whether a name is of identifiers: `user_id`, zip_code, `uid`."""
     parts = words(name)
     return bool(parts) and (parts[-1] in _IDS or parts[-1] in ("userid", "itemid"))
 
