@@ -40,7 +40,7 @@ def check_columns(spec: Spec, score: Score) -> None:
 
 
 def _check_keys(spec: Spec, score: Score) -> None:
-    """What was before a key is asked for once a user and once an item, not once a pair: the key must be that side's."""
+    """Check that columns made before a key are of that key's side: they are read once a user or item."""
     if not spec.features.prepare:
         return
     preparation = Preparation.from_spec(spec)
@@ -57,7 +57,7 @@ def _check_keys(spec: Spec, score: Score) -> None:
 
 
 def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
-    """The constants in their declared types.
+    """Return the constants in their declared types.
 
     Raises:
         UserError: a constant is not of its column's type.

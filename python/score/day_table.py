@@ -26,7 +26,7 @@ _SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
 def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional: Mapping[str, str] = {}) -> None:
-    """An existing table must have the columns that are about to be written: its other days stay readable.
+    """Check that an existing table has the columns to be written: its other days stay readable.
 
     Their types may be narrower ones, which `write_day` widens.
 
@@ -75,12 +75,12 @@ def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> in
 
 
 def rows_of_day(table: Location, version: int, ds: str) -> int:
-    """How many rows a version has of a day."""
+    """Return the number of a day's rows in a version."""
     return sum(f.rows or 0 for f in DeltaLog(table).files(version) or [] if f.partition.get("ds") == ds)
 
 
 def verify_day(ws: Workspace, output: Output, ds: str) -> str | None:
-    """Why a version no longer has a day's rows, or a file of them is gone or of another size; None: it has."""
+    """Return why a version lacks a day's rows, or a file of them is missing or of another size, or None."""
     files = DeltaLog(ws.locate(output.name)).files(int(output.version))
     if files is None:
         return f"{output.name} has no version {output.version} any more"

@@ -70,7 +70,7 @@ class Active:
 
     @staticmethod
     def of(ctx: Context, spark: SparkSession) -> Active:
-        """Those of `events_of_window`."""
+        """Return the active users and items of `events_of_window`."""
         spec, events = ctx.spec, events_of_window(ctx, read_events(ctx, spark))
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
@@ -142,7 +142,7 @@ class Active:
         )
 
     def _end(self, time: ValueType) -> int:
-        """The instant that is scored for, in microseconds: the end of ds; with no split by time, after all events."""
+        """Return the instant to score for, in microseconds: the end of ds; with no split by time, after all events."""
         spec = self.ctx.spec
         if spec.features.split.by == "time":
             return midnight(self.ctx.ds, 1)
@@ -157,7 +157,7 @@ def _date(micros: int) -> Column:
 
 
 def replace_columns(entity: Entity, columns: tuple[str, ...]) -> Entity:
-    """The same entity with other columns."""
+    """Return the same entity with other columns."""
     return entity.model_copy(update={"columns": columns})
 
 

@@ -109,7 +109,7 @@ def users_to_score(
 
 
 def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | None:
-    """Why everybody is to be scored, whatever has changed; None: unchanged lists can be copied."""
+    """Return why everybody must be scored, whatever has changed, or None where unchanged lists can be copied."""
     names = list(users.columns)
     few = users.limit(_CHECKED_USERS).toDF(*[f"c{i}" for i in range(len(names))])
 
@@ -129,7 +129,7 @@ def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | N
 
 
 def _said(score: Score, task: TaskInputs, ds: str) -> dict[str, Any]:
-    """What lists depend on besides users and items."""
+    """Return what lists depend on besides users and items."""
     settings = score.model_dump(mode="json", exclude={"model", "metric", "incremental", "embeddings"})
     said = {"settings": settings, "model": model_digest(task.model), "code": __version__, "threads": task.threads}
     said["gpu"] = task.gpu
@@ -173,7 +173,7 @@ def with_hashes(users: DataFrame, items: ItemTable, said: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class _Lists:
-    """What a Spark task does: users, with sums of the hashes of their items behind them."""
+    """Spark task that gives users with sums of the hashes of their items behind them."""
 
     items: ItemTable
     names: tuple[str, ...]
@@ -186,7 +186,7 @@ class _Lists:
             yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, *OF_USER])
 
     def sums(self, items: pa.ListArray, sources: pa.ListArray | None) -> list[NDArray[np.uint64]]:
-        """Of each list two sums over its items, whatever their order: uint64 [lists]."""
+        """Return two sums over each list's items, whatever their order: uint64 [lists]."""
         rows = items.flatten()
         lengths = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False)
         ends = np.append(0, np.cumsum(lengths))
@@ -212,7 +212,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _parted(
     ctx: Context, spark: SparkSession, users: DataFrame, before: Manifest, columns: list[str]
 ) -> tuple[DataFrame, DataFrame] | None:
-    """Of users with OF_USER those that have others than before; and the earlier scores of the others.
+    """Split users with OF_USER into those with changed rows, and the earlier scores of the others.
 
     None: the earlier ones lack a column.
     """
@@ -243,7 +243,7 @@ def write_hashes(ctx: Context, users: DataFrame) -> Output:
 
 
 def _before(ctx: Context) -> Manifest | None:
-    """The manifest of the run before whose outputs still stand."""
+    """Return the manifest of the previous run whose outputs are still valid."""
     for ds in sorted((d for d in ctx.ws.days(ctx.spec.pipeline) if d <= ctx.ds), reverse=True):
         found = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ds, "score"))
         if found is None or not any(o.kind == KIND for o in found.outputs):

@@ -108,7 +108,9 @@ class ItemFeatures:
         return _opened(self)
 
     def first(self, rows: int) -> Columns:
-        """The same of the first items, so many at least or all: of a store, no more is fetched than they need."""
+        """Return the features of the first items, at least so many or all: of a store, no more is fetched than they
+        need.
+        """
         if self.hosts is None:
             return self.open()
         count = next((i + 1 for i, end in enumerate(self.ends) if end >= rows), len(self.ends))
@@ -123,7 +125,7 @@ class ItemFeatures:
         return JaggedArray(np.append(0, lengths.cumsum()).astype(_place(file.ends[-1])), values)
 
     def here(self) -> Location:
-        """The folder of the whole files on this host."""
+        """Return the folder of the whole files on this host."""
         if self.hosts is None:
             return self.folder
         name = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
@@ -152,7 +154,7 @@ class _Transform:
     apart: bool
 
     def part(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields what the names of the part's files end with, and the numbers in all its lists by list feature."""
+        """Yield the suffix of the part's files, and the number of values in all its lists by list feature."""
         fitted = loaded_workflow(self.model, self.maps)
         features = PairFeatures(self.user, self.item, self.context, fitted)
         wanted = [f for f in fitted.features if f.name in features.of_item]
@@ -196,7 +198,7 @@ class _Join:
     lists_alone: bool = False
 
     def make(self) -> None:
-        """The files that parts are put into."""
+        """Make the files that parts are put into."""
         for number, file in self._files():
             _make(self.folder, _file(number), file.ends[-1], file.dtype)
             if file.is_list:
@@ -238,7 +240,7 @@ def _mapped(file: Location, dtype: str, count: int) -> NDArray[Any]:
 
 
 def _place(numbers: int) -> str:
-    """The type of offsets of lists that have so many numbers together."""
+    """Return the type of offsets of lists that have so many numbers together."""
     return "int32" if numbers < 2**31 else "int64"
 
 
@@ -251,7 +253,7 @@ def _offsets(number: int) -> str:
 
 
 def _make(folder: Location, name: str, count: int, dtype: str) -> None:
-    """A file of zeros, which tasks fill: each writes its own place, the same whenever it runs again."""
+    """Make a file of zeros, which tasks fill: each writes its own range, the same whenever it runs again."""
     with open((folder / name).local_path(), "wb") as f:
         f.truncate(count * np.dtype(dtype).itemsize)
 
@@ -265,14 +267,14 @@ def _put(folder: Location, name: str, values: Any, dtype: str, at: int) -> None:
 
 
 def _save(folder: Location, name: str, part: str, arrays: list[NDArray[Any]], dtype: str) -> None:
-    """Of a part, arrays behind each other."""
+    """Save arrays of a part, one after the other."""
     with (folder / f"{name}.{part}").new_file() as path, open(path, "wb") as f:
         for values in arrays:
             np.ascontiguousarray(values, dtype).tofile(f)
 
 
 def _saved(folder: Location, name: str, part: str, dtype: str) -> NDArray[Any]:
-    """Of a part. A host reads it once, as a rule: its copy of a store's file is the first to go."""
+    """Return the saved arrays of a part. A host usually reads them once, so its copy of a store's file goes first."""
     place = folder / f"{name}.{part}"
     try:
         path = place.local_path()

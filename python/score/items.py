@@ -46,7 +46,7 @@ def row_hashes(frame: DataFrame, columns: Sequence[str], names: Sequence[str], *
 
 
 def _hashed(type_: DataType, value: Column) -> list[Column]:
-    """What tells a value from each other one: Spark's hash passes over nulls, and over the ends of arrays."""
+    """Return columns that tell a value from each other one: Spark's hash skips nulls, and the ends of arrays."""
     if isinstance(type_, ArrayType):
         nulls = F.transform(value, lambda x: x.isNull())
         return [value.isNull(), F.coalesce(F.size(value), F.lit(0)), nulls, _exact(type_.elementType, value, True)]
@@ -135,7 +135,7 @@ class ItemTable:
 
     @staticmethod
     def of_arrow(items: pa.Table, key: str, folder: Location, part_rows: int = _CHUNK_ROWS) -> ItemTable:
-        """The same of a table in memory, without Spark. Fingerprints of equal tables are equal.
+        """Write the items of a table in memory, without Spark. Fingerprints of equal tables are equal.
 
         Args:
             items: the key, one row each, in any order (nulls are left out), and further columns.
@@ -160,25 +160,25 @@ class ItemTable:
 
     @property
     def rows(self) -> int:
-        """How many items."""
+        """Return the number of items."""
         return sum(p.rows for p in self.parts)
 
     def open(self) -> pa.Table:
-        """The key, the columns and HASHES, mapped: nothing is read before it is looked at, and nothing is copied."""
+        """Return the key, the columns and HASHES, mapped: pages are read when they are used, and nothing is copied."""
         return _mapped(self)
 
     def first(self, rows: int) -> pa.Table:
-        """The same of the first items, so many at most: of a store, no more parts are fetched than have them."""
+        """Return the first items, at most so many: of a store, no more parts are fetched than have them."""
         ends = accumulate(p.rows for p in self.parts)
         parts = next((i + 1 for i, end in enumerate(ends) if end >= rows), len(self.parts))
         return _map(self.folder, self.parts[:parts]).slice(0, rows)
 
     def keys(self, item_rows: NDArray[np.integer[Any]] | pa.Array) -> pa.Array:
-        """The keys of some items: of rows [n], an array [n] of the key's type."""
+        """Return the keys of some items: of rows [n], an array [n] of the key's type."""
         return self.take(self.key, item_rows)
 
     def take(self, column: str, item_rows: NDArray[np.integer[Any]] | pa.Array) -> pa.Array:
-        """A column of some items: of rows [n], an array [n] of the column's type."""
+        """Return a column of some items: of rows [n], an array [n] of the column's type."""
         rows = np.asarray(item_rows).astype(np.int64)
         chunks = [c for c in self.open()[column].chunks if len(c)]
         if len(chunks) == 1:
@@ -194,7 +194,7 @@ class ItemTable:
         return pa.concat_arrays(pieces).take(pa.array(back))
 
     def rows_of(self, keys: pa.Array) -> NDArray[np.int32]:
-        """The rows of some items by binary search in the mapped keys: int32 [n], -1 of keys that are no item's."""
+        """Return the rows of some items by binary search in the mapped keys: int32 [n], -1 for unknown keys."""
         type_ = self.schema.field(self.key).type
         keys = keys if keys.type == type_ else keys.cast(type_)
         found = np.full(len(keys), -1, np.int32)
@@ -228,7 +228,7 @@ class ItemTable:
 
 @dataclass(frozen=True)
 class _Write:
-    """What a Spark task does: its partition, in order, becomes a part."""
+    """Spark task that writes its partition, in order, as a part."""
 
     folder: Location
     names: tuple[str, ...]
@@ -247,7 +247,7 @@ class _Write:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a Spark task does: parts become rows again."""
+    """Spark task that reads parts as rows again."""
 
     table: ItemTable
     names: tuple[str, ...]
@@ -271,7 +271,7 @@ def _chain(first: pa.Table, rest: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _write_part(folder: Location, schema: pa.Schema, tables: Iterable[pa.Table]) -> tuple[ItemPart, list[int]]:
-    """A file of rows in order, and the sums of their hashes.
+    """Write a file of rows in order; return it with the sums of their hashes.
 
     A task that runs twice writes another file: most stores give the same bytes, written again, another tag, and a
     reader would take the file that the table names for one that was changed.
@@ -288,7 +288,7 @@ def _write_part(folder: Location, schema: pa.Schema, tables: Iterable[pa.Table])
 
 
 def _chunks(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of about `_CHUNK_ROWS`."""
+    """Yield the rows in batches of about `_CHUNK_ROWS`."""
     waiting: list[pa.Table] = []
     rows = 0
     for table in tables:
@@ -328,13 +328,13 @@ def _starts(chunks: list[pa.Array]) -> NDArray[np.int64]:
 
 
 def _groups(which: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(number, places that have it), numbers ascending; `order` sorts `which`."""
+    """Yield each number with the places that have it, ascending; `order` sorts `which`."""
     numbers, begins = np.unique(which[order], return_index=True)
     yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 def _insertion(ordered: pa.Array, values: pa.Array, after_equal: bool) -> NDArray[np.int64]:
-    """Where values would go in an ascending array, before or after those that are equal: int64 [n]."""
+    """Return where values would go in an ascending array, before or after those that are equal: int64 [n]."""
     if pa.types.is_integer(ordered.type):
         side = ordered.to_numpy(zero_copy_only=True), values.to_numpy(zero_copy_only=True)
         return np.asarray(np.searchsorted(*side, side="right" if after_equal else "left"), np.int64)

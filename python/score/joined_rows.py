@@ -44,7 +44,7 @@ Codes = Mapping[str, NDArray[np.int64]]
 
 
 class JoinedModel(Protocol):
-    """What a task says of its model."""
+    """Model as a task describes it."""
 
     @property
     def model(self) -> Location:
@@ -57,7 +57,7 @@ class JoinedModel(Protocol):
         ...
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
-        """The model, opened once in each process."""
+        """Return the model, opened once in each process."""
         ...
 
 
@@ -81,7 +81,7 @@ class CodesOf(Protocol):
         ...
 
     def found(self) -> dict[str, NDArray[np.int64]]:
-        """By table: int64, ascending."""
+        """Return the codes by table: int64, ascending."""
         ...
 
 
@@ -105,7 +105,7 @@ class SeenCodes:
         self._parts = [united_codes([*self._parts, needed_codes(self._model, self._joined, columns)])]
 
     def found(self) -> dict[str, NDArray[np.int64]]:
-        """By table: int64, ascending."""
+        """Return the codes by table: int64, ascending."""
         self._parts = [united_codes(self._parts)]
         return dict(self._parts[0])
 
@@ -127,7 +127,7 @@ class CodesOfRows:
             self._codes.add(columns)
 
     def found(self) -> dict[str, NDArray[np.int64]]:
-        """By table: int64, ascending."""
+        """Return the codes by table: int64, ascending."""
         return self._codes.found()
 
 
@@ -178,7 +178,7 @@ class CodesOfUsers:
             self._codes.add(features.cross_columns(take_rows(own, of_pair[start : start + _ROWS]), things))
 
     def found(self) -> dict[str, NDArray[np.int64]]:
-        """By table: int64, ascending."""
+        """Return the codes by table: int64, ascending."""
         of_items = self._task.item_features.open()
         for items in self._items:
             for start in range(0, len(items), _ROWS):
@@ -206,7 +206,7 @@ class CodesOfVectors:
             self._codes.add(columns)
 
     def found(self) -> dict[str, NDArray[np.int64]]:
-        """By table: int64, ascending."""
+        """Return the codes by table: int64, ascending."""
         return self._codes.found()
 
 
@@ -236,7 +236,7 @@ _ROWS_NAMES = tuple(column.split(" ")[0] for column in ROWS.split(", "))
 
 @dataclass(frozen=True)
 class Ask:
-    """Of each part, the codes that it needs of each file."""
+    """Request of each part: the codes that it needs of each file."""
 
     #: Makes what finds the codes of a part's rows.
     needed: Callable[[], CodesOf]
@@ -283,7 +283,7 @@ class Read:
 def after_table_rows(
     task: JoinedModel, batches: Iterable[pa.RecordBatch], names: Sequence[str], held: HeldRows | None
 ) -> Iterator[pa.RecordBatch]:
-    """What a task works on, by its own columns' names; before it the model takes the rows of tables of its part.
+    """Yield a task's batches under its own columns' names, after the model has taken the table rows of its part.
 
     Args:
         task: the model.
@@ -320,7 +320,7 @@ def after_table_rows(
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A batch whose first column ascends, cut where that changes."""
+    """Yield a batch whose first column ascends, cut where that changes."""
     parts = batch.column(0).to_numpy(zero_copy_only=False)
     cuts = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), len(parts)]
     for start, end in pairwise(cuts):
@@ -351,7 +351,7 @@ _ARROW: dict[str, Callable[[], pa.DataType]] = {"int": pa.int32, "string": pa.st
 
 
 def _batch(schema: str, *row: object) -> pa.RecordBatch:
-    """A batch of one row."""
+    """Return a batch of one row."""
     columns = [column.split(" ") for column in schema.split(", ")]
     arrays = [pa.array([value], _ARROW[type_]()) for value, (_, type_) in zip(row, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, [name for name, _ in columns])
@@ -404,7 +404,7 @@ def _table_rows_before(
     names: tuple[str, ...],
     parts: Parts,
 ) -> DataFrame:
-    """The columns ROWS, and behind them the frame's, for `tasks.after_table_rows`. Each part is a partition.
+    """Return the columns ROWS, and the frame's after them, for `tasks.after_table_rows`. Each part is a partition.
 
     Three exchanges: of the frame by part, whose tasks say what they need; of that by file; of rows and, once more, of
     the frame by part. One task reads a file.
@@ -421,7 +421,7 @@ def _table_rows_before(
 
 
 def _part(spark: SparkSession, parts: Parts) -> Column:
-    """The part of a row: a number that no other part's partition is found by, of `repartition(count, "part")`."""
+    """Return the part of a row: a number whose hash partitions differ, for `repartition(count, "part")`."""
     numbers = spark.range(_NUMBERS_EACH * parts.count).select(F.col("id").cast("int").alias("part"))
     # As Spark's hash partitioning does it; of rows of tables there is no key to hash.
     by_partition = numbers.groupBy(F.pmod(F.hash("part"), F.lit(parts.count)).alias("partition")).agg(F.min("part"))

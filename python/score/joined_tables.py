@@ -25,7 +25,7 @@ _SHARE_OF_FREE = 0.8
 
 
 def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gpu: bool) -> frozenset[str]:
-    """The tables whose rows are joined in; none where all are mapped, or there are none.
+    """Return the tables whose rows are joined; none where all are mapped, or there are none.
 
     Args:
         settings: of the spec.
@@ -87,7 +87,7 @@ def _room(settings: ScoreEmbeddings, mine: Location) -> float:
 
 
 def _too_large(sizes: dict[str, int], room: float, first: frozenset[str]) -> frozenset[str]:
-    """The tables that are left when those that must be mapped, and then the smallest, have taken the room."""
+    """Return the tables that remain when those that must be mapped, and then the smallest, have taken the room."""
     joined = set()
     for name in sorted(sizes, key=lambda n: (n not in first, sizes[n], n)):
         if sizes[name] <= room:
@@ -110,7 +110,7 @@ def _mib(size: float) -> str:
 
 @dataclass(frozen=True)
 class HeldRows:
-    """What tasks were brought, for the manifest."""
+    """Table rows that tasks received, for the manifest."""
 
     tables: tuple[str, ...]
     #: By partition: rows, their bytes, and the most rows at a time.
@@ -127,7 +127,7 @@ class HeldRows:
         self.counts.add({this_partition(): (rows, size, most)})
 
     def facts(self) -> dict[str, Any]:
-        """The tables; rows and bytes of all tasks, and the most rows of one."""
+        """Return the tables, rows and bytes of all tasks, and the most rows of one."""
         found = list(self.counts.value.values())
         return {
             "tables": list(self.tables),
@@ -154,7 +154,7 @@ class Parts:
 
     @staticmethod
     def by_hash(key: Column, count: int) -> Parts:
-        """By a hash of a key, in its order."""
+        """Return parts by a hash of a key, in its order."""
         return Parts(F.pmod(F.hash(key), F.lit(count)), count, key)
 
     @staticmethod
@@ -165,5 +165,5 @@ class Parts:
 
 
 def parts_of(spark: SparkSession, rows: int) -> int:
-    """How many parts a frame of so many rows has, at least one."""
+    """Return the number of parts of a frame with so many rows, at least one."""
     return max(1, min(rows, max(_PARTS_A_CORE * spark.sparkContext.defaultParallelism, -(-rows // _PART_ROWS))))

@@ -27,7 +27,7 @@ def loaded_model(
     gpu: bool = False,
     joined: frozenset[str] = frozenset(),
 ) -> tuple[Predictor, FittedWorkflow]:
-    """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
+    """Load a model once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
 
     `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing. `gpu`: the model goes to the GPU
     that Spark assigned to the task, where it stays. `joined`: see TaskInputs.
@@ -43,13 +43,13 @@ def loaded_model(
 
 @lru_cache(maxsize=1)
 def loaded_workflow(folder: Location, maps: HostPlace | None) -> FittedWorkflow:
-    """The workflow that a saved model was trained on; `maps`: see `loaded_model`."""
+    """Return the workflow that a saved model was trained on; `maps`: see `loaded_model`."""
     vocabularies = None if maps is None else maps_of(folder, on_this_host(maps)) / "vocabularies"
     return FittedWorkflow.load(folder / "workflow", maps=vocabularies)
 
 
 def _device() -> str:
-    """The GPU of this task, and so of this process, for torch: an executor has one, and so its workers' tasks."""
+    """Return the GPU of this task and process for torch: an executor has one, and so its workers' tasks."""
     addresses = gpu_addresses()
     if not addresses:
         raise UserError("the tasks that score were to have a GPU each, and Spark assigned none to this one")
@@ -60,7 +60,7 @@ def _device() -> str:
 def features_of_rows(
     fitted: FittedWorkflow, batch: pa.RecordBatch, context: Mapping[str, pa.Scalar]
 ) -> Iterator[Columns]:
-    """The features of rows, in blocks of bounded size, in their order.
+    """Yield the features of rows, in blocks of bounded size, in their order.
 
     Args:
         fitted: the workflow that the model was trained on.
@@ -84,7 +84,7 @@ def features_of_rows(
 def predict_rows(
     predictor: Predictor, fitted: FittedWorkflow, batch: pa.RecordBatch, context: Mapping[str, pa.Scalar]
 ) -> NDArray[np.float32]:
-    """What the model says of each row, in blocks of bounded size: float32 [rows].
+    """Return the model's prediction for each row, in blocks of bounded size: float32 [rows].
 
     Args:
         predictor: the model.

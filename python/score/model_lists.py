@@ -57,7 +57,7 @@ class ModelOfRun:
 def models_of_run(
     ctx: Context, experiments: Sequence[Live], choose: Callable[[Context], ScoringModel]
 ) -> list[ModelOfRun]:
-    """The model of `score.model`, and then those of arms, each once.
+    """Return the model of `score.model`, and then those of arms, each once.
 
     Args:
         ctx: the run.
@@ -83,14 +83,14 @@ def models_of_run(
 
 @dataclass(frozen=True)
 class Assigned:
-    """Of a user's key: the column `arms` (null: in no arm) and the place of the user's model (int)."""
+    """Columns of a user's assignment: `arms` (null: in no arm) and the place of the user's model (int)."""
 
     arms: Column
     model: Column
 
     @staticmethod
     def of(key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]) -> Assigned:
-        """As headrace.experiments.assignment has them of Arrow's columns.
+        """Return the assignment as headrace.experiments.assignment computes it from Arrow's columns.
 
         Of experiments whose arms have models, a user takes part in the first that takes him; an arm that was stopped
         is no longer named.
@@ -119,7 +119,7 @@ class Assigned:
 
 
 def _arm(key: Column, of: Live) -> Column:
-    """The user's arm, whether he takes part or not."""
+    """Return the user's arm, whether or not the user takes part."""
     place, shares = _place(key, f"{of.salt}/{ARM}"), of.experiment.shares
     *names, last = shares
     found = F.lit(last)
@@ -140,7 +140,7 @@ _CHECKED = 8
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What all models of a run share."""
+    """Inputs that all models of a run share."""
 
     spark: SparkSession
     active: Active
@@ -192,7 +192,7 @@ class ModelLists:
 
 @contextmanager
 def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users: int) -> Iterator[ModelLists]:
-    """What a model makes of some users, to be computed within the block.
+    """Give a model's lists for some users, to be computed within the block.
 
     Args:
         model: the model.
@@ -256,7 +256,7 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
 
 
 def kind(stage: str) -> str:
-    """What people call the models of a stage."""
+    """Return the name that people use for the models of a stage."""
     return {"train": "neural"}.get(stage, stage)
 
 
@@ -279,7 +279,7 @@ def _reranker(
 
 @contextmanager
 def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator[UserCandidates | None]:
-    """What `score.candidates` gives each user; None where all items are ranked."""
+    """Give the candidates of each user; None where all items are ranked."""
     ctx, spark = model.ctx, run.spark
     score: Score | None = ctx.spec.score
     assert score is not None
@@ -297,7 +297,7 @@ def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator
 
 
 def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFrame) -> dict[str, Any]:
-    """The facts of candidates, when the rows to be written have been counted against all filters."""
+    """Return the facts of candidates, after a count of the rows to be written against all filters."""
     if candidates is None:
         return {}
     violations = candidates.violations(rows)
@@ -307,7 +307,7 @@ def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFr
 
 
 def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
-    """The shortcut's proof, on a few pairs of this very run."""
+    """Check the shortcut on a few pairs of this very run."""
     few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
     first = one_batch(items.first(_CHECKED).select(list(dict.fromkeys(features.item))))
     check_pair_features(features, few, first, of_items.first(_CHECKED))

@@ -47,7 +47,7 @@ class ModelVectors:
     joined: frozenset[str] = frozenset()
 
     def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
-        """The vectors of some rows.
+        """Return the vectors of some rows.
 
         Args:
             batch: the side's columns, and perhaps others.
@@ -66,7 +66,7 @@ class ModelVectors:
         return vectors
 
     def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """The same, and of which rows the model knows something: (float32 [rows, D], bool [rows]).
+        """Return the vectors, and which rows have a known value: (float32 [rows, D], bool [rows]).
 
         A row whose vector is that of a row without any value, or with no value that training has met, is like all other
         such rows: a user whom a model of ids alone never saw, an item that is newer than the model.
@@ -80,25 +80,25 @@ class ModelVectors:
         return vectors, known
 
     def features_of(self, batch: pa.RecordBatch) -> Iterator[Columns]:
-        """What the model looks at of some rows, a block of them at a time; one block at least."""
+        """Yield the features of some rows, a block at a time; one block at least."""
         _, features = self._loaded()
         for start in range(0, max(batch.num_rows, 1), _ROWS):
             yield features.side_columns(batch.slice(start, _ROWS), self.side)
 
     def features_of_nothing(self) -> tuple[Columns, Columns]:
-        """Of a row of nulls, and of one of values that no vocabulary has."""
+        """Return the features of a row of nulls, and of a row of values that no vocabulary has."""
         _, features = self._loaded()
         nulls = features.side_columns(pa.RecordBatch.from_arrays([pa.nulls(1)], [""]), self.side)
         codes = {f.name for f in features.fitted.features if f.kind == Kind.CATEGORICAL and not f.is_list}
         return nulls, {name: _met_by_none(x) if name in codes else x for name, x in nulls.items()}
 
     def _nothing(self) -> NDArray[np.float32]:
-        """The vectors of `features_of_nothing`: float32 [2, D]."""
+        """Return the vectors of `features_of_nothing`: float32 [2, D]."""
         predictor, _ = self._loaded()
         return np.concatenate([predictor.vectors(columns, self.side) for columns in self.features_of_nothing()])
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
-        """The model, opened once in each process."""
+        """Return the model, opened once in each process."""
         return loaded_model(self.model, self.threads, None, self.maps, joined=self.joined)
 
     def _loaded(self) -> tuple[NetworkPredictor, PairFeatures]:

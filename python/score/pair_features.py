@@ -32,7 +32,7 @@ Columns = dict[str, NDArray[Any] | JaggedArray]
 
 @dataclass(frozen=True)
 class PairFeatures:
-    """Where each column that the features read comes from."""
+    """Origin of each column that the features read."""
 
     user: tuple[str, ...]
     item: tuple[str, ...]
@@ -72,7 +72,7 @@ class PairFeatures:
         return self._columns(batch, self.of_item)
 
     def cross_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
-        """The features that are made of both, of pairs (row i: users[i], items[i]).
+        """Return the features that are made of both sides, for pairs (row i: users[i], items[i]).
 
         Args:
             users: has the user's columns.
@@ -91,7 +91,7 @@ class PairFeatures:
         return self._columns(rows, [f.name for f in self.fitted.features])
 
     def side_columns(self, batch: pa.RecordBatch, side: Literal["user", "item"]) -> Columns:
-        """What is known of a user, or an item, and the context alone: all features, those of the other side empty.
+        """Return all features by a user or an item, and the context alone: those of the other side are empty.
 
         Args:
             batch: has the key and the side's columns.
@@ -112,7 +112,7 @@ class PairFeatures:
         return not set(feature.sources).isdisjoint(side)
 
     def _columns(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> Columns:
-        """The wanted features; inputs that `batch` lacks are the context's, or null."""
+        """Return the requested features; inputs that `batch` lacks are the context's, or null."""
         arrays = []
         for name in self.fitted.input_columns:
             type_ = self.fitted.workflow.input_type(name).arrow
@@ -129,7 +129,7 @@ class PairFeatures:
 
 
 def gather(users: Columns, items: Columns, user_rows: NDArray[np.int32], item_rows: NDArray[np.int32]) -> Columns:
-    """The features of pairs (user_rows[i], item_rows[i]) by side: [n] of each feature."""
+    """Return the features of pairs (user_rows[i], item_rows[i]) by side: [n] of each feature."""
     out = {name: _rows(x, user_rows) for name, x in users.items()}
     return out | {name: _rows(x, item_rows) for name, x in items.items()}
 
@@ -172,5 +172,5 @@ def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def take_rows(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
-    """Some rows of a batch, in their order."""
+    """Return some rows of a batch, in their order."""
     return one_batch(pa.Table.from_batches([batch]).take(pa.array(rows)))

@@ -65,7 +65,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Listed:
-    """What is written of n users, M rows: those of a user one after the other, in the order of their ranks.
+    """Output rows of n users, M rows: a user's rows follow each other in the order of their ranks.
 
     offsets: int64 [n + 1]. rows: int64 [M], which of the N ranked items. propensity: float64 [M], the probability that
     this item stands at this rank. reason: text [M]. unmet: lists by what could not be had, (rule, what of it).
@@ -82,12 +82,12 @@ class Reranker(Protocol):
     """Makes lists of ranked items; picklable, and a function of what it is given alone."""
 
     def __call__(self, ranked: Ranked, items: ItemTable) -> Listed:
-        """The users' lists, none longer than `score.top_k`."""
+        """Return the users' lists, none longer than `score.top_k`."""
         ...
 
 
 def best_of_all(users: pa.Array, scores: NDArray[np.float32], k: int) -> Ranked:
-    """The best k items of users for whom all items were scored; minus infinity is no item's score.
+    """Return the best k items of users for whom all items were scored; minus infinity is no item's score.
 
     Args:
         users: keys [n].
@@ -108,7 +108,7 @@ def best_of_lists(
     sources: NDArray[np.int32] | None,
     k: int,
 ) -> Ranked:
-    """The best k items of each user's own, whatever the order of the lists.
+    """Return the best k items of each user's own, whatever the order of the lists.
 
     Args:
         users: keys [n].
@@ -152,7 +152,7 @@ ITEMS, SOURCES = "__items", "__sources"
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """What all tasks are told; small: items are mapped."""
+    """Inputs of all tasks; small, since items are mapped."""
 
     #: The saved model's folder, visible on every executor.
     model: Location
@@ -182,7 +182,7 @@ class TaskInputs:
     rerank: Reranker | None = None
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
-        """The model, opened once in each process."""
+        """Return the model, opened once in each process."""
         return loaded_model(self.model, self.threads, self.output, self.maps, self.gpu, self.joined)
 
 
@@ -284,7 +284,7 @@ class _Pairs:
     def scores(
         self, batch: pa.RecordBatch, columns: Columns, u: NDArray[np.int32], i: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """What the model says of pairs, predicted in blocks of bounded size: float32 [n].
+        """Return the model's scores of pairs, predicted in blocks of bounded size: float32 [n].
 
         Args:
             batch: users' own columns.
@@ -321,7 +321,7 @@ def _filled_up(rows: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def scores_stand_alone(task: TaskInputs, batch: pa.RecordBatch) -> bool:
-    """Whether a pair's score is the same, to the bit, whatever pairs are scored beside it: looked at for a few.
+    """Return whether a pair's score is the same, to the bit, whatever pairs are scored beside it; checked on a few.
 
     Args:
         task: the items and the model, which has the rows of joined tables that the first CHECKED_ITEMS items look up.
@@ -347,7 +347,7 @@ def scores_stand_alone(task: TaskInputs, batch: pa.RecordBatch) -> bool:
 
 
 def _ranked_again(pairs: _Pairs, batch: pa.RecordBatch, columns: Columns, start: int, ranked: Ranked) -> Ranked:
-    """What a first model has kept, by the model behind it: the best of each user, whose first is row `start`."""
+    """Rank the items of a first model by the second model: the best of each user, whose first is row `start`."""
     lengths = np.diff(ranked.offsets)
     u = np.repeat(np.arange(start, start + len(lengths), dtype=np.int32), lengths)
     scores = pairs.scores(batch, columns, u, ranked.item_rows)
@@ -362,7 +362,7 @@ def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, items: ItemTable
 
 
 def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | None = None) -> pa.RecordBatch:
-    """The rows that are written of some users."""
+    """Return the output rows of some users."""
     offsets, chosen = ranked.offsets, np.arange(len(ranked.item_rows))
     columns: dict[str, pa.Array] = {}
     if task.rerank is not None:

@@ -44,7 +44,7 @@ ADDED = ("score", "model_version")
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a Spark task does: rows, with what the model says behind them."""
+    """Spark task that gives rows with the model's predictions behind them."""
 
     model: Location
     threads: int
@@ -58,7 +58,7 @@ class _Rows:
     context: Mapping[str, pa.Scalar]
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
-        """The model, opened once in each process."""
+        """Return the model, opened once in each process."""
         return loaded_model(self.model, self.threads, self.output, self.maps, joined=self.joined)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,7 +188,7 @@ def _scored(
     schema: StructType,
     held: HeldRows | None,
 ) -> DataFrame:
-    """The frame that tasks make of rows that have all columns.
+    """Return the frame that tasks make of rows that have all columns.
 
     Args:
         spark: the session.
@@ -219,7 +219,7 @@ def _scored(
 def _with_columns(
     ctx: Context, spark: SparkSession, rows: DataFrame, missing: list[str], source: Location
 ) -> Iterator[DataFrame]:
-    """The rows, with missing columns of users and items behind theirs, to be computed within the block."""
+    """Give the rows with missing columns of users and items behind theirs, to be computed within the block."""
     if not missing:
         yield rows
         return

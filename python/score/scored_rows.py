@@ -37,7 +37,7 @@ _SECONDS = 2.0
 
 @contextmanager
 def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
-    """A line every few seconds about the tasks that have finished."""
+    """Log a line every few seconds about the tasks that have finished."""
     done, tick = threading.Event(), time.perf_counter()
 
     def tell() -> None:
@@ -79,7 +79,7 @@ OF_RERANK = {"propensity": "double", "reason": "string"}
 
 
 def score_columns(score: Score) -> list[str]:
-    """The columns of the scores that a spec asks for."""
+    """Return the columns of a spec's scores."""
     more = [*(OF_CANDIDATES if score.candidates else ()), *(OF_RERANK if score.rerank else ())]
     return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *more]
 
@@ -95,7 +95,7 @@ def scored_rows(
     sources: Sequence[str] | None,
     held: HeldRows | None = None,
 ) -> Iterator[DataFrame]:
-    """The rows of the table, to be computed within the block: of the users to be scored, and those that are kept.
+    """Give the table's rows of the users to be scored and of those kept, to be computed within the block.
 
     Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
     Where rows of tables are joined in, they come to the tasks by two more (headrace.score.joined_rows).
@@ -168,6 +168,8 @@ def scored_rows(
 
 
 def names_of_sources(names: Sequence[str]) -> Column:
-    """The names of the sources that gave an item, by the bits of the column `sources`: text, with commas between."""
+    """Return the names of the sources that gave an item, by the bits of the column `sources`: text, with commas
+    between.
+    """
     bits = F.col("sources")
     return F.concat_ws(",", *[F.when(bits.bitwiseAND(1 << i) != 0, F.lit(name)) for i, name in enumerate(names)])

@@ -1,4 +1,4 @@
-"""Which model scores."""
+"""Choice of the model that scores."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ScoringModel:
 
     @property
     def input(self) -> Input:
-        """It, among the inputs of a run."""
+        """Return the model as an input of a run."""
         return Input(kind="model", name=self.output.name, version=self.output.version)
 
 
 def pinned_model(ctx: Context) -> ScoringModel:
-    """The model that the run's inputs name: all of a run is by one.
+    """Return the model that the run's inputs name: all of a run is by one.
 
     Raises:
         UserError: another one is asked for by now (an alias of the registry has moved), or see `scoring_model`.
@@ -45,7 +45,7 @@ def pinned_model(ctx: Context) -> ScoringModel:
 
 
 def scoring_model(ctx: Context) -> ScoringModel:
-    """The model that `score.model` asks for.
+    """Return the model that `score.model` names.
 
     Raises:
         UserError: it asks for one that is not there.
@@ -95,7 +95,7 @@ def scoring_model(ctx: Context) -> ScoringModel:
 
 
 def _registered(ctx: Context, asked: str) -> ScoringModel:
-    """A version of the registered model, trained for whatever day.
+    """Return a version of the registered model, trained for whatever day.
 
     Raises:
         UserError: there is none, or its folder is gone.
@@ -109,7 +109,7 @@ def _registered(ctx: Context, asked: str) -> ScoringModel:
 
 
 def _champion(ctx: Context) -> ScoringModel:
-    """The champion as the day may know it, where there is a gate.
+    """Return the champion as the day may know it, where there is a gate.
 
     Raises:
         RefusedError: there is none, and the gate has refused the day's model.
@@ -137,7 +137,7 @@ def _of_version(ctx: Context, found: Version) -> ScoringModel:
 
 
 def _judged_stage(ctx: Context) -> str:
-    """The stage whose models the registry's aliases are about."""
+    """Return the stage whose models the registry's aliases are about."""
     return "train" if ctx.spec.gate is None else ctx.spec.gate.stage
 
 

@@ -57,14 +57,14 @@ class ScoreCandidates(Stage):
     needs: tuple[str, ...] = ("train?", "features", "ingest", "baseline?", "second_stage?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The section; columns, window and label are part of the upstream stages' keys."""
+        """Return the section; columns, window and label are part of the upstream stages' keys."""
         return {
             "score": spec.score.model_dump(mode="json") if spec.score else None,
             "event_time": spec.table.event_time,
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events at ingest's version, the models, and who gets which.
+        """Return the events at ingest's version, the models, and the assignment of users.
 
         Raises:
             UserError: columns or a model are missing.
@@ -82,7 +82,7 @@ class ScoreCandidates(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The table's version still has this day's rows, and their files are there."""
+        """Check that the table's version still has this day's rows, and that their files exist."""
         return verify_day(ctx.ws, manifest.output("delta"), ctx.ds)
 
     def run(self, ctx: Context) -> Result:
@@ -217,7 +217,7 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
 
 
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:
-    """The first rows, as JSON values."""
+    """Return the first rows, as JSON values."""
     score: Score | None = ctx.spec.score
     assert score is not None
     frame = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)

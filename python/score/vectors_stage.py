@@ -47,14 +47,14 @@ class ExportVectors(Stage):
     needs = ("train", "features", "ingest")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """Who is scored, and what for, whatever the limits; the rest is part of the upstream stages' keys."""
+        """Return who is scored, and what for, whatever the limits; the rest is part of the upstream stages' keys."""
         if spec.score is None:
             return {}
         sides: dict[str, Any] = {side: _entity(spec.score, side).model_dump(mode="json") for side in _SIDES}
         return {**sides, "context": dict(spec.score.context), "event_time": spec.table.event_time}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events at ingest's version, and the model. Raises UserError where columns are missing."""
+        """Return the events at ingest's version, and the model. Raises UserError where columns are missing."""
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
         events, model = pinned_table(ctx), ctx.upstream["train"].output("model")
@@ -64,7 +64,7 @@ class ExportVectors(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The versions of both tables still have this day's rows."""
+        """Check that the versions of both tables still have this day's rows."""
         return next((why for o in manifest.outputs if (why := verify_day(ctx.ws, o, ctx.ds)) is not None), None)
 
     def run(self, ctx: Context) -> Result:

@@ -1,1 +1,1 @@
-"""Which items are ranked for a user: sources of candidates, what they may not be, and their union."""
+"""Candidates of a user: their sources, the filters on them, and their union."""

@@ -41,7 +41,7 @@ from headrace.score.ranking import ITEMS, SOURCES
 
 @dataclass(frozen=True)
 class Quotas:
-    """How many places there are, and for whom."""
+    """Number of places in a list, by source and by kind of user."""
 
     #: The most candidates of a user.
     limit: int
@@ -65,7 +65,7 @@ class United:
 
 
 def unite(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.int32]]], quotas: Quotas) -> United:
-    """The union of what the sources give each user.
+    """Return the union of the items that the sources give each user.
 
     First come the kept places: the first `places[i]` of each source i. Sources fill the others in their order, each by
     its own. The list is in the same order: by the first source that gave an item, and by its order.
@@ -162,7 +162,7 @@ class UserCandidates:
 
 @contextmanager
 def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
-    """What `score.candidates` gives each user; computed once, and kept to the end of the context.
+    """Give the candidates of each user; they are computed once, and kept to the end of the context.
 
     Args:
         context: all users and items of the run. `items` may lack `events` and `first_event`.
@@ -213,14 +213,14 @@ def _made(context: SourceContext, candidates: Candidates) -> UserCandidates:
 
 
 def _with_events(context: SourceContext) -> DataFrame:
-    """The items with `events` and `first_event`, which they may have already."""
+    """Return the items with `events` and `first_event`, which they may have already."""
     if "events" in context.items.columns:
         return context.items
     return with_activity(context.ctx.spec, context.active.events, context.items, context.score.item.key)
 
 
 def _with_blocked(context: SourceContext, blocked: DataFrame | None) -> DataFrame:
-    """The users with BLOCKED and IS_NEW."""
+    """Return the users with BLOCKED and IS_NEW."""
     users, key = context.users, col(context.user_key)
     if blocked is None:
         users = users.withColumn(BLOCKED, F.array().cast("array<int>"))
@@ -235,7 +235,7 @@ def _with_blocked(context: SourceContext, blocked: DataFrame | None) -> DataFram
 
 
 def _united(lists: DataFrame, n_sources: int, quotas: Quotas) -> DataFrame:
-    """The users with ITEMS, SOURCES and _COUNTS in place of the sources' lists."""
+    """Return the users with ITEMS, SOURCES and _COUNTS in place of the sources' lists."""
     columns = [f for f in lists.schema.fields if not f.name.startswith("__list_")]
     # mapInArrow reads a dot in a column's name as a field's: numbers travel.
     numbered = lists.select(
@@ -300,7 +300,7 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
 
 
 def _violations(context: SourceContext, sides: Sides, blocked: DataFrame | None, rows: DataFrame) -> int:
-    """How many of some pairs of keys the filters should have left out."""
+    """Return how many of some pairs of keys the filters should have left out."""
     user, item = context.user_key, context.score.item.key
     pairs = rows.select(col(user).alias(USER), col(item).alias("__item"))
     keys = context.items.select(col(item).alias("__item"), F.col(ITEM_ROW))

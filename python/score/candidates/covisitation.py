@@ -1,4 +1,4 @@
-"""What the users of a user's newest items had, too: similarities of items, and their sums for each user.
+"""Covisitation: similarities of items that users had in common, and their sums for each user's newest items.
 
 Similarities (`Covisitation`: their definition and where it is from) are made of pairs of items within each user's
 newest items: a heavy user adds history * (history - 1) / 2 pairs, whatever they did. A popular item's users are thinned
@@ -113,7 +113,9 @@ class CovisitedItems:
 
 
 def share_of_users(users_per_item: int, n: Column) -> Column:
-    """How many of 2^20 steps of an item's n users (bigint) leave about `users_per_item` of them: int, 1 at least."""
+    """Return how many of 2^20 steps of an item's n users (bigint) leave about `users_per_item` of them: int, 1 at
+    least.
+    """
     # A double: Spark's product of two ints is an int, and overflows.
     steps = F.floor(F.lit(float(users_per_item * _STEPS)) / n)
     return F.greatest(F.lit(1), F.least(F.lit(_STEPS), steps)).cast("int")
@@ -144,7 +146,7 @@ class Neighbors:
 
 
 def best_neighbors(lists: Neighbors, wanted: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The items with the greatest sums of similarities, for each user.
+    """Return the items with the greatest sums of similarities, for each user.
 
     Args:
         lists: of n users.

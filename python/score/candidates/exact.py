@@ -36,7 +36,7 @@ RETRIEVAL = native.Interface(
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (or from other sources, which is logged)."""
+    """Return the library, or None where it was not built (or from other sources, which is logged)."""
     return RETRIEVAL.load(RETRIEVAL.path(), _VERSION)
 
 
@@ -70,7 +70,7 @@ def best_items(
     threads: int = 1,
     block_bytes: int = BLOCK_BYTES,
 ) -> Found:
-    """The k best items of each user; fewer where there are fewer that are not excluded.
+    """Return the k best items of each user; fewer where there are fewer that are not excluded.
 
     Where the C++ library is, what is found for a user depends on the user's own vector and exclusions alone, not on who
     else is in the block nor on the number of threads. (NumPy's matrix product may round otherwise in another block.)
@@ -106,13 +106,13 @@ def best_items(
 
 
 def check_finite(vectors: NDArray[np.float32], of: str) -> None:
-    """Raises UserError where a number is none, or infinite."""
+    """Raise UserError where a number is NaN or infinite."""
     if not np.isfinite(vectors).all():
         raise UserError(f"the model's vectors of {of} are not all finite: train it again (a lower rate?)")
 
 
 def check_products(longest_query: float, longest_item: float) -> None:
-    """Raises UserError where a dot product of vectors of these lengths may be beyond float32."""
+    """Raise UserError where a dot product of vectors of these lengths may exceed float32."""
     if longest_query * longest_item > float(np.finfo(np.float32).max):
         raise UserError(
             f"vectors of lengths up to {longest_query:.3g} (users) and {longest_item:.3g} (items) have dot products "
@@ -121,12 +121,12 @@ def check_products(longest_query: float, longest_item: float) -> None:
 
 
 def longest(vectors: NDArray[np.float32]) -> float:
-    """The largest Euclidean length of vectors [n, D]; 0 of none."""
+    """Return the largest Euclidean length of vectors [n, D]; 0 of none."""
     return float(np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64).max(initial=0.0)))
 
 
 def ascending(lists: JaggedArray) -> JaggedArray:
-    """The same lists, each in ascending order: int64 offsets from 0, int32 values."""
+    """Return the same lists, each in ascending order: int64 offsets from 0, int32 values."""
     values = lists.flat()
     offsets = (lists.offsets - lists.offsets[0]).astype(np.int64)
     owner = np.repeat(np.arange(len(lists)), lists.lengths)
@@ -185,7 +185,7 @@ def _address(x: NDArray[Any] | None) -> int | None:
 def _numpy(
     queries: NDArray[np.float32], blocks: Blocks, k: int, room: int, excluded: JaggedArray | None, threads: int
 ) -> Found:
-    """Of room and threads nothing depends."""
+    """Find the best items by NumPy. The result does not depend on room and threads."""
     users = max(1, _BLOCK_SCORES // _BLOCK_ITEMS)
     found = [
         _numpy_block(queries[at : at + users], blocks, k, _part(excluded, at, at + users))

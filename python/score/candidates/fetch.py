@@ -129,7 +129,7 @@ def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, wh
 
 
 def of_conditions(context: SourceContext, pairs: DataFrame, conditions: tuple[tuple[str, str], ...]) -> DataFrame:
-    """The pairs for which all conditions are true, with the columns that they came with.
+    """Return the pairs for which all conditions are true, with their columns.
 
     Args:
         context: of the run.
@@ -155,7 +155,7 @@ _MORE = 4
 
 @dataclass
 class Fetched:
-    """What came of a source."""
+    """Result of fetching from a source."""
 
     #: Users by round: how many were asked, and how many then had fewer than k though the source had more.
     rounds: list[dict[str, int]] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Asked:
     ranking: ItemRanking
 
     def serves(self) -> Column:
-        """Whether it serves a user."""
+        """Return whether it serves a user."""
         if self.source.users == "all":
             return F.lit(True)
         return F.col(IS_NEW) if self.source.users == "new" else ~F.col(IS_NEW)
@@ -196,7 +196,7 @@ class Fetching:
         self.facts: Mapping[str, Fetched] = {a.name: Fetched() for a in asked}
 
     def run(self, users: DataFrame) -> DataFrame:
-        """The users with a column of items for each source, `list_column(i)`: allowed ones, k at most.
+        """Return the users with a column of items for each source, `list_column(i)`: allowed ones, k at most.
 
         Args:
             users: the context's, with BLOCKED and IS_NEW.
@@ -222,7 +222,9 @@ class Fetching:
         return frame.select(*[col(c) for c in kept], *[x.alias(name) for name, x in cut.items()])
 
     def _ask(self, users: DataFrame, fetches: Mapping[int, Column], most: Mapping[int, int]) -> DataFrame:
-        """A round: the items of some sources that are not blocked; what others, and users not asked for, have stays."""
+        """Run a round: fetch the items of some sources that are not blocked; other sources and users keep what they
+        have.
+        """
         # How many are wanted is said by what is known before any source has answered.
         users = users.withColumns({_now_column(i): fetch for i, fetch in fetches.items()})
         for i, limit in most.items():
@@ -245,14 +247,14 @@ class Fetching:
         return k if getattr(self._asked[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
 
     def _more(self, i: int) -> Column:
-        """How many to ask for in the next round: enough where nothing but BLOCKED leaves items out."""
+        """Return how many items to fetch in the next round: enough if only BLOCKED leaves items out."""
         needed = self._needed(i)
         if self._conditions:
             needed = F.greatest(needed, F.col(_asked_column(i)) * _MORE)
         return F.least(needed, F.lit(self._n_items))
 
     def _meet_conditions(self, frame: DataFrame, sources: Sequence[int]) -> DataFrame:
-        """The round's lists without the items of pairs for which a condition does not hold; looks at each pair once."""
+        """Return the round's lists without items whose pairs fail a condition; each pair is evaluated once."""
         if not self._conditions:
             return frame
         frame, context = self._keep(frame), self._context
@@ -273,13 +275,13 @@ class Fetching:
         return frame.withColumns(lists).drop("__of", "__held")
 
     def _lacks(self, i: int) -> Column:
-        """Whether a user has fewer than k items of a source that may have more."""
+        """Return whether a user has fewer than k items of a source that may have more."""
         asked, k = F.col(_asked_column(i)), self._asked[i].source.k
         more = (F.col(_came_column(i)) >= asked) & (asked < self._n_items) & (asked > 0)
         return (F.size(list_column(i)) < k) & more
 
     def _count(self, frame: DataFrame, sources: Sequence[int]) -> dict[int, int]:
-        """The sources that users lack items of, with the most that one of these users is to be asked for next."""
+        """Return the sources that users lack items of, with the most that one of these users needs next."""
         sums: list[Column] = []
         for i in sources:
             now, came = F.col(_now_column(i)) > 0, F.col(_came_column(i))
@@ -305,7 +307,7 @@ class Fetching:
 
 
 def list_column(i: int) -> str:
-    """The column of the items of source i."""
+    """Return the name of the column of source i's items."""
     return f"__list_{i}"
 
 

@@ -107,7 +107,7 @@ class ItemVectors:
 
     @staticmethod
     def of_arrays(parts: Iterable[tuple[NDArray[np.int32], NDArray[np.float32]]], folder: Location) -> ItemVectors:
-        """The same of arrays (item rows int32 [n] ascending, vectors float32 [n, D]), without Spark."""
+        """Write vectors from arrays (item rows int32 [n] ascending, vectors float32 [n, D]), without Spark."""
         made, width, largest = [], 0, 0.0
         with folder.new_folder() as building:
             for rows, vectors in parts:
@@ -119,20 +119,20 @@ class ItemVectors:
 
     @property
     def rows(self) -> int:
-        """How many vectors."""
+        """Return the number of vectors."""
         return sum(p.rows for p in self.parts)
 
     def blocks(self) -> Blocks:
-        """The vectors, mapped: (number of the first one, float32 [n, D])."""
+        """Return the mapped vectors in blocks: (number of the first one, float32 [n, D])."""
         return _mapped(self)[0]
 
     def item_rows(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-        """The items' rows of numbers: int32 of the same shape."""
+        """Return the items' rows by number: int32 of the same shape."""
         rows = _mapped(self)[1]
         return numbers.astype(np.int32) if rows is None else rows[numbers]
 
     def numbers(self, item_rows: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-        """The numbers of items' rows: int32 of the same shape, -1 of items that have no vector."""
+        """Return the numbers of items' rows: int32 of the same shape, -1 for items without a vector."""
         rows = _mapped(self)[1]
         if rows is None:
             return np.where((item_rows >= 0) & (item_rows < self.rows), item_rows, -1).astype(np.int32)
@@ -143,7 +143,7 @@ class ItemVectors:
 
 @dataclass(frozen=True)
 class _Write:
-    """What a Spark task does: its partition, in order, becomes a part."""
+    """Spark task that writes its partition, in order, as a part."""
 
     folder: Location
     vectors: ModelVectors
@@ -171,7 +171,7 @@ class _Write:
 
 @contextmanager
 def _new_part(folder: Location) -> Iterator[tuple[str, Callable[[NDArray[np.int32], NDArray[np.float32]], None]]]:
-    """A part's name, and what adds items' rows and their vectors to it; it is there when the block ends well.
+    """Give a part's name, and a function that adds items' rows and vectors; the part exists when the block ends well.
 
     A task that runs twice writes another part: the same name, written again, is a changed file in most stores.
     """
@@ -231,7 +231,10 @@ class IvfIndex:
 
 
 def cells_of(items: int) -> int:
-    """How many: 2 sqrt(items). Twice as many took 2.7 times as long to make and hardly less to search."""
+    """Return the number of cells: 2 sqrt(items).
+
+    Twice as many took 2.7 times as long to build and hardly less to search.
+    """
     return max(1, min(int(2 * math.sqrt(items)), items // _ITEMS_OF_A_CELL))
 
 
@@ -311,14 +314,14 @@ def fewest_probes(recall_of: Callable[[int], float], enough: float, cells: int) 
 
 
 def recall_share(found: NDArray[np.int32], best: NDArray[np.int32]) -> float:
-    """The share of the best items, [U, k] each with -1 for none, that are among those found."""
+    """Return the share of the best items, [U, k] each with -1 for none, that are among those found."""
     hits = sum(len(np.intersect1d(f, b[b >= 0], assume_unique=False)) for f, b in zip(found, best, strict=True))
     wanted = int((best >= 0).sum())
     return hits / wanted if wanted else 1.0
 
 
 def _completed(index: IvfIndex, queries: NDArray[np.float32], found: Found, threads: int) -> NDArray[np.int32]:
-    """The items found, and behind them the best others where there are too few."""
+    """Return the items found, followed by the best others where there are too few."""
     k, items = found.items.shape[1], found.items
     short = np.flatnonzero((items < 0).any(axis=1))
     if not len(short) or (items[short] >= 0).sum(axis=1).min(initial=k) >= index.vectors.rows:
@@ -332,12 +335,12 @@ def _completed(index: IvfIndex, queries: NDArray[np.float32], found: Found, thre
 
 
 def _width(columns: int) -> int:
-    """Those of the index: one more, and zeros."""
+    """Return the index's number of columns: one more than the vectors', and zeros."""
     return -(-(columns + 1) // _LANES) * _LANES
 
 
 def _users(queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of length 1, which changes no order, and 0 in the further columns."""
+    """Return the queries scaled to length 1, which changes no order, with 0 in the further columns."""
     columns = queries.shape[1]
     out = np.zeros((len(queries), _width(columns)), np.float32)
     lengths = np.sqrt(np.einsum("nd,nd->n", queries, queries, dtype=np.float64))

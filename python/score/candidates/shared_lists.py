@@ -44,7 +44,7 @@ def lists_of(ranked: DataFrame, segment: Sequence[str], order: Sequence[Column],
 
 
 def with_shared_lists(users: DataFrame, user_key: str, lists: DataFrame, segment: Sequence[str]) -> DataFrame:
-    """The users with LIST of their segment (null is a value like others); null where it has none.
+    """Return the users with LIST of their segment (null is a value like others); null where it has none.
 
     Args:
         users: the key and the segment's columns, which are kept with all others.
@@ -65,7 +65,7 @@ def with_shared_lists(users: DataFrame, user_key: str, lists: DataFrame, segment
 
 
 def with_own_lists(users: DataFrame, user_key: str, lists: DataFrame, key: str) -> DataFrame:
-    """The users with LIST of their own, null where they have none.
+    """Return the users with LIST of their own, null where they have none.
 
     Args:
         users: whose columns are kept.
@@ -78,12 +78,12 @@ def with_own_lists(users: DataFrame, user_key: str, lists: DataFrame, key: str) 
 
 
 def cut(list_: Column, most: Column) -> Column:
-    """The first items of a list, `most` of them; an empty one where it is null."""
+    """Return the first items of a list, `most` of them; an empty one where it is null."""
     return F.coalesce(F.slice(list_, F.lit(1), most), F.array().cast("array<int>"))
 
 
 def one_group() -> Column:
-    """A window's key that is the same for all rows: of a literal Spark warns that all rows are one task's."""
+    """Return a window's key that is equal for all rows: for a literal Spark warns that all rows are one task's."""
     return F.pmod(F.col(ITEM_ROW), F.lit(1))
 
 
@@ -204,7 +204,7 @@ class ListedItems:
     """A table's items for each user, for the users of a segment, or for all."""
 
     def __init__(self, context: SourceContext, source: CandidateTable, where: str) -> None:
-        """Raises UserError where the table lacks a column."""
+        """Open the source's table. Raises UserError where it lacks a column."""
         self._context, self._source = context, source
         score = context.score
         item = source.item or score.item.key
@@ -238,7 +238,7 @@ class ListedItems:
 def read_table(
     context: SourceContext, table: CandidateTable | BlockedFilter, columns: Sequence[str], where: str
 ) -> DataFrame:
-    """The rows of a table that a source or a filter names.
+    """Return the rows of a table that a source or a filter names.
 
     Raises:
         UserError: it is not there, or lacks a column, with the nearest.
@@ -259,7 +259,7 @@ def read_table(
 
 
 def tables_of(*entries: object) -> tuple[ExternalTable, ...]:
-    """The tables that sources and filters name by their paths."""
+    """Return the tables that sources and filters name by their paths."""
     found = (e for e in entries if isinstance(e, (CandidateTable, BlockedFilter)) and e.path is not None)
     return tuple(dict.fromkeys(ExternalTable(e.path or "", e.format, {}, "score") for e in found))
 

@@ -40,7 +40,7 @@ FETCH, BLOCKED = "__fetch", "__blocked"
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What all sources of a run are given."""
+    """Context that all sources of a run share."""
 
     ctx: Context
     spark: SparkSession
@@ -63,7 +63,7 @@ class SourceContext:
     kept: dict[Hashable, DataFrame] = field(default_factory=dict)
 
     def keep(self, name: Hashable, make: Callable[[], DataFrame]) -> DataFrame:
-        """A frame that is used several times: computed once, now, and read from Parquet files until the run ends.
+        """Return a frame for several uses: computed once, now, and read from Parquet files until the run ends.
 
         Not cached by Spark: what is made of it would have all of its plan, and plans of rounds upon rounds grow until
         the driver has no memory to print them.
@@ -79,7 +79,7 @@ class SourceContext:
 
     @property
     def folder(self) -> Location:
-        """Where frames are kept."""
+        """Return the folder of kept frames."""
         return self.run_folder / "candidates"
 
     @property
@@ -95,7 +95,7 @@ class SourceContext:
 
 
 def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame:
-    """The frame's rows, computed now and read from Parquet files in a folder, which are replaced."""
+    """Compute the frame's rows now, and return them as read from Parquet files in a folder, which are replaced."""
     # Any name is a column's here; in Parquet not.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
     numbered.write.mode("overwrite").parquet(folder.spark_path)
@@ -111,7 +111,7 @@ class ItemRanking(Protocol):
     """
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
-        """The first items of each user's order.
+        """Return the first items of each user's order.
 
         Args:
             users: one row for each user: the key, `SourceContext.users`' columns, FETCH, BLOCKED, and perhaps others.
@@ -125,7 +125,7 @@ class ItemRanking(Protocol):
 
 
 def condition(frame: DataFrame, expression: str, where: str) -> Column:
-    """Whether an expression is true of a row: boolean, never null.
+    """Return whether an expression is true of a row: boolean, never null.
 
     Args:
         frame: has the columns.
@@ -141,7 +141,7 @@ def condition(frame: DataFrame, expression: str, where: str) -> Column:
 
 
 def fault_of(frame: DataFrame, expression: str) -> str | None:
-    """Why an expression is no condition on a frame's rows; None: it is one. Runs no Spark job."""
+    """Return why an expression is no condition on a frame's rows, or None. Runs no Spark job."""
     try:
         # `where` itself takes texts that can be cast for conditions; what is wrong is known when the plan is analysed.
         with _unlogged():
@@ -161,7 +161,7 @@ def fault_of(frame: DataFrame, expression: str) -> str | None:
 
 @contextmanager
 def expression_errors(score: Score) -> Iterator[None]:
-    """What Spark says of a value that an expression of the section cannot take is said of that expression.
+    """Attribute Spark's errors about values to the section's expression that cannot take them.
 
     Raises:
         UserError: such a value, such as a divisor of 0 or a text that is no number.
@@ -283,5 +283,5 @@ def _named(context: SourceContext, events: PairEvents, where: str) -> tuple[Data
 
 
 def _end(context: SourceContext, events: PairEvents, ds: str) -> int:
-    """The first microsecond after a day, in terms of the events' times."""
+    """Return the first microsecond after a day, in terms of the events' times."""
     return midnight(ds, 1) if events.from_ is None else end_of_day(context.ctx.spec.sources[events.from_], ds)

@@ -47,7 +47,7 @@ _RECALL_USERS, _LEAST_RECALL_USERS = 256, 32
 
 @dataclass(frozen=True)
 class Searched:
-    """What is searched, and how."""
+    """Vectors to search, and the method."""
 
     items: ItemVectors
     threads: int
@@ -57,7 +57,7 @@ class Searched:
     probes: int = 0
 
     def best(self, queries: NDArray[np.float32], k: int, excluded: JaggedArray | None = None) -> NDArray[np.int32]:
-        """The items' numbers: int32 [U, k], -1 behind the last one.
+        """Return the items' numbers: int32 [U, k], -1 behind the last one.
 
         Args:
             queries: users' vectors, float32 [U, D].
@@ -95,7 +95,7 @@ class FindItems:
                 start = stop
 
     def _lists(self, batch: pa.RecordBatch, fetch: NDArray[np.int64], start: int, stop: int) -> pa.ListArray:
-        """The items' rows of the users from start to stop."""
+        """Return the items' rows of the users from start to stop."""
         lengths, parts = np.zeros(stop - start, np.int64), []
         asked = np.flatnonzero(fetch[start:stop] > 0)
         if len(asked):
@@ -128,7 +128,7 @@ class FindItems:
             yield users, found
 
     def _excluded(self, batch: pa.RecordBatch, users: NDArray[np.int64]) -> JaggedArray | None:
-        """The numbers of the items that are blocked for some of the users; -1 of those that have no vector."""
+        """Return the numbers of the items that are blocked for some of the users; -1 for items without a vector."""
         if self.blocked is None or self.searched.index is not None:
             return None
         lists = batch.column(self.blocked).take(pa.array(users))
@@ -138,7 +138,7 @@ class FindItems:
 
 @dataclass(frozen=True)
 class BuildIndex:
-    """In one task: the index of all items, in a file of its own for each attempt."""
+    """Spark task that builds the index of all items, in a file for each attempt."""
 
     items: ItemVectors
     threads: int
@@ -161,7 +161,7 @@ class BuildIndex:
 
 @dataclass(frozen=True)
 class MeasureRecall:
-    """In one task: of some users, by how many probes the index finds the wanted share of their best items.
+    """Spark task that measures, for some users, how many probes find the required share of their best items.
 
     The users are the first ones, up to 256, of whom the model knows something; of fewer than 32 nothing is measured:
     `probes` and `recall` are null.
@@ -285,7 +285,7 @@ class VectorItems:
         )
 
     def _with_index(self, exact: Searched) -> Searched:
-        """The index, with as many probes as its recall needs."""
+        """Return the index, with as many probes as its recall needs."""
         spark, items = self._context.spark, exact.items
         # The task is alone: it has what all tasks of its executor would have.
         cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)

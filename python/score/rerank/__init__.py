@@ -1,1 +1,1 @@
-"""From ranked items to a user's list: diversity, caps, fresh and new items, exploration, and why each row is there."""
+"""Reranking of items into a user's list: diversity, caps, fresh and new items, exploration, and each row's reason."""

@@ -40,7 +40,7 @@ def draws(seed: int, purpose: str, users: NDArray[np.uint64], columns: int) -> F
 
 
 def pool_of(selected: Selected, grid: Rectangle, caps: Caps, most: int | None) -> Bools:
-    """The items that may be drawn, the best behind the list first: bool [n, m].
+    """Return the items that may be drawn, the best behind the list first: bool [n, m].
 
     With caps: only so many of a value that any choice among the list and the pool keeps them.
     """
@@ -124,7 +124,7 @@ def _mean_inverse(base: I64, trials: I64, p: float) -> F64:
 
 @lru_cache(maxsize=8)
 def _binomial(most: int, p: float) -> F64:
-    """The probability of b successes in t trials: float64 [t, b], each of 0 to most."""
+    """Return the probability of b successes in t trials: float64 [t, b], each of 0 to most."""
     table = np.zeros((most + 1, most + 1))
     table[0, 0] = 1.0
     for t in range(most):
@@ -143,7 +143,7 @@ class Softmax:
 
     @staticmethod
     def of(settings: Explore, ds: str, users: NDArray[np.uint64], grid: Rectangle, k: int) -> Softmax:
-        """Of a day and users, by their hashes [n]; with a pool, the items of the first k + pool ranked ones."""
+        """Return the draw of a day and users, by their hashes [n]; with a pool, of the first k + pool ranked items."""
         assert settings.temperature is not None, "asked for where there is one"
         reach = None if settings.pool is None else grid.there.cumsum(1) <= k + settings.pool
         return Softmax(settings.temperature, draws(settings.seed, f"rerank/softmax/{ds}", users, k), reach)

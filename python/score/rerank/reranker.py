@@ -114,7 +114,7 @@ _RANKED = "score"
 
 
 def reasons(rule: NDArray[np.uint8], sources: NDArray[np.int64] | None, names: Sequence[str]) -> pa.StringArray:
-    """The rule that put each row there, if one did, then the sources that it came from, with commas between.
+    """Return each row's reason: the rule that put it there, if one did, then its sources, with commas between.
 
     Args:
         rule: a `Rule` each, uint8 [M].
@@ -255,7 +255,7 @@ class RuleReranker:
 
 
 def is_fresh(since: pa.Array, now: int, days: float) -> NDArray[np.bool_]:
-    """Whether items are younger than some days: bool [n]; an item without a time is not.
+    """Return whether items are younger than some days: bool [n]; an item without a time is not.
 
     Args:
         since: dates or timestamps, [n].
@@ -278,7 +278,7 @@ def codes(values: pa.Array) -> NDArray[np.int64]:
 
 
 def hashes(keys: pa.Array) -> NDArray[np.uint64]:
-    """Of users' keys: uint64 [n], the same in every run; of numbers and texts what Spark's xxhash64 gives."""
+    """Return hashes of users' keys: uint64 [n], equal in every run; for numbers and texts those of Spark's xxhash64."""
     if pa.types.is_integer(keys.type):
         return xxhash64_integers(keys.to_numpy(zero_copy_only=False).astype(np.int64)).view(np.uint64)
     return xxhash64_strings(keys.cast(pa.string())).view(np.uint64)

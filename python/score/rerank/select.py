@@ -21,7 +21,7 @@ F64 = NDArray[np.float64]
 
 
 class Rule(IntEnum):
-    """What put an item into a list."""
+    """Rule that put an item into a list."""
 
     SCORE = 0
     FRESH = 1
@@ -79,11 +79,11 @@ class Rectangle:
         return Rectangle(np.where(there, offsets[:-1, None] + columns, 0), there)
 
     def bools(self, values: Bools | None) -> Bools:
-        """Of each cell, False beyond the end: bool [n, m]."""
+        """Return values of each cell, False beyond the end: bool [n, m]."""
         return self.there & values[self.rows] if values is not None else np.zeros_like(self.there)
 
     def values(self, values: I64) -> I64:
-        """Of each cell, -1 beyond the end: int64 [n, m]."""
+        """Return values of each cell, -1 beyond the end: int64 [n, m]."""
         return np.where(self.there, values[self.rows], -1)
 
 
@@ -92,7 +92,7 @@ _ROUNDING = 1e-9
 
 
 def least_counts(share: float | None, k: int) -> I64:
-    """How many of the first 0, 1, ..., k of a list a share asks for: int64 [k + 1]."""
+    """Return how many of the first 0, 1, ..., k of a list a share requires: int64 [k + 1]."""
     counts: I64 = np.floor((share or 0.0) * np.arange(k + 1) + _ROUNDING).astype(np.int64)
     return counts
 
@@ -127,7 +127,7 @@ Draw = Callable[[int, F64, Bools], tuple[I64, F64]]
 
 @dataclass
 class Caps:
-    """How often each item's values stand in its user's list so far, by capped column: int64 [n, m]."""
+    """Counts of each item's values in its user's list so far, by capped column: int64 [n, m]."""
 
     most: list[int]
     values: list[I64]
@@ -150,7 +150,7 @@ class Caps:
 
     @cached_property
     def _groups(self) -> list[tuple[I64, I64]]:
-        """By column: (each item's group, int64 [n, m]: its user's items of its value; the users of groups)."""
+        """Return by column each item's group, int64 [n, m] (its user's items of its value), and the users of groups."""
         found = []
         for values in self.values:
             n, m = values.shape
@@ -184,7 +184,7 @@ class Caps:
         return np.where(left.any(1, keepdims=True), left, eligible)
 
     def at_most(self, members: Bools) -> I64:
-        """How many of some items no list has more of, by each cap alone: int64 [n]. members: bool [n, m]."""
+        """Return how many of some items no list exceeds, by each cap alone: int64 [n]. members: bool [n, m]."""
         found: I64 = members.sum(1)
         for most, values, (groups, owners) in zip(self.most, self.values, self._groups, strict=True):
             size = np.bincount(groups[members & (values >= 0)], minlength=len(owners))
@@ -200,7 +200,7 @@ class Caps:
 
 @dataclass(frozen=True)
 class _Likeness:
-    """How alike items are, 0 to 1 (cosines: -1 to 1)."""
+    """Similarity of items, 0 to 1 (cosines: -1 to 1)."""
 
     lists: RankedLists
     grid: Rectangle
@@ -216,7 +216,7 @@ class _Likeness:
         return self.lists.vectors[self.grid.rows]
 
     def to(self, users: I64, columns: I64) -> F64:
-        """Of all items of some users to one of each: float64 [users, m]."""
+        """Return the similarity of all items of some users to one of each: float64 [users, m]."""
         if self.columns is None:
             # A copy of all users' vectors costs more than the products.
             mine = self._vectors if len(users) == len(self._vectors) else self._vectors[users]
@@ -232,7 +232,7 @@ class _Likeness:
 def select(
     lists: RankedLists, grid: Rectangle, rules: Rerank, k: int, draw: Draw | None = None
 ) -> tuple[Selected, Caps]:
-    """The first k items of each list by the rules that leave nothing to chance, and the caps' counts with them.
+    """Return the first k items of each list by the deterministic rules, and the caps' counts with them.
 
     With `draw`, an item is drawn at each position, of those among which the best would be taken without it.
 
@@ -298,7 +298,7 @@ def select(
 
 
 def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:
-    """The shares of lists of k that the rules ask for."""
+    """Return the shares of lists of k that the rules require."""
     found = []
     if rules.freshness is not None and rules.freshness.share is not None:
         found.append(Share(Rule.FRESH, grid.bools(lists.fresh), least_counts(rules.freshness.share, k)))
@@ -325,7 +325,7 @@ def _scaled(value: F64, there: Bools) -> F64:
 
 
 def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) -> list[Bools]:
-    """Which shares must be served now, for each user: bool [n] each.
+    """Return which shares must be served now, for each user: bool [n] each.
 
     A share lacks so many items of a prefix, of those that there still are. Where all shares together lack, of some
     prefix, as many as it has free positions, those that lack any are due. (One item may serve two: then less is due.)
