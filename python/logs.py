@@ -35,17 +35,17 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 
 def log_format() -> LogFormat:
-    """The form of this process's lines."""
+    """Return the form of this process's lines."""
     return "json" if os.environ.get(VARIABLE) == "json" else "text"
 
 
 def is_json() -> bool:
-    """Whether lines are JSON."""
+    """Return whether lines are JSON."""
     return log_format() == "json"
 
 
 def set_context(**fields: str) -> None:
-    """What each JSON line says besides its message, from now on; empty values are left out."""
+    """Set what each JSON line has besides its message, from now on; empty values are left out."""
     _context.clear()
     _context.update({name: value for name, value in fields.items() if value})
 
@@ -54,7 +54,7 @@ class TextFormatter(logging.Formatter):
     """A record as text without secrets, that a terminal shows and does not obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its end."""
         return visible(redact(super().format(record)))
 
 
@@ -62,7 +62,7 @@ class JsonFormatter(logging.Formatter):
     """A record as one line of JSON, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its end."""
         own: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[0] is not None:
             kind, e, _ = record.exc_info
@@ -75,15 +75,14 @@ class JsonFormatter(logging.Formatter):
 def json_line(
     message: str, level: str, logger: str, fields: Mapping[str, Any] | None = None, at: datetime | None = None
 ) -> str:
-    """A line of this process, with its context."""
+    """Return a line of this process, with its context."""
     when = (at or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head = {"time": when, "level": level, "logger": logger, "message": redact(message)}
     return json.dumps({**head, **_context, **redact_leaves(dict(fields or {}))})
 
 
 def as_json_line(text: str, fields: Mapping[str, str]) -> str:
-    """What another process printed: where it is a JSON object already, that with the fields it lacks; else as the
-    message of a line.
+    """Return another process's output as a line: a JSON object with the fields it lacks, else the text as a message.
 
     Args:
         text: one line, without its end.
@@ -150,6 +149,6 @@ def visible(text: str) -> str:
 
 
 def tell_error(message: str, out: TextIO | None = None) -> None:
-    """A message for the user: `error: ...` on standard error, or a line of JSON."""
+    """Write a message for the user: `error: ...` on standard error, or a line of JSON."""
     shown = json_line(message, "ERROR", "headrace") if is_json() else visible(redact_sentence(f"error: {message}"))
     print(shown, file=out or sys.stderr, flush=True)

@@ -63,12 +63,12 @@ def hide_variable(name: str) -> None:
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a property or variable must not be seen, by its key."""
+    """Return whether the value of a property or variable is a secret, by its key."""
     return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None and _REFERENCE.search(key) is None
 
 
 def holds_secret(key: str, value: object) -> bool:
-    """Whether a property must not be written down: by its key, or by what stands in its value.
+    """Return whether a property must not be written down: by its key, or by its value.
 
     Unlike `redact` it does not ask the environment: what a file may hold is the same on every machine.
     """
@@ -78,7 +78,7 @@ def holds_secret(key: str, value: object) -> bool:
 
 
 def redact(text: str) -> str:
-    """A text for a log, without what may be a secret.
+    """Return a text for a log, without what may be a secret.
 
     Hidden are passwords in URLs, values of keys that are named like secrets (`is_secret`), HTTP's credentials, private
     keys, the values of this process's own environment variables that are named so, and all that `hide` and
@@ -88,12 +88,12 @@ def redact(text: str) -> str:
 
 
 def redact_sentence(text: str) -> str:
-    """As `redact`, of a message that may name keys of a spec before a colon."""
+    """Redact a message that may name keys of a spec before a colon."""
     return _without_secrets(_without_known(text), _KEY_IN_SENTENCE)
 
 
 def redact_leaves(value: Any) -> Any:
-    """A value for JSON, `redact` applied to the texts in its lists and mappings; another type becomes its text."""
+    """Return a value for JSON: `redact` is applied to the texts in its lists and mappings; other types become text."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -112,7 +112,7 @@ def _redact_item(key: str, value: Any) -> Any:
 
 
 def _without_known(text: str) -> str:
-    """A text without the values that are known to be secrets, in each of their forms."""
+    """Return a text without the values that are known to be secrets, in each of their forms."""
     values = _values | {value for name in _variables if len(value := os.environ.get(name, "")) >= _SHORTEST_KNOWN}
     values |= {v for name, v in os.environ.items() if len(v) >= _SHORTEST and _is_secret_variable(name)}
     forms = {form for value in values for form in _forms(value)}
@@ -142,13 +142,13 @@ def _forms(value: str) -> frozenset[str]:
 
 
 def _without_secrets(text: str, keys: re.Pattern[str]) -> str:
-    """A text without what is a secret by where it stands: behind one of `keys`, and elsewhere."""
+    """Return a text without secrets by position: behind one of `keys`, and elsewhere."""
     text = _PRIVATE_KEY.sub(HIDDEN, text)
     return _without_values(_BEARER.sub(rf"\1 {HIDDEN}", _USER_INFO.sub(rf"\1:{HIDDEN}@", text)), keys)
 
 
 def _without_values(text: str, keys: re.Pattern[str]) -> str:
-    """A text without values of secret keys; the value of another key may itself be a key: `Error: token=abc`."""
+    """Return a text without values of secret keys; the value of another key may itself be a key: `Error: token=abc`."""
     parts, at, kept = list[str](), 0, 0
     while (key := keys.search(text, at)) is not None:
         at = key.end()

@@ -18,7 +18,7 @@ from headrace.publish.target import Check, StagedDay
 
 
 def check_within(name: str, value: float | None, low: float | None, high: float | None, detail: str = "") -> Check:
-    """The check that `low <= value <= high`; None and NaN are outside.
+    """Return the check that `low <= value <= high`; None and NaN are outside.
 
     Args:
         low: None: no such limit.
@@ -205,7 +205,7 @@ def integrity_checks(staged: StagedDay, limits: Limits, counts: DayCounts) -> li
     nulls = " OR ".join(f"{q(name)} IS NULL" for name in limits.required)
 
     def none_of(name: str, count: int, *words: str, offenders: str) -> Check:
-        """A check that there are none; of a query of offenders, `words` stand before each column, to name them."""
+        """Return a check that there are none; of a query of offenders, `words` precede each column, to name them."""
         if not count:
             return Check(name, 0, "0", True)
         examples = [

@@ -67,7 +67,7 @@ def _read(spark: SparkSession, table: str, key_path: str) -> DataFrame:
 
 
 def own_checks(df: DataFrame, staged: StagedDay, rules: Mapping[str, AuditRule]) -> Iterator[Check]:
-    """The figures of `publish.audit.rules` against their limits.
+    """Yield the figures of `publish.audit.rules` against their limits.
 
     Raises:
         UserError: a rule cannot be computed, or gives no number.

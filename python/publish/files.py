@@ -68,11 +68,11 @@ class StagedFiles:
         return [tuple(row) for row in self.spark.sql(text).collect()]
 
     def frame(self) -> DataFrame:
-        """The staged rows."""
+        """Return the staged rows."""
         return self.spark.table(self.relation)
 
     def model(self) -> str:
-        """The models that made the scores."""
+        """Return the models that made the scores."""
         versions = self.query(f"SELECT DISTINCT model_version FROM {self.relation} ORDER BY 1")
         return ", ".join(str(v) for (v,) in versions)
 
@@ -134,7 +134,7 @@ def keep_folder(staged: StagedFiles) -> None:
 
 
 def kept_folders(folder: Location, days: Sequence[str] | None = None) -> list[Location]:
-    """The folders (of these days) that were kept."""
+    """Return the folders (of these days) that were kept."""
     entries = [entry for entry in folder.entries() if (entry / _KEPT_MARK).is_file()]
     return [entry for entry in entries if days is None or entry.name.startswith(tuple(f"{day}_" for day in days))]
 
@@ -148,7 +148,7 @@ def drop_kept_folders(folder: Location, days: Sequence[str] | None = None) -> li
 
 
 def _previous(spark: SparkSession, view: str, ds: str, table: Location, days: Mapping[str, int]) -> PublishedDay | None:
-    """The newest published day before `ds`, its rows as the lake's table has them."""
+    """Return the newest published day before `ds`, its rows as the lake's table has them."""
     earlier_days = sorted(day for day in days if day < ds)
     if not earlier_days:
         return None
@@ -256,4 +256,4 @@ class FilesTarget(Target):
 
     @abstractmethod
     def rows_by_day(self) -> dict[str, int]:
-        """Published day -> rows that were published; empty where there is no table."""
+        """Return the number of published rows by day; empty where there is no table."""

@@ -102,7 +102,7 @@ class LmdbStore:
         return VERSION_DATABASE, bytes(reading.get(VERSION_KEY, db=database))
 
     def _check(self) -> None:
-        """Raises LeaseLost where a later run has written the file, or is at work."""
+        """Raise LeaseLost where a later run has written the file, or is at work."""
         if self._lock is None:
             return
         fence, entry = self._lock.fence, self._entry()
@@ -245,7 +245,7 @@ class RedisStore:
         self._of_versions(users, "unlink")
 
     def _of_versions(self, users: Sequence[str], command: str) -> list[int]:
-        """A command for the key of each user in each version; its answers."""
+        """Run a command for the key of each user in each version; return its answers."""
         answers: list[int] = []
         for token in sorted(name.decode() for name in self._client.smembers(f"{self._table}:versions")):
             for start in range(0, len(users), _REDIS_BATCH):
@@ -261,7 +261,7 @@ class RedisStore:
         self._change(lambda pipe: pipe.srem(f"{self._table}:versions", token))
 
     def _keys(self, token: str) -> Iterator[list[bytes]]:
-        """A version's keys, some at a time."""
+        """Yield a version's keys, some at a time."""
         keys = self._client.scan_iter(f"{self._table}:{token}:*", count=_REDIS_BATCH)
         while some := list(islice(keys, _REDIS_BATCH)):
             yield some
@@ -312,7 +312,7 @@ class OnlineStore(Protocol):
     key_limits: KeyLimits
 
     def current(self) -> OnlineVersion | None:
-        """The version that readers see; None where there is none."""
+        """Return the version that readers see; None where there is none."""
         ...
 
     def put(self, users: DataFrame, version: OnlineVersion) -> None:
@@ -343,7 +343,7 @@ _OPEN: dict[str, Callable[[Spec, Workspace, RunLock | None], AbstractContextMana
 
 
 def open_store(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> AbstractContextManager[OnlineStore]:
-    """The store of a pipeline that has one, for a `with` block.
+    """Return the store of a pipeline that has one, for a `with` block.
 
     Args:
         spec: the pipeline.

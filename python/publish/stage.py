@@ -180,7 +180,7 @@ def _not_online(ctx: Context, target: Target, key: str) -> str | None:
 
 
 def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
-    """The day's scores at exactly the version that the manifest of `score` names."""
+    """Return the day's scores at exactly the version that the manifest of `score` names."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
@@ -198,7 +198,7 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
 
 
 def _write_delta(ctx: Context, df: DataFrame) -> int:
-    """The same rows into the Delta table: one commit that replaces the day. Returns its version."""
+    """Write the same rows into the Delta table, in one commit that replaces the day. Return its version."""
     from pyspark.sql import functions as F
 
     from headrace.lake.delta.with_spark import save_delta

@@ -206,13 +206,13 @@ def _int64(graph: GraphWriter, x: str) -> str:
 
 @each_column()
 def bucketize(step: Step, name: str, x: Value) -> Value:
-    """Number the interval between given boundaries."""
+    """Return the number of the interval between given boundaries."""
     return _intervals(step, x, [float(b) for b in step.op.boundaries], "GreaterOrEqual")
 
 
 @each_column()
 def quantile_bin(step: Step, name: str, x: Value) -> Value:
-    """Number the interval between learned edges."""
+    """Return the number of the interval between learned edges."""
     return _intervals(step, x, [float(e) for e in step.state[name]["edges"]], "Greater")
 
 

@@ -20,7 +20,7 @@ WITH_IDS = ("string", "int", "bigint", "boolean", "code")
 
 
 def check_ids(name: str, input_type: ValueType) -> None:
-    """Raises OpError for a column whose values have no ids."""
+    """Raise OpError for a column whose values have no ids."""
     if input_type.element not in WITH_IDS:
         raise OpError(f"column '{name}': takes text, integers, booleans and codes, not {input_type}")
 
@@ -63,7 +63,7 @@ KEY_TYPES = ("string", "int", "bigint", "boolean")
 
 
 def check_keys(inputs: Mapping[str, ValueType]) -> None:
-    """Raises OpError for a column that cannot be a key: a list, or a number with more than one spelling."""
+    """Raise OpError for a column that cannot be a key: a list, or a number with more than one spelling."""
     for name, value in inputs.items():
         if value.is_list or (value.element not in KEY_TYPES and not (value.element == "code" and not value.vocabulary)):
             raise OpError(f"column '{name}': a key is text, an integer, a boolean or a hash_bucket's code, not {value}")

@@ -252,7 +252,7 @@ class TargetEncoding(EstimatorOp):
         return FittedState({name: {"priors": priors} for name in tables}, tables)
 
     def _without_folds(self, partial: Partial, keys: I64, size: int) -> tuple[list[I64], list[dict[int, I64]]]:
-        """Counts and sums (digits) by key: of all rows first, then without fold 0, 1, ... [folds + 1][size]."""
+        """Return counts and sums (digits) by key: of all rows first, then without fold 0, 1, ... [folds + 1][size]."""
         fold = np.asarray(partial.column("fold").to_numpy(), np.int64)
 
         def by_key(x: I64) -> list[I64]:

@@ -27,7 +27,7 @@ class ExternalReader:
 
     @staticmethod
     def pinned_by(ws: Workspace, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
-        """Reads the tables at the versions that a stage's inputs name.
+        """Return a reader of the tables at the versions that a stage's inputs name.
 
         Raises:
             UserError: an input for one of the tables is missing.

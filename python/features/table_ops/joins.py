@@ -116,9 +116,7 @@ class ReadsOtherTable(TableOp):
 
 
 def refuse_duplicates(table: str, keys_name: str, keys: int, rows: int) -> None:
-    """Raises:
-    UserError: some of the external table's keys have several rows.
-    """
+    """Raise UserError where some of the external table's keys have several rows."""
     if keys:
         raise UserError(
             f"features.prepare: in {table} {keys} values of {keys_name} have more than one row ({rows} rows); make it "

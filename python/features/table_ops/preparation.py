@@ -171,7 +171,9 @@ class Preparation:
         return ()
 
     def split(self, serving: bool) -> tuple[Preparation, Preparation]:
-        """(the leading operators that treat each row alone, the rest); `serving`: without what is for training."""
+        """Split into the leading operators that treat each row alone, and the rest; `serving`: without what is for
+        training.
+        """
         steps = [s for s in self.steps if s.op.serves or not serving]
         leading = next((i for i, s in enumerate(steps) if not s.op.rowwise), len(steps))
         return self._some(steps[:leading]), self._some(steps[leading:])

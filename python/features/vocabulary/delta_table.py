@@ -262,7 +262,7 @@ class VocabularyTable:
         return TemporaryDirectory(prefix="vocabulary-", dir=scratch)
 
     def _frame_of(self, counts: pa.Table) -> DataFrame:
-        """Counted values as a frame: of a file, for which the JVM needs no memory."""
+        """Return counted values as a frame: of a file, for which the JVM needs no memory."""
         self._counts = self._new_folder()
         path = Path(self._counts.name) / "counts.parquet"
         # Of long values a row group has few rows: Spark holds up to 4,096 of them at once, in 2 GiB at most.
@@ -270,7 +270,7 @@ class VocabularyTable:
         return self._spark.read.parquet(str(path))
 
     def _data_file(self, rows: pa.Table) -> dict[str, Any]:
-        """New values (name, value, code, count) as a data file of the table, not committed yet."""
+        """Return new values (name, value, code, count) as a data file of the table, not committed yet."""
         return data_file(self._path, rows.append_column("added_ds", pa.repeat(self._ds, rows.num_rows)).cast(_ROWS))
 
     def _known_size(self) -> tuple[int, int]:
@@ -382,7 +382,7 @@ class VocabularyTable:
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
-    """New values by data file, as VocabularyWriter writes them."""
+    """Yield new values by data file, as VocabularyWriter writes them."""
     pieces = Pieces(rows.schema, "value", _ROWS_A_FILE, _BYTES_A_FILE)
     yield from pieces.add(rows)
     if (rest := pieces.rest()).num_rows:
@@ -429,7 +429,7 @@ def _check_unique(name: str, known: pa.Table, path: str) -> None:
 
 
 def _rows(name: str, new: pa.Table, ds: str) -> pa.Table:
-    """New values as rows of the Delta table."""
+    """Return new values as rows of the Delta table."""
     n = new.num_rows
     columns = {
         "name": pa.repeat(name, n),

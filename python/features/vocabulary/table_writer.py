@@ -118,7 +118,7 @@ class TableWriters(Generic[K]):
 
 
 def write_table(table: pa.Table, path: Path, text: str) -> None:
-    """A table's file, as a TableWriter writes it."""
+    """Write a table's file, as a TableWriter does."""
     writer = TableWriter(path, table.schema, text)
     writer.add(table)
     writer.finish()

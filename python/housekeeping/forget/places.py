@@ -142,7 +142,7 @@ def _files(place: Location) -> int:
 
 
 def host_places(state: WorkspaceState) -> Iterator[Place]:
-    """Copies of its files, and files on their way to it; none where lake and store are on file systems.
+    """Yield copies of its files, and files on their way to it; none where lake and store are on file systems.
 
     Copies are fetched again by whoever reads the files. So they go last: whoever looks for persons fetches some.
     """

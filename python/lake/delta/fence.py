@@ -46,7 +46,7 @@ def is_of(fence: Fence, last: int | None) -> bool:
 
 
 def check(table: Location, fence: Fence, last: int | None) -> None:
-    """Raises LeaseLost where the newest application version in a table's log is of a later holder."""
+    """Raise LeaseLost where the newest application version in a table's log is of a later holder."""
     if last is not None and last >> _BITS > fence.token:
         raise LeaseLost(
             f"{table}: a later holder of the lease has committed since; nothing of this run was committed there. Run "

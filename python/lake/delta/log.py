@@ -124,7 +124,7 @@ class _Snapshot:
             self.applications[txn["appId"]] = int(txn["version"])
 
     def check(self, folder: Location) -> None:
-        """Raises UserError where the table would be read wrongly."""
+        """Raise UserError where the table would be read wrongly."""
         # A Parquet map reads as a list of pairs.
         configuration = dict((self.metadata or {}).get("configuration") or {})
         check_readable(folder, self.protocol, configuration)
@@ -157,7 +157,7 @@ class DeltaLog:
         return {int(m.group(1)): info.modified_ns for name, info in infos if (m := COMMIT.fullmatch(name))}
 
     def check(self) -> None:
-        """Raises UserError for a table that headrace does not read."""
+        """Raise UserError for a table that headrace does not read."""
         version = self.version
         snapshot = self._replay(version, "metaData", "protocol") if version is not None else None
         if snapshot is not None:

@@ -478,7 +478,7 @@ def _check(folder: Location, state: TableState, files: bool) -> None:
 
 
 def check_may_shrink(folder: Location, state: TableState | None) -> None:
-    """Raises UserError where rows of a table are to go, and it has a setting that none may."""
+    """Raise UserError where rows of a table are to go, and it has a setting that none may."""
     if state is not None and state.configuration.get("delta.appendOnly") == "true":
         raise UserError(
             f"{folder}: the table only grows (delta.appendOnly), and rows of it are to go; run ALTER TABLE "

@@ -439,7 +439,7 @@ def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
 
 
 def _object_and_message(text: str) -> tuple[str, str]:
-    """(the object, where it is named; what the store or Amazon's client has said of it)"""
+    """Return the object, where it is named, and the message of the store or of Amazon's client."""
     call = re.match(_CALL, text)
     key, message = (call[1], call[2]) if call else ("", text)
     message = re.sub(_TWICE, r"\1", re.sub(_CLASS, "", message))

@@ -212,7 +212,8 @@ def _murmur3(x: int) -> int:
 
 @contextmanager
 def arrow_frame(spark: SparkSession, table: pa.Table, partitions: int = 1) -> Iterator[DataFrame]:
-    """A frame of a table's rows, in order, for as long as the context: large tables reach the tasks by a broadcast.
+    """Give a frame of a table's rows, in order, for as long as the context: large tables reach the tasks by a
+    broadcast.
 
     Args:
         spark: the session.

@@ -259,8 +259,8 @@ def agree(first: Spark, second: Spark) -> bool:
 
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
-    """A session for one stage, stopped at the end; within `shared_session` that one, and where one is already active,
-    that: used and left running, in UTC and with no file passed over until the stage is done.
+    """Give a session for one stage, stopped at the end. Within `shared_session`, or where one is active, give that one:
+    it is left running, in UTC and with no file skipped until the stage is done.
 
     An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.lake.spark.errors).
 

@@ -190,7 +190,7 @@ class ChangeFeed:
         return VersionRange.parse(self.ranges[max(self.ranges)]).last if self.ranges else None
 
     def _check(self, days: Collection[str]) -> None:
-        """Raises UserError where changes since the first of these days cannot be read."""
+        """Raise UserError where changes since the first of these days cannot be read."""
         log, newest = DeltaLog(self.folder), DeltaLog(self.folder).version
         if newest is None or newest < self.version:
             raise UserError(

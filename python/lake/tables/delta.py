@@ -99,7 +99,7 @@ class DeltaSnapshot(FileSnapshot):
         return schema
 
     def check(self) -> None:
-        """Raises UserError where the version is gone, or the table has features that are not known."""
+        """Raise UserError where the version is gone, or the table has features that are not known."""
         _ = self._state
 
     @property

@@ -155,7 +155,7 @@ class _Needed:
         return any(_twins_on(schema.struct, path) for path in self._paths)
 
     def _check(self, stored: T.StructType, file: str) -> None:
-        """Raises UserError where a name may mean two columns."""
+        """Raise UserError where a name may mean two columns."""
         declared = {path[0] for path in self._paths}
         for name in sorted(declared):
             fields = [f.name for f in named(stored, name) if f.name == name or f.name not in declared]

@@ -39,7 +39,7 @@ class Account:
 
 
 def program(name: str) -> Path:
-    """A program of the wheel: `psql`, `pg_ctl`, ...
+    """Return a program of the wheel: `psql`, `pg_ctl`, ...
 
     Raises:
         UserError: the wheel is not installed.
@@ -54,7 +54,7 @@ def program(name: str) -> Path:
 
 
 def postgres_in(data: Path) -> list[int]:
-    """Processes of PostgreSQL that work in `data` (each of them has it as its working directory), oldest first."""
+    """Return PostgreSQL processes that work in `data` (each has it as its working directory), oldest first."""
     try:
         folder = data.stat()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def running(data: Path) -> tuple[int, int] | None:
 
 
 def account_of(data: Path) -> Account:
-    """The account that owns the cluster, which is the one that may run it."""
+    """Return the account that owns the cluster, which is the one that may run it."""
     owner = data.stat()
     if os.geteuid() not in (0, owner.st_uid):
         raise UserError(f"{data} belongs to user number {owner.st_uid}: run headrace as that user or as root")
@@ -91,7 +91,7 @@ def account_of(data: Path) -> Account:
 
 
 def server_account() -> Account:
-    """The account for a new cluster: ours, or `pgserver` (made if missing) where we are root."""
+    """Return the account for a new cluster: ours, or `pgserver` (made if missing) where we are root."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
     try:
@@ -146,7 +146,7 @@ def run(
 
 
 def reachable(path: Path, account: Account) -> Path:
-    """The program, or its copy at a path that everybody can reach where the account cannot reach the wheel."""
+    """Return the program, or its copy at a path that everybody can reach where the account cannot reach the wheel."""
     if not account.is_other or all(p.stat().st_mode & stat.S_IXOTH for p in (path.resolve(), *path.resolve().parents)):
         return path
     wheel = path.parents[2]
@@ -194,13 +194,13 @@ def log_since(path: Path, offset: int) -> str:
 
 
 def error_line(text: str) -> str:
-    """The line of a log that says what was wrong."""
+    """Return the line of a log that says what was wrong."""
     lines = text.splitlines()
     # pg_ctl breaks its own messages over lines.
     return next((line for line in lines if "FATAL" in line or "error" in line.lower()), " ".join(lines))
 
 
 def first_error(text: str) -> str:
-    """The first error of an output, else its end."""
+    """Return the first error of an output, else its end."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")

@@ -31,7 +31,7 @@ SUPERUSER = "postgres"
 
 
 def password(ws: Workspace) -> str:
-    """The password of the embedded server's roles, the superuser excepted.
+    """Return the password of the embedded server's roles, the superuser excepted.
 
     Raises:
         UserError: its file is gone.
@@ -64,7 +64,7 @@ def ensure_database(folder: Path, port: int, database: str, user: str) -> None:
 
 
 def superuser_connection(folder: Path, port: int, database: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection as the superuser, by a password that no other role has.
+    """Return a connection as the superuser, by a password that no other role has.
 
     A cluster that was made with one password for all roles gets a second one here.
 
@@ -102,7 +102,7 @@ def superuser_connection(folder: Path, port: int, database: str = "postgres") ->
 
 
 def verifier(conn: psycopg.Connection[Any], role: str, secret: str) -> sql.Literal:
-    """A password as the server keeps it: only this travels, so no log of statements can hold the password."""
+    """Return a password as the server keeps it: only this travels, so no log of statements can hold the password."""
     return sql.Literal(conn.pgconn.encrypt_password(secret.encode(), role.encode(), b"scram-sha-256").decode())
 
 

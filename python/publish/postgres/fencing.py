@@ -68,7 +68,7 @@ def claim(conn: Connection, schema: str, name: str, fence: Fence | None) -> None
 
 
 def claim_in_time(conn: Connection, schema: str, name: str, fence: Fence | None) -> None:
-    """The same as `claim`, in a transaction without a `lock_timeout` of its own: the row is not waited for for ever.
+    """Claim in a transaction without a `lock_timeout` of its own: the wait for the row is limited.
 
     Call it before the transaction takes a lock that other pipelines want.
 

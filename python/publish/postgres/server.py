@@ -46,7 +46,7 @@ class Server:
         return f"{self.host}:{self.port}/{self.database}"
 
     def connect(self) -> Connection:
-        """A new connection in autocommit mode: transactions are written out where they are meant.
+        """Return a new connection in autocommit mode: transactions are written out where they are meant.
 
         Raises:
             psycopg.OperationalError: it cannot be reached, or refuses.
@@ -69,7 +69,7 @@ class Server:
 
 @contextmanager
 def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
-    """The warehouse's server; an embedded one runs at least until the block ends.
+    """Give the warehouse's server; an embedded one runs at least until the block ends.
 
     Raises:
         UserError: the password is not where the spec says, or the embedded server cannot start.
@@ -90,7 +90,7 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
 
 @contextmanager
 def connect(warehouse: Warehouse, ws: Workspace) -> Iterator[Connection]:
-    """A connection (autocommit) to the warehouse, closed at the end.
+    """Give a connection (autocommit) to the warehouse, closed at the end.
 
     Raises:
         UserError: as for `serve`, or it cannot be reached: says where, as whom, why and what to do.
@@ -101,7 +101,7 @@ def connect(warehouse: Warehouse, ws: Workspace) -> Iterator[Connection]:
 
 @contextmanager
 def connect_to(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
-    """A connection to a server of `serve`, closed at the end. Raises UserError where it cannot be reached."""
+    """Give a connection to a server of `serve`, closed at the end. Raises UserError where it cannot be reached."""
     try:
         conn = server.connect()
     except psycopg.OperationalError as e:
@@ -114,7 +114,7 @@ def connect_to(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
 
 
 def reason_of(error: psycopg.Error) -> str:
-    """The telling line of an error of the server or of libpq, without its address and position prefixes."""
+    """Return the telling line of an error of the server or of libpq, without its address and position prefixes."""
     if error.diag.message_primary:
         return error.diag.message_primary
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -123,7 +123,7 @@ def reason_of(error: psycopg.Error) -> str:
 
 
 def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
-    """A shell command that opens the warehouse in psql; the password stays in its file or variable."""
+    """Return a shell command that opens the warehouse in psql; the password stays in its file or variable."""
     if warehouse.kind == "embedded":
         port = embedded.status(ws).port or warehouse.port
         if not port:

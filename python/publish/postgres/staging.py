@@ -102,7 +102,7 @@ class PostgresStagedDay:
 
 @contextmanager
 def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> Iterator[PostgresStagedDay]:
-    """An empty staging table for the day, dropped at the end unless it was swapped or kept.
+    """Give an empty staging table for the day, dropped at the end unless it was swapped or kept.
 
     Raises:
         BusyError: another process is publishing the same day of the same table.
@@ -151,7 +151,7 @@ def keep(conn: Connection, staged: PostgresStagedDay) -> None:
 
 
 def kept_tables(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
-    """The names of this table's staging tables (of these days) that were kept."""
+    """Return the names of this table's staging tables (of these days) that were kept."""
     rows = conn.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s "
         "AND obj_description(c.oid, 'pg_class') = %s AND NOT c.relispartition ORDER BY 1",
@@ -170,7 +170,7 @@ def drop_kept(conn: Connection, table: ScoresTable, days: Sequence[str] | None =
 
 
 def _kept_comment(label: str) -> str:
-    """The comment of a kept staging table: whose it is."""
+    """Return the comment of a kept staging table: whose it is."""
     return f"{_KEPT_MARK}: rows for {label} that failed their audit"
 
 
@@ -300,7 +300,7 @@ def copy_partition(
 
 
 def as_csv(batch: pa.RecordBatch) -> memoryview:
-    """A batch as CSV for COPY.
+    """Return a batch as CSV for COPY.
 
     A null is an empty field and an empty string is `""`, which COPY tells apart. Floats are written with the fewest
     digits that read back as the same float.

@@ -78,7 +78,7 @@ def change_held(conn: Connection, schema: str, name: str, change: Callable[[], T
 
 
 def partitions_of(conn: Connection, schema: str, name: str, days: Sequence[str]) -> list[str]:
-    """The partitions, of the table's schema, that hold these days."""
+    """Return the partitions, of the table's schema, that hold these days."""
     # The bound is printed by the session's DateStyle.
     conn.execute("SET LOCAL datestyle = 'ISO, YMD'")
     rows = conn.execute(
@@ -144,7 +144,10 @@ def swap(
 
 
 def partition_name(table: str, ds: str, token: str) -> str:
-    """The name of a day's partition: table, day, and which attempt at it. It leaves room for `_pkey` in 63 bytes."""
+    """Return the name of a day's partition: table, day, and which attempt at it.
+
+    It leaves room for `_pkey` in 63 bytes.
+    """
     return f"{table[:39]}_{date.fromisoformat(ds):%Y%m%d}_{token}"
 
 

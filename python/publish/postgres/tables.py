@@ -318,7 +318,7 @@ def columns_of(conn: Connection, schema: str, name: str) -> dict[str, str]:
 
 
 def required_columns(conn: Connection, schema: str, name: str) -> list[str]:
-    """The columns of a table that must not be null."""
+    """Return the columns of a table that must not be null."""
     return [str(n) for n, _, required in _attributes(conn, schema, name) if required]
 
 
@@ -333,7 +333,7 @@ def _attributes(conn: Connection, schema: str, name: str) -> list[tuple[Any, ...
 
 
 def published(conn: Connection, schema: str, name: str, ds: str) -> Publication | None:
-    """The day's publication; None where there is none."""
+    """Return the day's publication; None where there is none."""
     if not columns_of(conn, schema, PUBLICATIONS) or not columns_of(conn, schema, name):
         return None
     row = conn.execute(
@@ -346,7 +346,7 @@ def published(conn: Connection, schema: str, name: str, ds: str) -> Publication 
 
 
 def published_days(conn: Connection, schema: str, name: str) -> dict[str, int]:
-    """Published day -> its rows, oldest first."""
+    """Return the number of rows by published day, oldest first."""
     if not columns_of(conn, schema, PUBLICATIONS):
         return {}
     rows = conn.execute(
@@ -368,7 +368,7 @@ def count_day(conn: Connection, schema: str, name: str, ds: str) -> int:
 
 
 def sample(conn: Connection, schema: str, name: str, ds: str, n: int = 10) -> list[dict[str, Any]]:
-    """The first rows of a day, by primary key: column -> value, in the table's order of columns.
+    """Return the first rows of a day, by primary key: column -> value, in the table's order of columns.
 
     Args:
         conn: the warehouse.

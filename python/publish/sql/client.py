@@ -83,7 +83,7 @@ class SqlClient(ABC):
     has_keys = True
 
     def type_of(self, spark: str) -> str:
-        """The database's type of one of the `types`."""
+        """Return the database's type of one of the `types`."""
         return self.types[spark]
 
     def key_limits(self, of_user: bool) -> KeyLimits:
@@ -91,7 +91,7 @@ class SqlClient(ABC):
         return KeyLimits()
 
     def optional(self, kind: str) -> str:
-        """The type of a column that may be null."""
+        """Return the type of a column that may be null."""
         return kind
 
     def table_options(self, user: str) -> str:
@@ -99,7 +99,7 @@ class SqlClient(ABC):
         return ""
 
     def quote(self, *parts: str) -> str:
-        """An identifier, its parts joined by dots."""
+        """Return an identifier, its parts joined by dots."""
         return ".".join(quoted(part, self.quotes, self.escape) for part in parts)
 
     def formatted(self, statement: str, params: Sequence[Any]) -> str:
@@ -122,11 +122,11 @@ class SqlClient(ABC):
 
     @abstractmethod
     def columns(self, name: str) -> list[str]:
-        """The columns of a table or view of the schema, in order; none where there is no such one."""
+        """Return the columns of a table or view of the schema, in order; none where there is no such one."""
 
     @abstractmethod
     def tables(self, prefix: str) -> list[str]:
-        """The names of the schema's tables that begin so."""
+        """Return the names of the schema's tables that begin so."""
 
     @property
     def schema(self) -> tuple[str, ...]:
@@ -165,27 +165,27 @@ class SqlClient(ABC):
             raise TokenOvertaken
 
     def create_view(self, view: str, select: str) -> list[str]:
-        """The statements that make or replace a view (quoted)."""
+        """Return the statements that make or replace a view (quoted)."""
         return [f"CREATE OR REPLACE VIEW {view} AS {select}"]
 
     def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
-        """The statements that make an empty table (both quoted) with the columns of another."""
+        """Return the statements that make an empty table (both quoted) with the columns of another."""
         return [f"CREATE TABLE {staging} AS SELECT {', '.join(columns)} FROM {table} WHERE 1 = 0"]
 
     def drop_table(self, table: str) -> str:
-        """The statement that removes a table (quoted), if it is there."""
+        """Return the statement that removes a table (quoted), if it is there."""
         return f"DROP TABLE IF EXISTS {table}"
 
     def add_column(self, table: str, definition: str) -> str:
-        """The statement that adds a column to a table (quoted)."""
+        """Return the statement that adds a column to a table (quoted)."""
         return f"ALTER TABLE {table} ADD COLUMN {definition}"
 
     def first_rows(self, select: str, rows: int) -> str:
-        """A query, which has an order, of at most so many rows."""
+        """Return a query, which has an order, of at most so many rows."""
         return f"{select} LIMIT {rows}"
 
     def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
-        """The statements, one transaction's, that make the staged rows the day's; names are quoted."""
+        """Return the statements, one transaction's, that make the staged rows the day's; names are quoted."""
         listed = ", ".join(columns)
         return [
             f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}",
@@ -193,19 +193,19 @@ class SqlClient(ABC):
         ]
 
     def delete_day(self, table: str, ds: str) -> str:
-        """The statement that removes a day's rows; `table` is quoted."""
+        """Return the statement that removes a day's rows; `table` is quoted."""
         return f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}"
 
     def delete_rows(self, table: str, condition: str) -> str:
-        """The statement that removes rows for good; `table` is quoted."""
+        """Return the statement that removes rows for good; `table` is quoted."""
         return f"DELETE FROM {table} WHERE {condition}"
 
     def update_rows(self, table: str, change: str, condition: str) -> str:
-        """The statement that changes columns of rows; `table` is quoted."""
+        """Return the statement that changes columns of rows; `table` is quoted."""
         return f"UPDATE {table} SET {change} WHERE {condition}"
 
     def replace_record(self, publications: str, names: str, values: str, condition: str) -> list[str]:
-        """The statements that replace a record; the last of them has the values' marks.
+        """Return the statements that replace a record; the last of them has the values' marks.
 
         Args:
             publications: the table, quoted.
@@ -219,7 +219,7 @@ class SqlClient(ABC):
         ]
 
     def day(self, ds: str) -> str:
-        """A day as a literal; it was parsed as a date."""
+        """Return a day as a literal; it was parsed as a date."""
         return f"DATE '{ds}'"
 
     def rights(self, privilege: str, table: str, view: str) -> list[str]:
@@ -236,12 +236,12 @@ class SqlClient(ABC):
 
 
 def load_folder(stage: str) -> str:
-    """A new folder below the place that a spec names, for one load."""
+    """Return a new folder below the place that a spec names, for one load."""
     return f"{stage.rstrip('/')}/headrace_{uuid.uuid4().hex[:12]}"
 
 
 def literal(text: str) -> str:
-    """A text as a literal of the SQL of Snowflake, BigQuery, Databricks and Redshift.
+    """Return a text as a literal of the SQL of Snowflake, BigQuery, Databricks and Redshift.
 
     A quotation mark has a backslash before it, as all of them read it: two of them end one literal and begin another in
     Databricks, and are none in BigQuery.

@@ -98,13 +98,13 @@ class SqlAlchemyClient(SqlClient):
             self._connection.commit()
 
     def _marked(self, statement: str) -> str:
-        """A statement with its parameters as the driver writes them."""
+        """Return a statement with its parameters as the driver writes them."""
         first, *rest = statement.split(PARAMETER)
         written = _MARKS[self._dialect.paramstyle]
         return first + "".join(written.format(n=n) + text for n, text in enumerate(rest, 1))
 
     def _bound(self, values: Sequence[Any]) -> Any:
-        """The values of a statement's parameters as the driver takes them."""
+        """Return the values of a statement's parameters as the driver takes them."""
         if self._dialect.paramstyle == "named":
             return {f"p{n}": value for n, value in enumerate(values, 1)}
         return tuple(values)
@@ -249,7 +249,7 @@ _CLIENTS: Mapping[str, type[SqlAlchemyClient]] = {
 
 
 def client_of(connection: Any, schema: str | None) -> SqlAlchemyClient:
-    """The client of a connection of SQLAlchemy, by its dialect.
+    """Return the client of a connection of SQLAlchemy, by its dialect.
 
     Raises:
         UserError: the driver's parameters are of no known style.
@@ -314,5 +314,5 @@ def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
 
 
 def reason_of(error: Exception) -> str:
-    """The telling line of an error: the driver's own, without statement and parameters."""
+    """Return the telling line of an error: the driver's own, without statement and parameters."""
     return str(getattr(error, "orig", None) or error).splitlines()[0]

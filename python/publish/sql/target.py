@@ -190,7 +190,7 @@ class SqlTarget(FilesTarget):
 
     @contextmanager
     def _changing(self, client: SqlClient) -> Iterator[None]:
-        """A transaction that is this run's to make. Raises LeaseLost, and changes nothing, after a later run's."""
+        """Give a transaction that is this run's to make. Raises LeaseLost, and changes nothing, after a later run's."""
         self._claim(client)
         # Before the transaction: that of BigQuery is a script, which answers no question before its end.
         records = self._tokens(client)
@@ -202,7 +202,9 @@ class SqlTarget(FilesTarget):
             raise lease_lost(self.label) from None
 
     def _tokens(self, client: SqlClient) -> list[str]:
-        """The tables, quoted, that have tokens of holders: the own one first, then that of earlier versions, if any."""
+        """Return the tables, quoted, that have tokens of holders: the own one first, then that of earlier versions, if
+        any.
+        """
         if self.fence is None:
             return []
         shared = [SHARED_FENCES] if client.columns(SHARED_FENCES) else []

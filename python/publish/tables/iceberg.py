@@ -94,7 +94,7 @@ class IcebergTarget(SparkTableTarget):
         iceberg_fencing.change(spark, table, self.label, self.fence, write, self.check_lease)
 
     def count(self, ds: str) -> int:
-        """The day's rows; where no Spark session is open, as many as were published: one is not opened to count."""
+        """Return the day's rows; without an open Spark session, as many as were published: none is opened to count."""
         from pyspark.sql import SparkSession
 
         spark = SparkSession.getActiveSession()
@@ -164,7 +164,7 @@ class IcebergTarget(SparkTableTarget):
 
     @contextmanager
     def _spark(self) -> Iterator[SparkSession]:
-        """The stage's session, or one of our own."""
+        """Give the stage's session, or one of our own."""
         from pyspark.sql import SparkSession
 
         active = SparkSession.getActiveSession()

@@ -122,7 +122,7 @@ class SnapshotExpiry:
 
 
 def literal(value: Key) -> str:
-    """A key as a literal."""
+    """Return a key as a literal."""
     if isinstance(value, int):
         return str(value)
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -221,7 +221,10 @@ class IcebergErasure:
         return len(files) - len(parquet) + (self._parquet_having(parquet) if parquet else 0)
 
     def _parquet_having(self, paths: Sequence[str]) -> int:
-        """The same of Parquet files. Where some have no field ids, as others wrote them, any of them may have some."""
+        """Return the same of Parquet files.
+
+        Where some have no field ids, as others wrote them, any of them may have some.
+        """
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
@@ -243,7 +246,7 @@ class IcebergErasure:
         return len(paths)
 
     def _columns(self) -> dict[int, DataType]:
-        """The column's id and type; behind it, those of columns of this name that were dropped.
+        """Return the column's id and type; behind it, those of columns of this name that were dropped.
 
         Files know columns by their ids. Names there are others where they have special characters, or where the column
         was renamed since.

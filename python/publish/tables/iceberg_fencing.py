@@ -102,7 +102,7 @@ class _Change:
         self._refusal = ""
 
     def tries(self) -> Iterator[int]:
-        """The numbers of tries; a wait after each. Raises IncompleteError after the last one."""
+        """Yield the numbers of tries, with a wait after each. Raises IncompleteError after the last one."""
         for n in range(_TRIES):
             yield n
             if n + 1 < _TRIES:
@@ -184,7 +184,7 @@ class _Change:
         return True
 
     def _remove_own(self, branch: str) -> None:
-        """A failure changes nothing of what has become of the change: the next one of the lease removes the branch."""
+        """Remove the branch. A failure does not affect the change itself: the next holder removes the branch."""
         try:
             _remove(load_table(self._spark, self._name), branch)
         except Exception as e:  # Spark's own errors are of several kinds
@@ -192,7 +192,7 @@ class _Change:
             log.warning("%s: the branch %s was not removed, the next run will: %s", self._label, branch, reason)
 
     def _remove_left(self, table: Any) -> None:
-        """The branches of processes that were killed, and of earlier holders that stand still."""
+        """Remove the branches of processes that were killed, and of earlier holders that are suspended."""
         for branch in [str(name) for name in table.refs()]:
             match = _BRANCH.fullmatch(branch)  # None: of people
             if match is not None and match["lease"] == self._lease and int(match["token"]) <= self._token_number:

@@ -46,7 +46,10 @@ class Records:
         self._put(ds, asdict(record))
 
     def published(self, ds: str) -> Publication | None:
-        """The record of a day; None where there is none. Raises UserError where a newer release has written it."""
+        """Return the record of a day; None where there is none.
+
+        Raises UserError where a newer release has written it.
+        """
         file = self._folder / f"{ds}.json"
         if not file.is_file():
             return None
@@ -63,7 +66,7 @@ class Records:
             self._put(ds, {**self._record_of(ds), _CHANGES: True})
 
     def changing(self) -> list[str]:
-        """The days of which nobody has said yet how many rows they have after their change."""
+        """Return the days of which nobody has said yet how many rows they have after their change."""
         return [ds for ds in self._days() if self._text(ds).get(_CHANGES)]
 
     def set_rows(self, rows: Mapping[str, int]) -> None:
@@ -84,7 +87,7 @@ class Records:
         return content
 
     def _record_of(self, ds: str) -> dict[str, Any]:
-        """The record alone."""
+        """Return the record alone."""
         return {name: value for name, value in self._text(ds).items() if name not in (_FENCES, _CHANGES)}
 
     def _put(self, ds: str, record: Mapping[str, Any]) -> None:
@@ -97,7 +100,7 @@ class Records:
 
 
 def first_rows(files: Sequence[Path], ds: str, user: str, rows: int) -> list[dict[str, Any]]:
-    """The first rows of the first file that has any, by key: column -> value, the day first.
+    """Return the first rows of the first file that has any, by key: column -> value, the day first.
 
     Args:
         files: of the day.
