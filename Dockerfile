@@ -17,7 +17,7 @@ COPY scripts scripts
 COPY native native
 RUN make build/stamps/horovod.gloo build/stamps/native build/stamps/jars build/stamps/s3 HOROVOD=gloo
 COPY . .
-RUN make env s3 airflow HOROVOD=gloo && rm -rf build/tools /root/.gradle /root/.cache
+RUN make env s3 airflow HOROVOD=gloo && rm -rf build/tools ~/.gradle ~/.cache
 
 FROM debian:12-slim
 # hadolint ignore=DL3008

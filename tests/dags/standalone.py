@@ -46,16 +46,8 @@ def standalone(folder: Path, worker: Sequence[str] = (), cores: int = 2) -> Iter
     env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(folder), "SPARK_WORKER_DIR": str(folder)}
     start, at = [str(spark_home() / "bin" / "spark-class")], ["--host", "127.0.0.1"]
     master = ["org.apache.spark.deploy.master.Master", *at, "--port", str(place.port), "--webui-port", str(place.web)]
-    executors = [
-        "org.apache.spark.deploy.worker.Worker",
-        *at,
-        "--cores",
-        str(cores),
-        "--memory",
-        "16g",
-        "--webui-port",
-        "0",
-    ]
+    executors = ["org.apache.spark.deploy.worker.Worker", *at, "--webui-port", "0"]
+    executors += ["--cores", str(cores), "--memory", "16g"]
     words = [[*start, *master, "--properties-file", str(conf)], [*start, *executors, place.url]]
     envs = [env, env]
     if worker:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +412,19 @@ def test_settings_of_embeddings_are_imported_without_the_other_sections() -> Non
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "headrace.config.embeddings" in modules
     assert "headrace.config.spec" not in modules
+
+
+@pytest.mark.parametrize("package", ["config", "embeddings"])
+def test_names_that_type_checkers_see_are_found_at_run_time(package: str) -> None:
+    path = checkout() / "python" / package / "__init__.py"
+    (checked,) = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.If))
+    imports = {
+        alias.asname: (node.module, alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    module = import_module(f"headrace.{package}")
+    assert imports.keys() == module._MODULES.keys()
+    for name, (origin, original) in imports.items():
+        assert getattr(module, str(name)) is getattr(import_module(str(origin)), original)

@@ -27,7 +27,7 @@ from headrace.identifiers import quoted_names
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
 from headrace.lake.tables.delta import DeltaSnapshot
-from headrace.lake.tables.snapshot import DAY, FILE, LINE, StoredRows, TableFile
+from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, TableFile
 from headrace.lake.values import extract
 from headrace.storage import Location, missing
 
@@ -73,7 +73,7 @@ class VersionRange:
 
 
 @dataclass(frozen=True)
-class ChangeFeed:
+class ChangeFeed(OneSchemaRows):
     """A Delta table as days of changes, seen at one version."""
 
     source: TableSource
@@ -150,12 +150,6 @@ class ChangeFeed:
         versions = VersionRange.parse(self.ranges[ds])
         self._check([ds])
         return None if versions.first is None else self._feed(spark, versions.first, versions.last)
-
-    def stored_rows(
-        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
-    ) -> list[StoredRows]:
-        """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         """Return the rows as Snapshot.rows does; of days the live rows, with DAY, and `_source_file` naming the version

@@ -7,7 +7,7 @@ their positions. Others are read by Delta itself, which knows what is deleted an
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +29,7 @@ from headrace.lake.tables.snapshot import (
     FILE,
     LINE,
     FileSnapshot,
-    StoredRows,
+    OneSchemaRows,
     TableFile,
     files_of,
     relative_file,
@@ -65,7 +65,7 @@ def pinned_version(source: TableSource, folder: Location) -> int:
 
 
 @dataclass(frozen=True)
-class DeltaSnapshot(FileSnapshot):
+class DeltaSnapshot(FileSnapshot, OneSchemaRows):
     """A Delta table at one version."""
 
     source: TableSource
@@ -143,12 +143,6 @@ class DeltaSnapshot(FileSnapshot):
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.version)
-
-    def stored_rows(
-        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
-    ) -> list[StoredRows]:
-        """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         if self.plain:

@@ -7,7 +7,7 @@ newest snapshot, and for nothing else.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -30,7 +30,7 @@ from headrace.lake.tables.iceberg_metadata import (
     read_metadata,
     snapshot_files,
 )
-from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, StoredRows, TableFile, one_spelling
+from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, OneSchemaRows, TableFile, one_spelling
 from headrace.manifest import fingerprint
 from headrace.storage import Location
 
@@ -89,7 +89,7 @@ def _known(folder: Location) -> str:
 
 
 @dataclass(frozen=True)
-class IcebergSnapshot(FileSnapshot):
+class IcebergSnapshot(FileSnapshot, OneSchemaRows):
     """An Iceberg table at one snapshot."""
 
     source: TableSource
@@ -153,12 +153,6 @@ class IcebergSnapshot(FileSnapshot):
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.snapshot_id)
-
-    def stored_rows(
-        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
-    ) -> list[StoredRows]:
-        """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         reader = spark.read.format("iceberg").option("snapshot-id", str(self.snapshot_id))

@@ -162,6 +162,20 @@ class FileSnapshot(ABC):
         return None if lost is None else f"{lost} is gone"
 
 
+class OneSchemaRows(ABC):
+    """Base of snapshots of tables with a log, which has one schema for all rows."""
+
+    @abstractmethod
+    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
+        """Return the rows of the days; None: all."""
+
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return all rows of the days as one entry."""
+        return [StoredRows.from_frame(self.rows(spark, days))]
+
+
 def files_of(snapshot: Snapshot | FileSnapshot, days: Collection[str] | None) -> list[TableFile]:
     """Return the files that may hold rows of the days; None: all."""
     return [f for f in snapshot.files if days is None or any(f.may_hold(ds) for ds in days)]
