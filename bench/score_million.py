@@ -30,9 +30,9 @@ from bench.report import Figure
 from bench.score_ranking import ITEM, USER, in_a_process, items_of, task_of, users_of, write_model
 from bench.score_retrieval import COLUMNS, drawn, write_items
 from bench.score_retrieval import items_of as vectors_of
-from headrace.score.candidates.exact import best_items
 from headrace.score.loaded_model import loaded_model
-from headrace.score.ranking import ITEMS, TaskInputs, score_batches, top_k
+from headrace.score.ranking import ITEMS, TaskInputs, score_batches
+from headrace.score.top_k import best_items, top_k
 from headrace.storage import local
 from headrace.workspace import checkout
 

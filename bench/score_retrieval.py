@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from bench.report import Figure, publish
 from bench.score_ranking import in_a_process
-from headrace.score.candidates.exact import best_items
 from headrace.score.candidates.item_vectors import (
     ItemVectors,
     VectorPart,
@@ -28,6 +27,7 @@ from headrace.score.candidates.item_vectors import (
     recall_share,
     search_index,
 )
+from headrace.score.top_k import best_items
 from headrace.storage import local
 
 ITEMS, COLUMNS, K = 1_000_000, 64, 500

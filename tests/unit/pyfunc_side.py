@@ -16,7 +16,7 @@ scores = mlflow.pyfunc.load_model(uri).predict(rows)
 # It came with the model.
 import headrace  # noqa: E402
 from headrace import native  # noqa: E402
-from headrace.score.candidates.exact import RETRIEVAL  # noqa: E402
+from headrace.score.top_k import RETRIEVAL  # noqa: E402
 
 said = {
     "headrace": headrace.__file__,

@@ -36,7 +36,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.registry.artifact import FOLDER, log_model
 from headrace.registry.promotion import promote
 from headrace.registry.versions import aliases, numbered, versions
-from headrace.score.candidates.exact import RETRIEVAL
+from headrace.score.top_k import RETRIEVAL
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 from tests.tracking_server import tracking_server

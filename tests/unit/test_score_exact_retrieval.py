@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +15,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
-from headrace.score.candidates import exact
-from headrace.score.candidates.exact import best_items, check_products, library, longest
+from headrace.score import top_k
+from headrace.score.top_k import best_items, check_products, library, longest
 
 
 @pytest.fixture(params=["native", "numpy"], scope="module")
@@ -22,7 +24,7 @@ def way(request: pytest.FixtureRequest) -> Any:
     """Both ways, one after the other."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr(exact, "library", lambda: None)
+            patch.setattr(top_k, "library", lambda: None)
         elif library() is None:
             pytest.skip("not built: make native")
         yield request.param
@@ -61,7 +63,7 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], NDArray[np.float32], in
     return queries, items, draw(st.sampled_from([1, 2, 7, 40, 200])), excluded, [0, *cuts, count]
 
 
-@given(cases(), st.integers(1, 3), st.sampled_from([1, 5_000, exact.BLOCK_BYTES]))
+@given(cases(), st.integers(1, 3), st.sampled_from([1, 5_000, top_k.BLOCK_BYTES]))
 def test_equal_to_a_sort_of_all_scores(way: str, case: Any, threads: int, block_bytes: int) -> None:
     queries, items, k, excluded, cuts = case
     blocks = [(a, items[a:b]) for a, b in pairwise(cuts)]
@@ -72,7 +74,7 @@ def test_equal_to_a_sort_of_all_scores(way: str, case: Any, threads: int, block_
 
 
 def test_of_many_items_in_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "_BLOCK_SCORES", 1 << 18)  # 32 users of a block
+    monkeypatch.setattr(top_k, "_BLOCK_SCORES", 1 << 18)  # 32 users of a block
     rng = np.random.default_rng(3)
     queries, items = (rng.standard_normal((n, 24)).astype(np.float32) for n in (70, 20_000))
     scores = queries.astype(np.float64) @ items.astype(np.float64).T
@@ -87,7 +89,7 @@ def test_of_many_items_in_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(library() is None, reason="not built: make native")
 def test_a_users_result_depends_on_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "library", library)
+    monkeypatch.setattr(top_k, "library", library)
     rng = np.random.default_rng(4)
     queries, items = (rng.standard_normal((n, 37)).astype(np.float32) for n in (50, 3_000))
     together = best_items(queries, [(0, items)], 20, threads=2)
@@ -115,3 +117,9 @@ def test_no_user_and_no_item(way: str) -> None:
     found = best_items(np.ones((2, 2), np.float32), [], 3)
     assert found.items.tolist() == [[-1] * 3] * 2
     assert np.isneginf(found.scores).all()
+
+
+def test_the_search_needs_no_spark() -> None:
+    """Programs that have a registered model and its requirements alone have no pyspark."""
+    code = "import sys; sys.modules['pyspark'] = None; import headrace.score.top_k, headrace.library.pyfunc"
+    subprocess.run([sys.executable, "-c", code], check=True)

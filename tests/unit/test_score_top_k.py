@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.score.ranking import top_k
+from headrace.score.top_k import top_k
 
 
 def plain(scores: np.ndarray, k: int) -> list[list[int]]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from headrace.jagged import JaggedArray
 from headrace.score.candidates import item_vectors
-from headrace.score.candidates.exact import best_items
 from headrace.score.candidates.item_vectors import (
     ItemVectors,
     VectorPart,
@@ -27,6 +26,7 @@ from headrace.score.candidates.item_vectors import (
 )
 from headrace.score.candidates.vector_source import FindItems, MeasureRecall, Searched
 from headrace.score.model_vectors import ModelVectors
+from headrace.score.top_k import best_items
 from headrace.storage import LeaseLost, Location, local
 from tests.storage_homes import memory_home
 

@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
-from headrace.score.candidates.exact import Blocks, Found, best_items, longest
 from headrace.score.joined_tables import Parts, parts_of
 from headrace.score.model_vectors import ModelVectors, map_vectors
+from headrace.score.top_k import Blocks, Found, best_items, longest
 from headrace.storage import Location
 
 

@@ -22,7 +22,6 @@ from headrace.config import Score, VectorSource
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.jagged import JaggedArray
-from headrace.score.candidates.exact import best_items, check_products, longest
 from headrace.score.candidates.item_vectors import (
     ItemVectors,
     IvfIndex,
@@ -37,6 +36,7 @@ from headrace.score.items import ITEM_ROW
 from headrace.score.joined_tables import Parts, joined_tables, parts_of
 from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.score.ranking import ITEMS
+from headrace.score.top_k import best_items, check_products, longest
 from headrace.storage import Location
 
 #: Users, and items that they ask for together, that are in memory at a time.

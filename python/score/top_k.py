@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from headrace import native
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
-from headrace.score.ranking import top_k
 
 #: Raise it with that of native/cpp/top_k.cpp when a function's name, arguments or meaning change.
 _VERSION = 1
@@ -32,6 +31,30 @@ RETRIEVAL = native.Interface(
         "headrace_top_k_take": (None, (_I64, _I64, _I64, *(_P,) * 4, _I32)),
     },
 )
+
+
+def top_k(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Columns of the k highest scores of each row, best first; of equal scores, the lower column first.
+
+    A score and its column become one int64 that sorts as wanted: no two are equal, so a partition (linear in the
+    number of columns) finds the same k every time.
+
+    Args:
+        scores: float32 [n, m], no NaN; minus infinity sorts last.
+        k: at most m are found.
+
+    Returns:
+        int64 [n, min(k, m)].
+    """
+    m = scores.shape[1]
+    k = min(k, m)
+    # Adding 0 makes -0 a 0. As integers, floats of IEEE 754 sort like their values once negatives are flipped.
+    bits = np.ascontiguousarray(scores + np.float32(0)).view(np.int32)
+    ordered = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)
+    keys = (-ordered << 32) | np.arange(m, dtype=np.int64)
+    if k < m:
+        keys = np.partition(keys, k - 1, axis=1)[:, :k]
+    return np.sort(keys, axis=1) & 0xFFFFFFFF
 
 
 @cache
