@@ -77,11 +77,11 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
         return next((fixture for fixture, files in _TOGETHER.items() if path in files), path)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        sessions = [other for other, work in self.assigned_work.items() if any(map(_asks_for_spark, work))]
-        wanted = node in sessions or len(sessions) < max(1, self.numnodes - 1)
-        found = next((scope for scope in self.workqueue if _asks_for_spark(scope) is wanted), None)
-        if found is not None:
-            self.workqueue.move_to_end(found, last=False)
+        sessions = [worker for worker, work in self.assigned_work.items() if any(map(_asks_for_spark, work))]
+        takes_spark = node in sessions or len(sessions) < max(1, self.numnodes - 1)
+        next_scope = next((scope for scope in self.workqueue if _asks_for_spark(scope) is takes_spark), None)
+        if next_scope is not None:
+            self.workqueue.move_to_end(next_scope, last=False)
         super()._assign_work_unit(node)
 
 
@@ -160,8 +160,8 @@ def spark(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     reads = ("s3://bucket/folder",) if any(s3_dir().glob("*.jar")) else ()
     ws = Workspace(tmp_path_factory.mktemp("spark-home"), reads=reads)
     properties = INTERPRETED | (ICEBERG_BY_PATH if iceberg_jars() else {})
-    with session(Spark(master="local[2]", driver_memory="2g", properties=properties), ws, "tests") as found:
-        yield found
+    with session(Spark(master="local[2]", driver_memory="2g", properties=properties), ws, "tests") as spark_session:
+        yield spark_session
 
 
 @pytest.fixture(scope="module")

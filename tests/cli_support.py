@@ -38,9 +38,9 @@ class Fake:
     @property
     def needs(self) -> tuple[str, ...]:
         """The stage before; `score` can do without a baseline, but not without a model, `train` without a judgement."""
-        before = CLICKS_STAGES[: CLICKS_STAGES.index(self.name)][-1:]
+        previous_stages = CLICKS_STAGES[: CLICKS_STAGES.index(self.name)][-1:]
         trained = ("train", "baseline?")
-        return {"promote": trained, "score": trained, "train": ("features",)}.get(self.name, before)
+        return {"promote": trained, "score": trained, "train": ("features",)}.get(self.name, previous_stages)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         return {"train": spec.train.epochs} if self.name == "train" else {}

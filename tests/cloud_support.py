@@ -48,7 +48,7 @@ class Recorded:
         text = re.sub(r"headrace_[0-9a-f]{12}", "headrace_LOAD", text)
         text = re.sub(r"(?<![\w}])/[^ '`]*/part-", "/HERE/part-", text.replace("file:///", "file:/"))
         self.calls.append(text)
-        self.rows, asked = [], str(params) + statement
+        self.rows, query_text = [], str(params) + statement
         if "GROUP BY" in statement:
             self.rows = [(DS, 3)]
         elif statement.startswith(("SELECT max(`token`)", 'SELECT max("token")')):
@@ -56,10 +56,10 @@ class Recorded:
         elif statement.startswith("SELECT count(*)"):
             self.rows = [(12,)]
         elif "column_name" in statement or "FROM system.columns" in statement:
-            known = next((name for name in self.made if f"'{name}'" in asked), None)
+            known = next((name for name in self.made if f"'{name}'" in query_text), None)
             self.rows = [(c,) for c in COLUMNS] if known else []
-        elif made := re.match(r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (\S+)", statement):
-            self.made.add(re.split(r"[`\".]+", made[1].strip('`"'))[-1])
+        elif creation := re.match(r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (\S+)", statement):
+            self.made.add(re.split(r"[`\".]+", creation[1].strip('`"'))[-1])
         self.description = True if self.rows or statement.startswith("SELECT") else None
 
     # A DB-API connection and cursor.
@@ -113,8 +113,8 @@ class Recorded:
         CREATE_NEVER = "CREATE_NEVER"
 
     @staticmethod
-    def LoadJobConfig(**given: str) -> str:
-        return ", ".join(given.values())
+    def LoadJobConfig(**settings: str) -> str:
+        return ", ".join(settings.values())
 
     @staticmethod
     def QueryJobConfig(query_parameters: Any) -> Any:
@@ -194,44 +194,48 @@ NAMES = "`ds`, `table_name`, `run_key`, `row_count`, `model`, `source`, `audit`,
 MakeClient = Callable[[Recorded], SqlClient]
 
 
-def target_of(path: Path, client: MakeClient, told: Recorded, lock: RunLock | None = None) -> SqlTarget:
+def target_of(path: Path, client: MakeClient, connection: Recorded, lock: RunLock | None = None) -> SqlTarget:
     """The table of the shipped pipeline `clicks` in a warehouse whose connection is `told`."""
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        yield client(told)
+        yield client(connection)
 
-    return SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", type(client(told)), connect, lock)
+    return SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", type(client(connection)), connect, lock)
 
 
-def record(path: Path, client: MakeClient, told: Recorded | None = None) -> tuple[list[str], list[str]]:
+def record(path: Path, client: MakeClient, connection: Recorded | None = None) -> tuple[list[str], list[str]]:
     """What is told when a table is made, and when a day of 12 rows is published. The publications' text is left out."""
-    told = told or Recorded()
-    target = target_of(path, client, told)
+    connection = connection or Recorded()
+    target = target_of(path, client, connection)
     target.create(TYPES)
-    made = [c for c in told.calls if c.startswith(("CREATE", "ALTER"))]
-    told.calls.clear()
+    creation_calls = [c for c in connection.calls if c.startswith(("CREATE", "ALTER"))]
+    connection.calls.clear()
     target.swap(staged(path, good_rows(), "k"), "lake/clicks/scores@3", [Check("rows", 12, "1", True)])
-    swapped = [c for c in told.calls if "information_schema.tables" not in c.lower() and "table_name, %s" not in c]
-    return made, swapped
+    swapped = [
+        c for c in connection.calls if "information_schema.tables" not in c.lower() and "table_name, %s" not in c
+    ]
+    return creation_calls, swapped
 
 
-def fenced(path: Path, client: MakeClient, *tokens: int | None, told: Recorded | None = None) -> list[str]:
+def fenced(path: Path, client: MakeClient, *tokens: int | None, connection: Recorded | None = None) -> list[str]:
     """What of publishing a day by the holder with token 7 has to do with tokens, the day and its record."""
-    told = told or Recorded()
-    target = target_of(path, client, told, holding(7))
-    told.tokens = [None]
+    connection = connection or Recorded()
+    target = target_of(path, client, connection, holding(7))
+    connection.tokens = [None]
     target.create(TYPES)
-    assert "clicks_scores_fences" in told.made
-    told.calls.clear()
-    told.tokens = list(tokens)
+    assert "clicks_scores_fences" in connection.made
+    connection.calls.clear()
+    connection.tokens = list(tokens)
     rows = staged(path, good_rows(), "k")
     if max(t or 0 for t in tokens) > 7:
         with pytest.raises(LeaseLost):
             target.swap(rows, "lake/clicks/scores@3", [])
     else:
         target.swap(rows, "lake/clicks/scores@3", [])
-    return [c.partition(" WHERE")[0] for c in told.calls if "token" in c or "REPLACE" in c or "headrace_publ" in c]
+    return [
+        c.partition(" WHERE")[0] for c in connection.calls if "token" in c or "REPLACE" in c or "headrace_publ" in c
+    ]
 
 
 def erased(names: str, mark: str, day: str, transaction: bool = True) -> list[str]:
@@ -245,14 +249,14 @@ def erased(names: str, mark: str, day: str, transaction: bool = True) -> list[st
 
 def check_erasure(path: Path, client: MakeClient, statements: list[str]) -> None:
     """Rows of persons are deleted from all days, by these statements."""
-    told = Recorded()
-    target = target_of(path, client, told)
+    connection = Recorded()
+    target = target_of(path, client, connection)
     assert target.rows_with("user_id", [3, 4]) == {}  # there is no table yet
     target.create(TYPES)
     assert target.rows_with("item_tags", [3, 4]) == {}  # nor such a column
-    told.calls.clear()
+    connection.calls.clear()
     assert target.erase("user_id", [3, 4]) == ""
-    assert [c for c in told.calls if "column" not in c.lower() and not c.startswith("SELECT")] == statements
+    assert [c for c in connection.calls if "column" not in c.lower() and not c.startswith("SELECT")] == statements
 
 
 class Granting(Recorded):
@@ -266,28 +270,28 @@ class Granting(Recorded):
             self.rows, self.description = list(self.ours), True
 
 
-def check_rights(path: Path, client: MakeClient, given: list[str], taken: list[str]) -> None:
+def check_rights(path: Path, client: MakeClient, granted: list[str], taken: list[str]) -> None:
     """Rights are given to the role `new`, and taken back from the role `old`, by these statements."""
-    told = Granting()
-    target = target_of(path, client, told)
+    connection = Granting()
+    target = target_of(path, client, connection)
     target.grant({})
-    assert [c for c in told.calls if "column" not in c] == []
+    assert [c for c in connection.calls if "column" not in c] == []
     target.grant({"select": ["new"]})
-    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in connection.calls if "column" not in c]
     assert words[0].startswith("CREATE TABLE")
     assert words[1].startswith("SELECT")
     # What is given is on record before it is given.
     assert words[2].startswith("INSERT INTO")
-    assert words[3:] == given
-    told.calls.clear()
-    told.ours = (("select", "old"), ("select", "new"))
+    assert words[3:] == granted
+    connection.calls.clear()
+    connection.ours = (("select", "old"), ("select", "new"))
     target.grant({"select": ["new"]})
-    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in connection.calls if "column" not in c]
     assert words[0].startswith("SELECT")
     assert words[1:3] == taken
     # And taken back before it is gone from the record.
     assert words[3].startswith("DELETE FROM")
-    assert words[4:] == given
+    assert words[4:] == granted
 
 
 def conf(kind: str, *more: str) -> list[str]:
@@ -301,10 +305,10 @@ _STAGES = {"redshift": "s3://bucket/in", "databricks": "/Volumes/main/a/b"}
 
 def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
     """The arguments that a client library connects with."""
-    told: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def connect(**arguments: Any) -> Connected:
-        told.update(arguments)
+        received.update(arguments)
         return Connected()
 
     client_libraries(monkeypatch, connect)
@@ -312,20 +316,20 @@ def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) ->
     spec = load_spec("clicks", conf(kind, *more))
     with open_target(spec, Workspace(path).of(spec)) as target:
         assert target.days() == []
-    return told
+    return received
 
 
 def check_options(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each argument that the library is given without options is refused as one; what it does not know is told."""
-    told = given(kind, path, monkeypatch, "password_env=SCORES_PASSWORD")
-    for name in told:
+    received = given(kind, path, monkeypatch, "password_env=SCORES_PASSWORD")
+    for name in received:
         with pytest.raises(UserError) as refused:
             load_spec("clicks", conf(kind, f"options.{name}=7"))
-        said = str(refused.value)
+        message = str(refused.value)
         if is_secret(f"options.{name}"):
-            assert f"options.{name}: a secret does not belong in a pipeline's file: name password_env" in said
+            assert f"options.{name}: a secret does not belong in a pipeline's file: name password_env" in message
         else:
-            assert f"options.{name}: headrace gives this to the client of {kind} itself: " in said
+            assert f"options.{name}: headrace gives this to the client of {kind} itself: " in message
 
     def connect(**arguments: Any) -> Connected:
         if "colour" in arguments:
@@ -395,11 +399,14 @@ class Failing:
 FILES = [Path("/data/part-0.parquet"), Path("/data/part-1.parquet")]
 
 
-def check_clean_up(client: Callable[[Any], SqlClient], told: Failing, caplog: pytest.LogCaptureFixture) -> None:
+def check_clean_up(client: Callable[[Any], SqlClient], connection: Failing, caplog: pytest.LogCaptureFixture) -> None:
     """A clean-up that fails is a warning, and hides nothing of what failed before it."""
-    with caplog.at_level(logging.WARNING, "headrace.publish"), pytest.raises(type(told.error), match="no such column"):
-        client(told).load("t", [], FILES)
-    assert [call for call in told.calls if call.startswith(("delete_object", "REMOVE"))]
+    with (
+        caplog.at_level(logging.WARNING, "headrace.publish"),
+        pytest.raises(type(connection.error), match="no such column"),
+    ):
+        client(connection).load("t", [], FILES)
+    assert [call for call in connection.calls if call.startswith(("delete_object", "REMOVE"))]
     left = [r.getMessage() for r in caplog.records]
-    assert len(left) == bool(told.cleaning)
+    assert len(left) == bool(connection.cleaning)
     assert all("files may be left in" in text and "Gone" in text for text in left)

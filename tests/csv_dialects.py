@@ -100,10 +100,10 @@ def rows(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         st.one_of(st.none(), st.dates(date(1972, 1, 1), date(2035, 12, 31))),
         st.one_of(st.none(), st.lists(price, min_size=1, max_size=3)),
     )
-    return [(n, *one) for n, one in enumerate(draw(st.lists(row, min_size=1, max_size=8)), 1)]
+    return [(n, *values) for n, values in enumerate(draw(st.lists(row, min_size=1, max_size=8)), 1)]
 
 
-def written(made: Sequence[tuple[Any, ...]], dialect: Dialect) -> bytes:
+def written(records: Sequence[tuple[Any, ...]], dialect: Dialect) -> bytes:
     """Write rows."""
 
     def number(value: Decimal | int) -> str:
@@ -131,7 +131,7 @@ def written(made: Sequence[tuple[Any, ...]], dialect: Dialect) -> bytes:
         return '"' + text.replace(dialect.escape, 2 * dialect.escape).replace('"', dialect.escape + '"') + '"'
 
     lines = [dialect.separator.join(NAMES)]
-    lines += [dialect.separator.join(quoted(field(k, v)) for k, v in enumerate(row)) for row in made]
+    lines += [dialect.separator.join(quoted(field(k, v)) for k, v in enumerate(row)) for row in records]
     return "".join(line + dialect.line_end for line in lines).encode()
 
 
@@ -140,29 +140,29 @@ def read(body: bytes, dialect: Dialect) -> list[tuple[Any, ...]]:
     # Python's own escape has a meaning outside of quotes, too.
     text = body.decode() if dialect.escape is None else _doubled(body.decode(), dialect)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator)
-    found = []
+    records = []
     for fields in list(lines)[1:]:
         values = [None if text in ("", *dialect.nulls) else text for text in fields]
-        found.append(tuple(_value(name, text, dialect) for name, text in zip(NAMES, values, strict=True)))
-    return found
+        records.append(tuple(_value(name, text, dialect) for name, text in zip(NAMES, values, strict=True)))
+    return records
 
 
 def _doubled(text: str, dialect: Dialect) -> str:
     """Escaped quotes as doubled ones, sign by sign."""
     assert dialect.escape is not None
-    made, inside, at = [], False, 0
-    while at < len(text):
-        sign, following = text[at], text[at + 1 : at + 2]
+    parts, inside, position = [], False, 0
+    while position < len(text):
+        sign, following = text[position], text[position + 1 : position + 2]
         if inside and sign == dialect.escape and following in ('"', dialect.escape):
-            made.append('""' if following == '"' else following)
-            at += 2
+            parts.append('""' if following == '"' else following)
+            position += 2
             continue
         if sign == '"':
             # A field begins with its quote, or has none that counts.
-            inside = not inside and (at == 0 or text[at - 1] in (dialect.separator, "\n"))
-        made.append(sign)
-        at += 1
-    return "".join(made)
+            inside = not inside and (position == 0 or text[position - 1] in (dialect.separator, "\n"))
+        parts.append(sign)
+        position += 1
+    return "".join(parts)
 
 
 def _value(name: str, text: str | None, dialect: Dialect) -> Any:
@@ -181,7 +181,7 @@ def _value(name: str, text: str | None, dialect: Dialect) -> Any:
     if name == "day":
         return datetime.strptime(text, dialect.date).date()
     if name == "sizes":
-        return [float(number(one)) for one in text.split("|")]
+        return [float(number(part)) for part in text.split("|")]
     if name == "price":
         return float(number(text))
     return int(number(text)) if name == "whole" else int(text)

@@ -36,13 +36,13 @@ def padded(table: pa.Table, schema: DatasetSchema) -> pd.DataFrame:
 
 def padded_codes(batch: Batch, schema: DatasetSchema) -> np.ndarray:
     """The categorical features of a batch side by side, a list as `length` columns, 0 behind its end: int64 [B, S]."""
-    scalars, found = iter(batch.codes.T), []
+    scalars, columns = iter(batch.codes.T), []
     for f in schema.of(Kind.CATEGORICAL):
         if not f.is_list:
-            found.append(next(scalars))
+            columns.append(next(scalars))
             continue
         lists = batch.lists[f.name]
         rows = [lists.values[a:b].tolist() for a, b in zip(lists.offsets, lists.offsets[1:], strict=False)]
         assert len(rows) == batch.rows
-        found += [np.array([r[i] if i < len(r) else 0 for r in rows], np.int64) for i in range(f.length)]
-    return np.stack(found, axis=1) if found else np.empty((batch.rows, 0), np.int64)
+        columns += [np.array([r[i] if i < len(r) else 0 for r in rows], np.int64) for i in range(f.length)]
+    return np.stack(columns, axis=1) if columns else np.empty((batch.rows, 0), np.int64)

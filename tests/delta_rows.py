@@ -41,17 +41,17 @@ def commit(table: Location, *actions: Mapping[str, Any]) -> int:
 
 def data_file(table: Location, ds: str, rows: Sequence[tuple[int, str]]) -> dict[str, Any]:
     """Write a data file of (row, user), in row groups of three; its `add` action."""
-    path, found = f"ds={ds}/part-{uuid.uuid4()}.parquet", list[Any]()
+    path, footers = f"ds={ds}/part-{uuid.uuid4()}.parquet", list[Any]()
     data = pa.table({"row": pa.array([n for n, _ in rows], pa.int64()), "user": [user for _, user in rows]})
     with (table / path).new_file() as file:
-        pq.write_table(data, file, metadata_collector=found, row_group_size=3)
+        pq.write_table(data, file, metadata_collector=footers, row_group_size=3)
     return {
         "path": path,
         "partitionValues": {"ds": ds},
         "size": (table / path).size(),
         "modificationTime": 1,
         "dataChange": True,
-        "stats": statistics(found[0], data.schema, {"row": 0, "user": 0}),
+        "stats": statistics(footers[0], data.schema, {"row": 0, "user": 0}),
     }
 
 
@@ -62,7 +62,7 @@ def live_rows(table: Location) -> list[int]:
 
 def live(table: Location) -> list[dict[str, Any]]:
     """The `add` actions of the newest version, by path and deletion vector."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    live_files: dict[tuple[str, str], dict[str, Any]] = {}
     log = DeltaLog(table)
     for version in sorted(log.versions()):
         for action in log.actions(version):
@@ -70,10 +70,12 @@ def live(table: Location) -> list[dict[str, Any]]:
                 if kind in action:
                     key = (action[kind]["path"], (action[kind].get("deletionVector") or {}).get("pathOrInlineDv", ""))
                     if kind == "add":
-                        found[key] = action[kind]
+                        live_files[key] = action[kind]
                     else:
-                        assert found.pop(key, None) is not None, f"version {version} removes what is not there: {key}"
-    return list(found.values())
+                        assert live_files.pop(key, None) is not None, (
+                            f"version {version} removes what is not there: {key}"
+                        )
+    return list(live_files.values())
 
 
 def rows_of(table: Location, add: Mapping[str, Any]) -> list[tuple[int, str]]:

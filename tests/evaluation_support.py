@@ -16,14 +16,14 @@ Evaluate = Callable[[Ranks, ScoredRows], Any]
 
 def rows_of(scores: Any, labels: Any, users: Any = None, slices: Any = (), dtype: Any = np.float32) -> ScoredRows:
     """Rows from anything that NumPy takes."""
-    found = None if users is None else np.asarray(users, np.int64)
+    user_ids = None if users is None else np.asarray(users, np.int64)
     codes = tuple(np.asarray(s, np.int64) for s in slices)
-    return ScoredRows(np.asarray(scores, dtype), np.asarray(labels) > 0, found, codes)
+    return ScoredRows(np.asarray(scores, dtype), np.asarray(labels) > 0, user_ids, codes)
 
 
-def part_of(rows: ScoredRows, mine: np.ndarray) -> ScoredRows:
-    users = None if rows.users is None else rows.users[mine]
-    return ScoredRows(rows.scores[mine], rows.labels[mine], users, tuple(s[mine] for s in rows.slices))
+def part_of(rows: ScoredRows, selected: np.ndarray) -> ScoredRows:
+    users = None if rows.users is None else rows.users[selected]
+    return ScoredRows(rows.scores[selected], rows.labels[selected], users, tuple(s[selected] for s in rows.slices))
 
 
 def on_any_ranks(rows: ScoredRows, evaluate: Evaluate, sizes: tuple[int, ...] = (2, 3)) -> Any:
@@ -32,26 +32,26 @@ def on_any_ranks(rows: ScoredRows, evaluate: Evaluate, sizes: tuple[int, ...] = 
     for size in sizes:
         # Uneven shares, among them an empty one now and then.
         owner = np.random.default_rng(size).choice(size, len(rows.scores), p=[0.7] + [0.3 / (size - 1)] * (size - 1))
-        found = run_ranks(size, lambda c, owner=owner: evaluate(Ranks(c), part_of(rows, owner == c.world.rank)))
-        for of_rank in found:
+        results = run_ranks(size, lambda c, owner=owner: evaluate(Ranks(c), part_of(rows, owner == c.world.rank)))
+        for of_rank in results:
             assert_equal(of_rank, expected)
     return expected
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(actual: Any, expected: Any) -> None:
     """Equal to the bit, NaN being NaN."""
     if isinstance(expected, np.ndarray):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for name in expected:
-            assert_equal(found[name], expected[name])
+            assert_equal(actual[name], expected[name])
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
             assert_equal(a, b)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 def list_metrics(rows: Sequence[tuple[Any, ...]], k: int) -> dict[str, float] | None:

@@ -76,16 +76,16 @@ def put_rows(table: Location, ds: str | None, rows: pa.Table, metadata: str = "{
         day_field = {"name": "ds", "type": "string", "nullable": True, "metadata": {}}
         create_table(table, [*fields, *([day_field] if ds else [])], ["ds"] if ds else [])
     path = f"{f'ds={ds}/' if ds else ''}part-{uuid.uuid4()}.parquet"
-    found: list[Any] = []
+    footers: list[Any] = []
     with (table / path).new_file() as file:
-        pq.write_table(rows, file, metadata_collector=found, row_group_size=16)
+        pq.write_table(rows, file, metadata_collector=footers, row_group_size=16)
     add = {
         "path": path,
         "partitionValues": {"ds": ds} if ds else {},
         "size": (table / path).size(),
         "modificationTime": time.time_ns() // 1_000_000,
         "dataChange": True,
-        "stats": statistics(found[0], rows.schema, dict.fromkeys(rows.schema.names, 0)),
+        "stats": statistics(footers[0], rows.schema, dict.fromkeys(rows.schema.names, 0)),
     }
     if ds is None:
         return Transaction(table).append([add], metadata, ("test", -1))
@@ -105,11 +105,11 @@ def events(seed: int, rows: int = ROWS) -> pa.Table:
     )
 
 
-def record(ds: str, kept: int) -> str:
+def record(ds: str, count: int) -> str:
     """What ingest says in its commit of a day."""
-    rows = {"read": kept, "kept": kept, "quarantined": 0, "duplicates": 0}
-    said = {"ds": ds, "key": f"ingest-{ds}", "declared": "d", "judged": "j", "files": [], "rows": rows}
-    return json.dumps({"headrace.ingest": said})
+    rows = {"read": count, "kept": count, "quarantined": 0, "duplicates": 0}
+    facts = {"ds": ds, "key": f"ingest-{ds}", "declared": "d", "judged": "j", "files": [], "rows": rows}
+    return json.dumps({"headrace.ingest": facts})
 
 
 def make_home(ws: Workspace, spec: Spec) -> None:
@@ -131,13 +131,13 @@ def make_home(ws: Workspace, spec: Spec) -> None:
             }
         )
         quarantine = put_rows(ws.table("clicks", "quarantine"), ds, bad)
-        made = Output(kind="delta", name=name(table), version=str(version), rows=ROWS)
+        lake_output = Output(kind="delta", name=name(table), version=str(version), rows=ROWS)
         ingest = save(
             ws,
             ds,
             "ingest",
             {},
-            made,
+            lake_output,
             Output(kind="quarantine", name=name(ws.table("clicks", "quarantine")), version=str(quarantine), rows=3),
             facts={"days": [ds], "reasons": {}, "example": f"such as {GONE[0]}"},
         )
@@ -154,8 +154,8 @@ def make_home(ws: Workspace, spec: Spec) -> None:
         dataset = ws.dataset("clicks", ds, f"features-{ds}")
         with dataset.new_folder() as folder:
             (folder / "train" / "part-0.parquet").put_bytes(b"x")
-        made = Output(kind="dataset", name=name(dataset), version=f"features-{ds}", rows=ROWS)
-        features = save(ws, ds, "features", {"ingest": ingest}, made)
+        dataset_output = Output(kind="dataset", name=name(dataset), version=f"features-{ds}", rows=ROWS)
+        features = save(ws, ds, "features", {"ingest": ingest}, dataset_output)
         scores = pa.table(
             {
                 "user_id": [u for u in USERS for _ in range(2)],
@@ -167,8 +167,10 @@ def make_home(ws: Workspace, spec: Spec) -> None:
         version = put_rows(ws.table("clicks", "scores"), ds, scores)
         hashes = pa.table({"user_id": USERS, "inputs_0": pa.array(range(len(USERS)), pa.int64())})
         put_rows(ws.table("clicks", "score_inputs"), ds, hashes)
-        made = Output(kind="delta", name=name(ws.table("clicks", "scores")), version=str(version), rows=2 * len(USERS))
-        save(ws, ds, "score", {"features": features}, made)
+        scores_output = Output(
+            kind="delta", name=name(ws.table("clicks", "scores")), version=str(version), rows=2 * len(USERS)
+        )
+        save(ws, ds, "score", {"features": features}, scores_output)
         ws.log("clicks", ds, "ingest").put_text(f"{GONE[2]} was here\n" if n else "nobody was here\n")
     # What a reader of changes, a killed run and a killed erasure leave.
     with (ws.table("clicks", "events") / "_change_data" / "cdc-1.parquet").new_file() as path:
@@ -215,14 +217,14 @@ def save_models(ws: Workspace, spec: Spec) -> None:
             changes=Changes(folders[0], 1.0) if n else None,
         )
         (folder.parent / "checkpoints" / "step-1" / "rows").put_text(GONE[0])
-        made = Output(kind="model", name=ws.name_of(folder), version=f"train-{day(n)}")
-        save(ws, day(n), "train", {}, made)
+        output = Output(kind="model", name=ws.name_of(folder), version=f"train-{day(n)}")
+        save(ws, day(n), "train", {}, output)
     (ws.spark_local / "workflow").remove()
 
 
 def tables(home: Path) -> Mapping[str, pa.Table]:
     """By table and version what its log says is in it, by a reader of the test's own; files that are gone: none."""
-    found = {}
+    contents = {}
     for log in sorted(home.glob("lake/clicks/*/_delta_log")):
         live: dict[str, dict[str, Any]] = {}
         for commit in sorted(log.glob("*.json")):
@@ -238,5 +240,5 @@ def tables(home: Path) -> Mapping[str, pa.Table]:
             stats = json.loads(add["stats"])
             assert stats["numRecords"] == rows.num_rows
             parts.append(rows.append_column("ds", pa.array([add["partitionValues"].get("ds", "")] * rows.num_rows)))
-        found[log.parent.name] = pa.concat_tables(parts)
-    return found
+        contents[log.parent.name] = pa.concat_tables(parts)
+    return contents

@@ -24,25 +24,25 @@ def gcs_bucket() -> Iterator[Any]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            found = objects.get(self.path)
-            self._answer(404 if found is None else 200, found)
+            stored = objects.get(self.path)
+            self._answer(404 if stored is None else 200, stored)
 
         do_HEAD = do_GET
 
         def do_PUT(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
-            asked = self.headers.get("x-goog-if-generation-match")
+            condition = self.headers.get("x-goog-if-generation-match")
             with lock:
                 generation, _ = objects.get(self.path, (0, b""))
-                if asked is not None and int(asked) != generation:
+                if condition is not None and int(condition) != generation:
                     return self._answer(412, None)
                 objects[self.path] = generation + 1, data
             return self._answer(200, (generation + 1, data), has_body=False)
 
-        def _answer(self, status: int, found: tuple[int, bytes] | None, has_body: bool = True) -> None:
-            generation, data = found or (0, b"")
+        def _answer(self, status: int, stored: tuple[int, bytes] | None, has_body: bool = True) -> None:
+            generation, data = stored or (0, b"")
             self.send_response(status)
-            if found is not None:
+            if stored is not None:
                 self.send_header("ETag", f'"{hashlib.md5(data).hexdigest()}"')
                 self.send_header("x-goog-generation", str(generation))
                 self.send_header("Last-Modified", "Mon, 05 Jan 2026 00:00:00 GMT")

@@ -162,7 +162,7 @@ def hdfs(
     folder.mkdir(parents=True, exist_ok=True)
     _write(conf / "core-site.xml", {"fs.defaultFS": f"hdfs://127.0.0.1:{port}"})
     loopback = {f"dfs.datanode.{name}": "127.0.0.1:0" for name in ("address", "http.address", "ipc.address")}
-    given = {
+    defaults = {
         "dfs.namenode.name.dir": f"file://{folder / 'name'}",
         "dfs.namenode.http-address": f"127.0.0.1:{web}",
         "dfs.namenode.rpc-bind-host": "127.0.0.1",
@@ -172,7 +172,7 @@ def hdfs(
         # As soon as a block is reported, instead of 30 s after.
         "dfs.namenode.safemode.extension": "0",
     }
-    _write(conf / "hdfs-site.xml", given | loopback | dict(settings or {}))
+    _write(conf / "hdfs-site.xml", defaults | loopback | dict(settings or {}))
     (conf / "log4j.properties").write_text(_LOG)
     # Their pages are not among the jars; without the folders the servers do not start.
     for name in ("hdfs", "datanode"):
@@ -220,7 +220,7 @@ def yarn(
     ports = {
         name: _free_port() for name in ("address", "scheduler.address", "resource-tracker.address", "admin.address")
     }
-    given = {f"yarn.resourcemanager.{name}": f"127.0.0.1:{port}" for name, port in ports.items()} | {
+    defaults = {f"yarn.resourcemanager.{name}": f"127.0.0.1:{port}" for name, port in ports.items()} | {
         "yarn.resourcemanager.hostname": "127.0.0.1",
         "yarn.resourcemanager.webapp.address": f"127.0.0.1:{web}",
         "yarn.resourcemanager.recovery.enabled": "true",
@@ -247,7 +247,7 @@ def yarn(
         # A disk that is nearly full is still one.
         "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
     }
-    _write(conf / "yarn-site.xml", given | dict(settings or {}))
+    _write(conf / "yarn-site.xml", defaults | dict(settings or {}))
     (conf / "log4j.properties").write_text(_LOG)
     manager = Server("resourcemanager", conf, folder / "resourcemanager.log")
     node = Server("nodemanager", conf, folder / "nodemanager.log")
@@ -277,8 +277,8 @@ def _write(path: Path, settings: Mapping[str, str]) -> None:
 
 def _get(url: str) -> dict[str, object] | None:
     with urllib.request.urlopen(url, timeout=10) as answer:
-        found = json.load(answer)
-    return found if isinstance(found, dict) else None
+        fields = json.load(answer)
+    return fields if isinstance(fields, dict) else None
 
 
 def _answers(ready: Callable[[], bool]) -> bool:

@@ -49,7 +49,7 @@ def check_names(client: type[SqlClient], name: str, table: str) -> None:
 
 def check_percent_signs(client: Callable[[Any], SqlClient]) -> None:
     """Percent signs in a name stand beside parameters that a library puts in by Python's `%`."""
-    asked: list[Any] = []
+    statements: list[Any] = []
 
     class Library:
         def cursor(self) -> Any:
@@ -64,13 +64,13 @@ def check_percent_signs(client: Callable[[Any], SqlClient]) -> None:
         description = None
 
         def execute(self, statement: str, params: Any) -> None:
-            asked.append(statement % params if params else statement)
+            statements.append(statement % params if params else statement)
 
         def command(self, statement: str, parameters: Any) -> None:
-            asked.append(statement % tuple(parameters) if parameters else statement)
+            statements.append(statement % tuple(parameters) if parameters else statement)
 
     opened = client(Library())
     name = opened.quote("100% %s")
     opened.run(f"DELETE FROM t WHERE {name} IN ({opened.mark}, {opened.mark})", ["7", "8"])
     opened.run(f"DROP TABLE {name}")
-    assert asked == [f"DELETE FROM t WHERE {name} IN (7, 8)", f"DROP TABLE {name}"]
+    assert statements == [f"DELETE FROM t WHERE {name} IN (7, 8)", f"DROP TABLE {name}"]

@@ -120,8 +120,8 @@ SCALARS |= {"ok": BOOLEANS, "day": DATES}
 
 
 def source(**changes: Any) -> LandingSource:
-    given_ = {"path": "in/{ds}/*", "timestamps": {"at": "epoch_milliseconds"}, **changes}
-    return LandingSource.model_validate(given_)
+    fields = {"path": "in/{ds}/*", "timestamps": {"at": "epoch_milliseconds"}, **changes}
+    return LandingSource.model_validate(fields)
 
 
 @st.composite

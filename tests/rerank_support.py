@@ -59,21 +59,21 @@ def make_rules(
     )
 
 
-def of_user(lists: RankedLists, found: Reranked, user: int) -> tuple[list[int], list[int], list[float]]:
+def of_user(lists: RankedLists, reranked: Reranked, user: int) -> tuple[list[int], list[int], list[float]]:
     """Rows, rules and propensities of one user."""
-    mine = slice(*found.offsets[user : user + 2].tolist())
-    assert all(lists.offsets[user] <= r < lists.offsets[user + 1] for r in found.rows[mine])
-    return found.rows[mine].tolist(), found.rule[mine].tolist(), found.propensity[mine].tolist()
+    span = slice(*reranked.offsets[user : user + 2].tolist())
+    assert all(lists.offsets[user] <= r < lists.offsets[user + 1] for r in reranked.rows[span])
+    return reranked.rows[span].tolist(), reranked.rule[span].tolist(), reranked.propensity[span].tolist()
 
 
 def only(lists: RankedLists, user: int) -> RankedLists:
     """The lists of one user alone."""
-    mine = slice(*lists.offsets[user : user + 2].tolist())
+    span = slice(*lists.offsets[user : user + 2].tolist())
     return RankedLists(
         users=lists.users[user : user + 1],
-        offsets=np.array([0, mine.stop - mine.start]),
-        scores=lists.scores[mine],
-        fresh=None if lists.fresh is None else lists.fresh[mine],
-        new=None if lists.new is None else lists.new[mine],
-        values={name: column[mine] for name, column in lists.values.items()},
+        offsets=np.array([0, span.stop - span.start]),
+        scores=lists.scores[span],
+        fresh=None if lists.fresh is None else lists.fresh[span],
+        new=None if lists.new is None else lists.new[span],
+        values={name: column[span] for name, column in lists.values.items()},
     )

@@ -72,7 +72,9 @@ def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:
     start = pd.Timestamp("2025-12-31")
 
     def maybe(values: np.ndarray, rate: float = 0.1) -> list[Any]:
-        return [None if gone else v for v, gone in zip(values.tolist(), rng.random(len(values)) < rate, strict=True)]
+        return [
+            None if is_null else v for v, is_null in zip(values.tolist(), rng.random(len(values)) < rate, strict=True)
+        ]
 
     # Whole hours: many events of a user happen at the same time, and the place in the source decides.
     hours = rng.integers(0, 24 * 6, rows)
@@ -98,8 +100,8 @@ def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:
 
 def to_spark(spark: SparkSession, frame: pd.DataFrame, columns: dict[str, str]) -> DataFrame:
     def values(name: str) -> list[Any]:
-        found = frame[name].tolist()
-        return [[str(x) for x in v] if isinstance(v, list) else None if v is None or v != v else v for v in found]
+        column = frame[name].tolist()
+        return [[str(x) for x in v] if isinstance(v, list) else None if v is None or v != v else v for v in column]
 
     arrow = {name: declared(TableColumn(name=name, type=type_)).arrow for name, type_ in columns.items()}
     table = pa.table([pa.array(values(name), type_) for name, type_ in arrow.items()], list(arrow))
@@ -148,25 +150,27 @@ def expected(
     folder = ws.home / manifest_of(ws, stage).output("model").name
     fitted = FittedWorkflow.load(local(folder / "workflow"))
     columns = {c: TYPES[c] for c in pairs.columns}
-    made = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
-    physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}
-    made = made[["u", "i"]].rename(columns={"u": "user", "i": "item"})
+    transformed = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
+    physical = {c: transformed[c].to_numpy() for f in fitted.features for c in f.physical}
+    transformed = transformed[["u", "i"]].rename(columns={"u": "user", "i": "item"})
     if answer is None:
-        made["score"] = load_predictor(folder, threads=1, output=output).predict(physical)
+        transformed["score"] = load_predictor(folder, threads=1, output=output).predict(physical)
     else:
-        made["score"] = answer(local(folder), physical)
+        transformed["score"] = answer(local(folder), physical)
     if clicked is not None:
-        made = made[[pair not in clicked for pair in zip(made.user, made.item, strict=True)]]
-    made["bytes"] = made["item"].str.encode("utf-8")
-    made = made.sort_values(["user", "score", "bytes"], ascending=[True, False, True])
-    made["rank"] = made.groupby("user").cumcount() + 1
-    return made[made["rank"] <= k][["user", "item", "rank", "score"]].reset_index(drop=True)
+        transformed = transformed[
+            [pair not in clicked for pair in zip(transformed.user, transformed.item, strict=True)]
+        ]
+    transformed["bytes"] = transformed["item"].str.encode("utf-8")
+    transformed = transformed.sort_values(["user", "score", "bytes"], ascending=[True, False, True])
+    transformed["rank"] = transformed.groupby("user").cumcount() + 1
+    return transformed[transformed["rank"] <= k][["user", "item", "rank", "score"]].reset_index(drop=True)
 
 
 def manifest_of(ws: Workspace, stage: str) -> Manifest:
-    found = Manifest.load(ws.manifest("shop", DS, stage))
-    assert found is not None
-    return found
+    manifest = Manifest.load(ws.manifest("shop", DS, stage))
+    assert manifest is not None
+    return manifest
 
 
 def scores(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:

@@ -95,7 +95,9 @@ def add_export(repository: Path, model: str, version: int) -> dict[str, np.ndarr
     fill = helper.make_node("Where", ["missing", "minus", "raw"], ["size.feature"])
     minus = numpy_helper.from_array(np.float32(-1), "minus")
     raw = _tensors(("colour", TensorProto.STRING, ["rows"]), ("raw", TensorProto.FLOAT, ["rows", 1]))
-    made = _tensors(("tag.feature", TensorProto.INT64, ["rows"]), ("size.feature", TensorProto.FLOAT, ["rows", 1]))
+    feature_tensors = _tensors(
+        ("tag.feature", TensorProto.INT64, ["rows"]), ("size.feature", TensorProto.FLOAT, ["rows", 1])
+    )
     rows = _tensors(("size", TensorProto.FLOAT, ["rows", 1]), ("tag", TensorProto.INT64, ["rows"]))
     gather = helper.make_node("Gather", ["vectors", "tag"], ["query_vector"], axis=0)
     table, axis = numpy_helper.from_array(vectors, "vectors"), numpy_helper.from_array(np.array([1]), "axis")
@@ -106,7 +108,7 @@ def add_export(repository: Path, model: str, version: int) -> dict[str, np.ndarr
     ]
     vector = _tensors(("query_vector", TensorProto.FLOAT, ["rows", 4]))
     graphs = {
-        "features": ([vocabulary, missing, fill], raw, made, [minus]),
+        "features": ([vocabulary, missing, fill], raw, feature_tensors, [minus]),
         "query": ([gather], rows[1:], vector, [table]),
         "model": ([gather, total, *label], rows, _tensors(("label", TensorProto.FLOAT, ["rows"])), [table, axis]),
     }
@@ -118,11 +120,11 @@ def add_export(repository: Path, model: str, version: int) -> dict[str, np.ndarr
                 helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
             )
         np.save(str(new / "items.npy"), items)
-        said = {
+        fields = {
             "graphs": {name: {"file": f"{name}.onnx"} for name in graphs},
             "items": {"file": "items.npy", "first_code": 2},
         }
-        (new / "export.json").put_text(json.dumps({**said, "files": {f.name: f.size() for f in new.files()}}))
+        (new / "export.json").put_text(json.dumps({**fields, "files": {f.name: f.size() for f in new.files()}}))
     return {"vectors": vectors, "items": items}
 
 
@@ -148,19 +150,19 @@ class Server:
         self.process = subprocess.Popen(
             [*command, "--threads", "1", *arguments], stdout=log.open("wb"), stderr=subprocess.STDOUT, env=env
         )
-        found = self._wait_for(lambda: re.search(r"HTTP (https?)://127.0.0.1:(\d+), gRPC 127.0.0.1:(\d+)", self.text()))
-        self.scheme, self.port, self.grpc_port = found[1], int(found[2]), int(found[3])
+        match = self._wait_for(lambda: re.search(r"HTTP (https?)://127.0.0.1:(\d+), gRPC 127.0.0.1:(\d+)", self.text()))
+        self.scheme, self.port, self.grpc_port = match[1], int(match[2]), int(match[3])
 
     def text(self) -> str:
         return self.log.read_text().replace("\n", " ")
 
     def _wait_for(self, condition: Any, seconds: float = 60) -> Any:
         until = time.monotonic() + seconds
-        while not (found := condition()):
+        while not (result := condition()):
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < until, self.text()
             time.sleep(0.02)
-        return found
+        return result
 
     def wait_for_version(self, model: str, version: int) -> None:
         """Until it answers where none is named."""
@@ -170,9 +172,9 @@ class Server:
         """Until the server has tried it; why it could not."""
 
         def reason() -> str | None:
-            for found in json.loads(self.request("POST", "/v2/repository/index", b"")[1]):
-                if found["name"] == model and found["version"] == str(version) and found["reason"] != "unloaded":
-                    return str(found["reason"])
+            for entry in json.loads(self.request("POST", "/v2/repository/index", b"")[1]):
+                if entry["name"] == model and entry["version"] == str(version) and entry["reason"] != "unloaded":
+                    return str(entry["reason"])
             return None
 
         return str(self._wait_for(reason))

@@ -18,7 +18,7 @@ def slow_puts(endpoint: str, seconds: float) -> Iterator[str]:
     A request is told by how a block from the client begins: clients send no two of them at once on a connection.
     """
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    ready, found = Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]]()
+    ready, started = Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]]()
 
     async def hand_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, wait: float) -> None:
         try:
@@ -43,19 +43,19 @@ def slow_puts(endpoint: str, seconds: float) -> Iterator[str]:
             await asyncio.gather(hand_on(client, writer, seconds), hand_on(reader, answer, 0))
 
     async def run() -> None:
-        ended = asyncio.Event()
+        stop = asyncio.Event()
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        found.append((asyncio.get_running_loop(), ended, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        started.append((asyncio.get_running_loop(), stop, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         ready.set()
-        await ended.wait()
+        await stop.wait()
         server.close()
 
     thread = Thread(target=asyncio.run, args=(run(),), name="slow-puts", daemon=True)
     thread.start()
     ready.wait()
-    loop, ended, slow = found[0]
+    loop, stop, slow = started[0]
     try:
         yield slow
     finally:
-        loop.call_soon_threadsafe(ended.set)
+        loop.call_soon_threadsafe(stop.set)
         thread.join()

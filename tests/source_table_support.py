@@ -45,7 +45,7 @@ def make_spec(
         "late_days": 1,
         "expectations": {"max_bad_rate": 0.5, "ranges": {"click": [0, 1]}},
     }
-    made: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "label": "click",
         "window_days": 2,
         "split": {"by": "time", "valid_days": 1},
@@ -62,7 +62,7 @@ def make_spec(
             "pipeline": "shop",
             "source": dict(source),
             "table": declared | dict(table or {}),
-            "features": made | dict(features or {}),
+            "features": defaults | dict(features or {}),
             "sources": dict(sources or {}),
         }
     )
@@ -70,13 +70,13 @@ def make_spec(
 
 def make_rows(rows: int = 300, first: int = 0, day: str | None = None) -> pd.DataFrame:
     """Events of D1 .. D3 in turn (or of one day), every tenth of the day before the partition that it is in."""
-    found = []
+    records = []
     for i in range(first, first + rows):
         dt = datetime.fromisoformat(day or (D1, D2, D3)[i % 3]).replace(tzinfo=UTC)
         ts = dt + timedelta(hours=i % 24, seconds=i % 7) - (timedelta(days=1) if i % 10 == 9 else timedelta(0))
         user = None if i % 13 == 0 else f"u{i % 17}"
-        found.append((i, ts, user, i % 29, i / 8, int(i % 4 == 0), dt.date()))
-    return pd.DataFrame(found, columns=["id", "ts", "user", "item", "price", "click", "dt"])
+        records.append((i, ts, user, i % 29, i / 8, int(i % 4 == 0), dt.date()))
+    return pd.DataFrame(records, columns=["id", "ts", "user", "item", "price", "click", "dt"])
 
 
 def frame(spark: SparkSession, rows: pd.DataFrame) -> DataFrame:
@@ -93,8 +93,8 @@ def arrow_rows(rows: pd.DataFrame) -> pa.Table:
 
 def quarantined(spark: SparkSession, ws: Workspace) -> dict[int, str]:
     """Reason by id."""
-    found = spark.read.format("delta").load(str(ws.quarantine("shop"))).collect()
-    return {json.loads(r["_raw"])["id"]: r["_reason"] for r in found}
+    records = spark.read.format("delta").load(str(ws.quarantine("shop"))).collect()
+    return {json.loads(r["_raw"])["id"]: r["_reason"] for r in records}
 
 
 def ingest(spec: Spec, ws: Workspace, ds: str) -> Manifest:
@@ -103,17 +103,17 @@ def ingest(spec: Spec, ws: Workspace, ds: str) -> Manifest:
 
 def dataset(spec: Spec, ws: Workspace, ds: str) -> dict[str, pd.DataFrame]:
     """What features makes of a day, by split."""
-    made = run_stage(BuildFeatures(), spec, ws, ds).manifest
-    folder = Path(ws.locate(made.output("dataset").name).local_path())
+    manifest = run_stage(BuildFeatures(), spec, ws, ds).manifest
+    folder = Path(ws.locate(manifest.output("dataset").name).local_path())
     return {
         split: pa.concat_tables([pq.read_table(f) for f in sorted((folder / split).glob("*.parquet"))]).to_pandas()
         for split in ("train", "valid")
     }
 
 
-def ids(found: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
+def ids(frames: Mapping[str, pd.DataFrame]) -> dict[str, list[int]]:
     """The rows of each split, by their carried ids."""
-    return {split: sorted(int(i) for i in frame["id"]) for split, frame in found.items()}
+    return {split: sorted(int(i) for i in frame["id"]) for split, frame in frames.items()}
 
 
 def expected(rows: pd.DataFrame, valid: str = D3) -> dict[str, list[int]]:

@@ -14,9 +14,9 @@ import pytest
 from headrace.storage import system
 
 
-def _calls(of: ModuleType) -> list[str]:
-    found = inspect.getmembers(of, inspect.isfunction)
-    return [name for name, f in found if f.__module__ == of.__name__ and not name.startswith("_")]
+def _calls(module: ModuleType) -> list[str]:
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, f in functions if f.__module__ == module.__name__ and not name.startswith("_")]
 
 
 class Killed(BaseException):
@@ -56,7 +56,7 @@ def _half(name: str, *arguments: Any) -> None:
 
 
 @contextmanager
-def faulty(at: int, kills: bool, calls: ModuleType = system, done: bool = False) -> Iterator[Faulty]:
+def faulty(failing_call: int, kills: bool, calls: ModuleType = system, done: bool = False) -> Iterator[Faulty]:
     """Within, the n-th of a module's calls fails.
 
     Args:
@@ -65,7 +65,7 @@ def faulty(at: int, kills: bool, calls: ModuleType = system, done: bool = False)
         calls: the module: `headrace.storage.system`, or `headrace.storage.objects.calls`.
         done: the call does its work before it fails, as when its answer is lost.
     """
-    fault = Faulty(at, kills, done)
+    fault = Faulty(failing_call, kills, done)
     with pytest.MonkeyPatch.context() as patch:
         for name in _calls(calls):
             patch.setattr(calls, name, fault.wrap(name, getattr(calls, name)))

@@ -77,16 +77,16 @@ def headrace(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> Ru
 def manifests(home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Manifest]:
     """The manifests of a day, by stage."""
     ws = Workspace(home)
-    found = {stage: Manifest.load(ws.manifest(pipeline, ds, stage)) for stage in ORDER}
-    return {stage: m for stage, m in found.items() if m is not None}
+    by_stage = {stage: Manifest.load(ws.manifest(pipeline, ds, stage)) for stage in ORDER}
+    return {stage: m for stage, m in by_stage.items() if m is not None}
 
 
 def read_delta(spark: SparkSession | None, path: Path, *order: str) -> pd.DataFrame:
     """Return a whole Delta table in a fixed order, read by Spark or, without a session, by delta-rs."""
     if spark is None:
         table = DeltaTable(str(path))
-        nothing = pd.DataFrame(columns=[field.name for field in table.schema().fields])
-        frame = pd.concat([_read_data_file(Path(file)) for file in table.file_uris()] or [nothing])
+        empty = pd.DataFrame(columns=[field.name for field in table.schema().fields])
+        frame = pd.concat([_read_data_file(Path(file)) for file in table.file_uris()] or [empty])
     else:
         frame = spark.read.format("delta").load(str(path)).toPandas()
     columns = sorted(frame.columns)
@@ -108,47 +108,52 @@ def everything(spark: SparkSession | None, home: Path, ds: str = DAY, pipeline: 
     Compare two that were read in the same way: both with a session, or both without (`read_delta`).
     """
     ws = Workspace(home)
-    made = manifests(home, ds, pipeline)
+    day_manifests = manifests(home, ds, pipeline)
     # Ingest counts the days that a run loaded, and a rerun after a kill loads what was left: the tables are compared.
-    found: dict[str, Any] = {"rows": {stage: m.rows for stage, m in made.items() if stage != "ingest"}}
-    if "ingest" in made:
+    contents: dict[str, Any] = {"rows": {stage: m.rows for stage, m in day_manifests.items() if stage != "ingest"}}
+    if "ingest" in day_manifests:
         for name in ("events", "quarantine"):
-            found[name] = read_delta(spark, ws.table(pipeline, name), "_source_file", "_source_line")
-    if "features" in made:
-        found["vocabulary"] = read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code")
-        dataset, schema = ws.home / made["features"].output("dataset").name, made["features"].dataset_schema
+            contents[name] = read_delta(spark, ws.table(pipeline, name), "_source_file", "_source_line")
+    if "features" in day_manifests:
+        contents["vocabulary"] = read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code")
+        dataset, schema = (
+            ws.home / day_manifests["features"].output("dataset").name,
+            day_manifests["features"].dataset_schema,
+        )
         assert schema is not None
         for split in ("train", "valid"):
-            found[f"dataset {split}"] = padded(pads.dataset(dataset / split, format="parquet").to_table(), schema)
-    if "train" in made:
-        model = ws.home / made["train"].output("model").name
+            contents[f"dataset {split}"] = padded(pads.dataset(dataset / split, format="parquet").to_table(), schema)
+    if "train" in day_manifests:
+        model = ws.home / day_manifests["train"].output("model").name
         for path in sorted(model.rglob("*.safetensors")):
             for name, array in load_file(path).items():
-                found[f"model {path.relative_to(model)} {name}"] = array
-    found["metrics"] = {stage: made[stage].facts["metrics"] for stage in ("train", "baseline") if stage in made}
+                contents[f"model {path.relative_to(model)} {name}"] = array
+    contents["metrics"] = {
+        stage: day_manifests[stage].facts["metrics"] for stage in ("train", "baseline") if stage in day_manifests
+    }
     for stage, table in (("score", "scores"), ("publish", "published")):
-        if stage in made:
+        if stage in day_manifests:
             # Keys are made of Delta versions, among others, and a healed day may have taken one commit more.
-            found[table] = read_delta(spark, ws.table(pipeline, table), "ds", "user_id", "rank").drop(
+            contents[table] = read_delta(spark, ws.table(pipeline, table), "ds", "user_id", "rank").drop(
                 columns=["model_version", "published_key"], errors="ignore"
             )
-    if "publish" in made:
+    if "publish" in day_manifests:
         with connect(Warehouse(), ws) as db:
             columns = "ds::text, user_id, item_id, rank, score"
-            found["warehouse"] = db.execute(
+            contents["warehouse"] = db.execute(
                 f"SELECT {columns} FROM {pipeline}_scores ORDER BY ds, user_id, rank"
             ).fetchall()
-    return found
+    return contents
 
 
 def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
     """Every part equal, to the bit."""
     assert left.keys() == right.keys()
     for name, value in left.items():
-        other = right[name]
+        right_value = right[name]
         if isinstance(value, pd.DataFrame):
-            pd.testing.assert_frame_equal(value, other, check_exact=True, obj=name)
+            pd.testing.assert_frame_equal(value, right_value, check_exact=True, obj=name)
         elif isinstance(value, np.ndarray):
-            np.testing.assert_array_equal(value, other, err_msg=name)
+            np.testing.assert_array_equal(value, right_value, err_msg=name)
         else:
-            assert value == other, name
+            assert value == right_value, name

@@ -219,7 +219,7 @@ def before(
     """The events of the row's key before it, in order: the definition, by looking at every row."""
     if row["ts"] is None or any(row[k] is None for k in keys):
         return []
-    found = [
+    matching = [
         r
         for r in rows
         if r["ts"] is not None
@@ -229,7 +229,7 @@ def before(
         and r["ts"] + delay < row["ts"]
         and (window is None or r["ts"] + delay + window >= row["ts"])
     ]
-    return sorted(found, key=lambda r: (r["ts"], r["_source_file"].encode(), r["_source_line"]))
+    return sorted(matching, key=lambda r: (r["ts"], r["_source_file"].encode(), r["_source_line"]))
 
 
 #: Every operator that looks at the past, with most of its parameters.
@@ -280,10 +280,10 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
     for i, r in enumerate(rows):
         e: Row = {}
         for name, window in (("1d", DAY), ("2.5d", 2.5 * DAY), ("all", None)):
-            of = before(rows, r, ["user"], window=window)
-            e[f"user_count_{name}"] = len(of)
+            earlier = before(rows, r, ["user"], window=window)
+            e[f"user_count_{name}"] = len(earlier)
             for c in ("price", "big", "click"):
-                n, ones, total = _sums(of, c)
+                n, ones, total = _sums(earlier, c)
                 e[f"user_{c}_sum_{name}"] = total
                 e[f"user_{c}_mean_{name}"] = total / n if n else None
                 e[f"user_{c}_rate_{name}"] = ones / n if n else None
@@ -294,19 +294,21 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
         e["item_user_count_3d"] = len(before(rows, r, ["item", "user"], 6 * HOUR, 3 * DAY, kept))
 
-        of = before(rows, r, ["user"])
+        earlier = before(rows, r, ["user"])
         for c in ("price", "n", "flag", "odd.na`me"):
-            own, last = r[c], of[-1][c] if of else None
-            gone = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (own, last))
-            e[f"user_{c}_difference"] = None if gone else float(own) - float(last)
-        e["user_since"] = (r["ts"] - of[-1]["ts"]) / timedelta(microseconds=1) / 3.6e9 if of else None
+            current, last = r[c], earlier[-1][c] if earlier else None
+            is_missing = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (current, last))
+            e[f"user_{c}_difference"] = None if is_missing else float(current) - float(last)
+        e["user_since"] = (r["ts"] - earlier[-1]["ts"]) / timedelta(microseconds=1) / 3.6e9 if earlier else None
         for c in ("price", "flag"):
-            own, third = r[c], of[-3][c] if len(of) >= 3 else None
-            gone = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (own, third))
-            e[f"user_{c}_difference_3"] = None if gone else float(own) - float(third)
-        e["user_since_3"] = (r["ts"] - of[-3]["ts"]) / timedelta(microseconds=1) / 8.64e10 if len(of) >= 3 else None
+            current, third = r[c], earlier[-3][c] if len(earlier) >= 3 else None
+            is_missing = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (current, third))
+            e[f"user_{c}_difference_3"] = None if is_missing else float(current) - float(third)
+        e["user_since_3"] = (
+            (r["ts"] - earlier[-3]["ts"]) / timedelta(microseconds=1) / 8.64e10 if len(earlier) >= 3 else None
+        )
         for c in ("item", "big"):
-            e[f"{c}_history"] = [x[c] for x in of if x[c] is not None][-3:]
+            e[f"{c}_history"] = [x[c] for x in earlier if x[c] is not None][-3:]
         recent = before(rows, r, ["day"], 6 * HOUR, keep=lambda x: x["flag"] is not None)
         values = [x["price"] for x in recent if x["price"] is not None and not math.isnan(x["price"])]
         e["price_recent"] = values[-2:][::-1]
@@ -314,15 +316,15 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
         # A session's start: walk back over the key's instants until a gap.
         if r["user"] is not None and r["ts"] is not None:
             start = r["ts"]
-            for x in reversed(of):
+            for x in reversed(earlier):
                 if start - x["ts"] > 6 * HOUR:
                     break
                 start = x["ts"]
             starts[i] = start
-        e["session_position"] = len([x for x in of if x["ts"] >= starts[i]]) if i in starts else 0
+        e["session_position"] = len([x for x in earlier if x["ts"] >= starts[i]]) if i in starts else 0
         e["session_age"] = (r["ts"] - starts[i]) / timedelta(seconds=1) if i in starts else None
         e["n_in_session"] = (
-            [x["n"] for x in of if x["ts"] >= starts[i] and x["n"] is not None][-5:] if i in starts else []
+            [x["n"] for x in earlier if x["ts"] >= starts[i] and x["n"] is not None][-5:] if i in starts else []
         )
 
         n, _, y = _sums(before(rows, r, ["item"], 12 * HOUR), "click")

@@ -33,10 +33,10 @@ DTYPES = {
 @cache
 def model_config_pb2() -> Any:
     """tritonclient's module by path: its package's extra asks for an older protobuf."""
-    found = importlib.util.find_spec("tritonclient")
-    if found is None or found.submodule_search_locations is None:
+    module_spec = importlib.util.find_spec("tritonclient")
+    if module_spec is None or module_spec.submodule_search_locations is None:
         pytest.skip("tritonclient is not installed: run `make serve`")
-    path = Path(next(iter(found.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
+    path = Path(next(iter(module_spec.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
     spec = importlib.util.spec_from_file_location("triton_model_config_pb2", path)
     assert spec is not None
     assert spec.loader is not None
@@ -109,18 +109,18 @@ class Repository:
 
     def versions(self, name: str) -> list[int]:
         """As Triton's VersionsToLoad."""
-        found = []
+        numbers = []
         for entry in (self.folder / name).iterdir():
             if entry.is_dir() and entry.name.lstrip("-+").split(".")[0].isdigit():
                 assert entry.name.isdigit(), entry
-                found.append(int(entry.name))
-        return sorted(found)
+                numbers.append(int(entry.name))
+        return sorted(numbers)
 
     def ask(self, name: str, tensors: Mapping[str, Any], version: int | None = None) -> Tensors:
         """An answer to a request, whose texts are bytes; the checks are Triton's."""
         config = read_config(self.folder / name)
         batched, rows = config.max_batch_size > 0, 0
-        given: Tensors = {}
+        inputs: Tensors = {}
         assert sorted(tensors) == sorted(t.name for t in config.input), name
         for tensor in config.input:
             x = np.asarray(tensors[tensor.name])
@@ -128,19 +128,19 @@ class Repository:
             rows = len(x) if batched else 0
             assert rows <= config.max_batch_size
             _check(name, tensor, x.shape[1:] if batched else x.shape)
-            given[tensor.name] = _inner(tensor, x)
+            inputs[tensor.name] = _inner(tensor, x)
         if config.HasField("ensemble_scheduling"):
-            made = self._ensemble(config, given)
+            outputs = self._ensemble(config, inputs)
         else:
-            at = str(version or self.versions(name)[-1])
-            assert (self.folder / name / at).is_dir(), (name, at)
-            if (name, at) not in self._loaded:
-                self._loaded[name, at] = _load(self.folder / name, at, config)
-            made = self._loaded[name, at](given)
-        assert sorted(made) == sorted(t.name for t in config.output), name
+            version_name = str(version or self.versions(name)[-1])
+            assert (self.folder / name / version_name).is_dir(), (name, version_name)
+            if (name, version_name) not in self._loaded:
+                self._loaded[name, version_name] = _load(self.folder / name, version_name, config)
+            outputs = self._loaded[name, version_name](inputs)
+        assert sorted(outputs) == sorted(t.name for t in config.output), name
         out = {}
         for tensor in config.output:
-            x = made[tensor.name]
+            x = outputs[tensor.name]
             if tensor.HasField("reshape"):
                 x = x.reshape(len(x), *tensor.dims)
             if x.dtype.kind in "US":
@@ -151,16 +151,16 @@ class Repository:
             out[tensor.name] = x
         return out
 
-    def _ensemble(self, config: Any, given: Tensors) -> Tensors:
-        tensors = dict(given)
+    def _ensemble(self, config: Any, request: Tensors) -> Tensors:
+        tensors = dict(request)
         waiting = list(config.ensemble_scheduling.step)
         while waiting:
             ready = [s for s in waiting if all(name in tensors for name in s.input_map.values())]
             assert ready, f"{config.name}: no step can go on with {sorted(tensors)}"
             for step in ready:
-                asked = {inner: tensors[outer] for inner, outer in step.input_map.items()}
-                made = self.ask(step.model_name, asked, step.model_version)
-                tensors |= {outer: made[inner] for inner, outer in step.output_map.items()}
+                step_inputs = {inner: tensors[outer] for inner, outer in step.input_map.items()}
+                step_outputs = self.ask(step.model_name, step_inputs, step.model_version)
+                tensors |= {outer: step_outputs[inner] for inner, outer in step.output_map.items()}
                 waiting.remove(step)
         return {t.name: tensors[t.name] for t in config.output}
 
@@ -218,15 +218,15 @@ def _python(model: Path, version: str, config: Any) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    made = module.TritonPythonModel()
+    python_model = module.TritonPythonModel()
     as_json = json_format.MessageToJson(config, preserving_proto_field_name=True)
-    made.initialize({"model_config": as_json, "model_repository": str(model), "model_version": version})
+    python_model.initialize({"model_config": as_json, "model_repository": str(model), "model_version": version})
 
     def ask(tensors: Tensors) -> Tensors:
-        (response,) = made.execute([PbRequest(tensors)])
+        (response,) = python_model.execute([PbRequest(tensors)])
         if response.error is not None:
             raise response.error
         return {t.name(): t.as_numpy() for t in response.tensors}
 
-    ask.model = made  # type: ignore[attr-defined]
+    ask.model = python_model  # type: ignore[attr-defined]
     return ask

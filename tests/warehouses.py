@@ -85,10 +85,10 @@ class Warehouses:
             self.settings["iceberg"] = [f"catalog={catalog}", "schema=served"]
 
     def overrides(self, kind: str) -> list[str]:
-        found = [f"publish.warehouse.{text}" for text in [f"kind={kind}", *self.settings[kind]]]
+        options = [f"publish.warehouse.{text}" for text in [f"kind={kind}", *self.settings[kind]]]
         if kind == "iceberg":
-            found += [f"spark.properties={json.dumps(self.properties)}"]
-        return found
+            options += [f"spark.properties={json.dumps(self.properties)}"]
+        return options
 
     def read(self, kind: str, ws: Workspace, ds: str, current: bool = False) -> pd.DataFrame:
         name = "clicks_scores_current" if current else "clicks_scores"
@@ -99,23 +99,23 @@ class Warehouses:
             file = self.folder / ("scores.duckdb" if kind == "duckdb" else "scores.sqlite")
             with duckdb.connect(str(file)) if kind == "duckdb" else sqlite3.connect(file) as db:
                 rows = db.execute(f"SELECT {', '.join(COLUMNS)} FROM {name}").fetchall()
-            found = pd.DataFrame(rows, columns=COLUMNS)
+            frame = pd.DataFrame(rows, columns=COLUMNS)
         elif kind == "parquet":
             table = self.folder / "parquet" / "clicks_scores"
             manifest = json.loads((table / "manifest.json").read_text())
             days = [manifest["current"]] if current else list(manifest["days"])
             files = [table / file for day in days for file in manifest["days"][day]["files"]]
-            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+            frame = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
         elif kind == "delta":
             parts = []
             for path in map(Path, DeltaTable(str(self.folder / "delta" / name)).file_uris()):
                 part = pq.ParquetFile(path).read().to_pandas()
                 parts.append(part if current else part.assign(ds=path.parent.name.removeprefix("ds=")))
-            found = pd.concat(parts)
+            frame = pd.concat(parts)
         else:
             metadata = newest_metadata(local(self.folder / "iceberg" / "served" / name / "metadata"))
             assert metadata.current is not None
             files = [f.path.local_path() for f in snapshot_files(metadata, metadata.current)]
-            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
-        found = found.assign(ds=found["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
-        return found[found["ds"] == ds][COLUMNS]
+            frame = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+        frame = frame.assign(ds=frame["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
+        return frame[frame["ds"] == ds][COLUMNS]

@@ -134,5 +134,5 @@ class ArrowBatches:
 
     def at(self, rows: I64, slot: I64) -> I64:
         """The row of the pool at a slot of each row's batch."""
-        found: I64 = self._pool[self._start[self._batch[rows]] + slot]
-        return found
+        values: I64 = self._pool[self._start[self._batch[rows]] + slot]
+        return values

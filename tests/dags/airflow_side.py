@@ -50,13 +50,13 @@ def look() -> dict[str, Any]:
     import airflow.dag_processing.dagbag  # noqa: F401
 
     sys.addaudithook(watch)
-    found = bag()
+    dag_bag = bag()
     audited = {"opened": dict(opened), "begun": list(begun)}
     heavy = [m for m in HEAVY if m in sys.modules]
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
     dags = {}
-    for dag_id, dag in found.dags.items():
+    for dag_id, dag in dag_bag.dags.items():
         tasks = {
             t.task_id: {
                 "submits": isinstance(t, SparkSubmitOperator),
@@ -82,24 +82,24 @@ def look() -> dict[str, Any]:
         }
     from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 
-    wanted = max(dags)
-    with _airflow_parsing_context_manager(dag_id=wanted):
+    last_dag_id = max(dags)
+    with _airflow_parsing_context_manager(dag_id=last_dag_id):
         of_task = list(bag().dags)
-    return {"errors": found.import_errors, "heavy": heavy, "dags": dags, "of_task": (wanted, of_task), **audited}
+    return {"errors": dag_bag.import_errors, "heavy": heavy, "dags": dags, "of_task": (last_dag_id, of_task), **audited}
 
 
-def run(wanted: list[str]) -> dict[str, Any]:
+def run(dag_runs: list[str]) -> dict[str, Any]:
     """Each DAG for a day, one after another in this process."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import sync_bag_to_db
     from airflow.utils.session import create_session
 
-    found, outcomes = bag(), []
+    dag_bag, outcomes = bag(), []
     DagBundlesManager().sync_bundles_to_db()
     with create_session() as session:  # assets are known by the database
-        sync_bag_to_db(found, "dags-folder", None, session=session)
-    for dag_id, ds in zip(wanted[::2], wanted[1::2], strict=True):
-        dag = found.dags[dag_id]
+        sync_bag_to_db(dag_bag, "dags-folder", None, session=session)
+    for dag_id, ds in zip(dag_runs[::2], dag_runs[1::2], strict=True):
+        dag = dag_bag.dags[dag_id]
         for task in dag.tasks:
             task.retries = 0
         done = dag.test(logical_date=datetime.fromisoformat(f"{ds}T00:00:00+00:00"), run_conf={"ds": ds})
@@ -118,12 +118,12 @@ def pods(name: str, stages: list[str]) -> dict[str, Any]:
     from kubernetes.client import ApiClient
 
     pipeline = next(p for p in pipelines() if p.name == name)
-    place, found = master(pipeline), {}
+    place, pod_objects = master(pipeline), {}
     for stage in stages:
         job = HeadraceJob(stage=stage, pipeline=pipeline, ds="2026-02-01")
         pod = Elsewhere._pod(job, place, job._words(place), job.execution_timeout)
-        found[stage] = ApiClient().sanitize_for_serialization(pod.build_pod_request_obj(dry_run=True))
-    return {"pods": found}
+        pod_objects[stage] = ApiClient().sanitize_for_serialization(pod.build_pod_request_obj(dry_run=True))
+    return {"pods": pod_objects}
 
 
 class _Try:
@@ -134,7 +134,7 @@ class _Try:
     stats_tags: Mapping[str, str] = MappingProxyType({})
 
 
-def jobs(name: str, program: str, wanted: list[str]) -> dict[str, Any]:
+def jobs(name: str, program: str, arguments: list[str]) -> dict[str, Any]:
     """Stages of a pipeline as tasks, all at once: until each is deferred, what its trigger fires, how it then ends.
 
     The jobs are those of the DAGs; what they submit is a program of the caller's, in place of the stages' own.
@@ -168,9 +168,9 @@ def jobs(name: str, program: str, wanted: list[str]) -> dict[str, Any]:
         return {"event": event, "ends": None}
 
     with ThreadPoolExecutor() as threads:
-        pairs = zip(wanted[::2], wanted[1::2], strict=True)
-        ended = {ds: threads.submit(see_through, stage, ds) for stage, ds in pairs}
-        return {"jobs": {ds: one.result() for ds, one in ended.items()}}
+        pairs = zip(arguments[::2], arguments[1::2], strict=True)
+        futures = {ds: threads.submit(see_through, stage, ds) for stage, ds in pairs}
+        return {"jobs": {ds: future.result() for ds, future in futures.items()}}
 
 
 def wait(rest: str, application: str) -> dict[str, Any]:

@@ -125,10 +125,10 @@ def serve(cluster: Cluster) -> Iterator[int]:
                 self._send(401, {"kind": "Status", "code": 401, "reason": "Unauthorized"})
                 return
             url = urlsplit(self.path)
-            if found := _PODS.fullmatch(url.path):
-                self._pods(found[1], found[2], bool(found[3]), body, parse_qs(url.query))
-            elif found := _SECRETS.fullmatch(url.path):
-                self._secrets(found[2], body)
+            if match := _PODS.fullmatch(url.path):
+                self._pods(match[1], match[2], bool(match[3]), body, parse_qs(url.query))
+            elif match := _SECRETS.fullmatch(url.path):
+                self._secrets(match[2], body)
             elif _EVENTS.fullmatch(url.path):
                 self._send(200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": []})
             else:
@@ -156,10 +156,10 @@ def serve(cluster: Cluster) -> Iterator[int]:
             cluster.secrets[name] = body
             self._send(201, body)
 
-        def _send(self, code: int, found: Any) -> None:
-            data = found if isinstance(found, bytes) else json.dumps(found).encode()
+        def _send(self, code: int, answer: Any) -> None:
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(code)
-            self.send_header("Content-Type", "text/plain" if isinstance(found, bytes) else "application/json")
+            self.send_header("Content-Type", "text/plain" if isinstance(answer, bytes) else "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

@@ -52,9 +52,9 @@ class Service:
         self._database = Workspace(home / "database")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))}
         self.env = {
-            **kept,
+            **inherited,
             "AIRFLOW_HOME": str(home),
             "PYTHONPATH": str(DAGS),
             "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
@@ -129,14 +129,14 @@ class Service:
 
     def database_rows(self) -> dict[str, bytes]:
         """The rows of each table of Airflow's database, as PostgreSQL's COPY writes them."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         place = {"host": "127.0.0.1", "port": server.status(self._database).port, "dbname": "airflow"}
         with psycopg.connect(user="airflow", password=roles.password(self._database), **place) as conn:
             for (table,) in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
                 statement = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
                 with conn.cursor() as cursor, cursor.copy(statement) as copy:
-                    found[table] = b"".join(copy)
-        return found
+                    contents[table] = b"".join(copy)
+        return contents
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the REST API.
@@ -160,23 +160,23 @@ class Service:
 
     def runs(self, dag_id: str) -> dict[str, str]:
         """The states of its runs."""
-        found = self.api("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"]
-        return {r["dag_run_id"]: r["state"] for r in found}
+        dag_runs = self.api("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"]
+        return {r["dag_run_id"]: r["state"] for r in dag_runs}
 
     def ended(self, dag_id: str, runs: int = 1, seconds: float = 900) -> dict[str, str]:
         """Wait until a DAG has so many runs, and all of them have ended."""
 
         def look() -> dict[str, str] | None:
-            found = self.runs(dag_id)
-            return found if len(found) >= runs and all(s in ENDED for s in found.values()) else None
+            states = self.runs(dag_id)
+            return states if len(states) >= runs and all(s in ENDED for s in states.values()) else None
 
         return self.until(look, seconds)
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """The tasks of a run."""
         run = urllib.request.quote(run_id)  # type: ignore[attr-defined]
-        found = self.api("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances?limit=100")["task_instances"]
-        return {t["task_id"]: t for t in found}
+        instances = self.api("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances?limit=100")["task_instances"]
+        return {t["task_id"]: t for t in instances}
 
     def until(self, look: Callable[[], Any], seconds: float) -> Any:
         """Ask until the answer is true; gives it.
@@ -185,12 +185,12 @@ class Service:
             TimeoutError: with the ends of the logs.
         """
         end = time.monotonic() + seconds
-        while not (found := look()):
+        while not (result := look()):
             if time.monotonic() > end:
                 ends = [f"{p.name}: {p.read_text(errors='replace')[-1500:]}" for p in self.home.glob("*.log")]
                 raise TimeoutError("\n".join(ends))
             time.sleep(0.5)
-        return found
+        return result
 
     def _answers(self) -> bool:
         try:
@@ -217,15 +217,15 @@ def _children(pid: int) -> list[int]:
             except (OSError, ValueError):
                 continue
             below.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
 
     def add(parent: int) -> None:
         for child in below.get(parent, []):
             add(child)
-            found.append(child)
+            pids.append(child)
 
     add(pid)
-    return found
+    return pids
 
 
 def _signal(pid: int, number: int) -> None:

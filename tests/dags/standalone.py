@@ -44,9 +44,16 @@ def standalone(folder: Path, worker: Sequence[str] = (), cores: int = 2) -> Iter
     rest_is = {"enabled": "true", "host": "127.0.0.1", "port": str(place.rest)}
     conf.write_text("".join(f"spark.master.rest.{key} {value}\n" for key, value in rest_is.items()))
     env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(folder), "SPARK_WORKER_DIR": str(folder)}
-    start, at = [str(spark_home() / "bin" / "spark-class")], ["--host", "127.0.0.1"]
-    master = ["org.apache.spark.deploy.master.Master", *at, "--port", str(place.port), "--webui-port", str(place.web)]
-    executors = ["org.apache.spark.deploy.worker.Worker", *at, "--webui-port", "0"]
+    start, address = [str(spark_home() / "bin" / "spark-class")], ["--host", "127.0.0.1"]
+    master = [
+        "org.apache.spark.deploy.master.Master",
+        *address,
+        "--port",
+        str(place.port),
+        "--webui-port",
+        str(place.web),
+    ]
+    executors = ["org.apache.spark.deploy.worker.Worker", *address, "--webui-port", "0"]
     executors += ["--cores", str(cores), "--memory", "16g"]
     words = [[*start, *master, "--properties-file", str(conf)], [*start, *executors, place.url]]
     envs = [env, env]

@@ -84,8 +84,8 @@ def main() -> int:
         marker = folder / "orders" / f"{pipeline}.{ds}.late"
         print(f"{ds} is not complete yet: the marker is not there" if marker.exists() else "1 of 1 stages would run")
         return 75 if marker.exists() else 0
-    said = orders.read_text().split() if orders.exists() else []
-    word = said[min(number, len(said)) - 1] if said else "0"
+    answers = orders.read_text().split() if orders.exists() else []
+    word = answers[min(number, len(answers)) - 1] if answers else "0"
     if program == "headrace" and stage == "gate":
         return int(word)
     # The gate's own verdict is in its manifest; commands tell it.
@@ -112,11 +112,11 @@ def main() -> int:
     return int(word) if program == "run" and stage == "gate" else 0
 
 
-def meet(folder: Path, pipeline: str, ds: str, stage: str, other: str) -> None:
+def meet(folder: Path, pipeline: str, ds: str, stage: str, other_stage: str) -> None:
     """Go on when another stage is at work, too."""
     (folder / f"{pipeline}.{ds}.{stage}.here").touch()
     for _ in range(1200):
-        if (folder / f"{pipeline}.{ds}.{other}.here").exists():
+        if (folder / f"{pipeline}.{ds}.{other_stage}.here").exists():
             return
         time.sleep(0.1)
     raise TimeoutError(f"{stage} is alone")
@@ -124,22 +124,22 @@ def meet(folder: Path, pipeline: str, ds: str, stage: str, other: str) -> None:
 
 def work(home: Path, pipeline: str, ds: str, stage: str) -> None:
     """Write what the stage makes."""
-    made = home / "made" / pipeline
-    made.mkdir(parents=True, exist_ok=True)
+    outputs = home / "made" / pipeline
+    outputs.mkdir(parents=True, exist_ok=True)
     read = [stage, ds]
     if stage == "train":
-        before = sorted(p for p in made.glob("*.train") if p.name[:10] < ds)
-        read += [p.read_text() for p in before[-1:]]
+        earlier_files = sorted(p for p in outputs.glob("*.train") if p.name[:10] < ds)
+        read += [p.read_text() for p in earlier_files[-1:]]
     elif stage == "promote":
-        read += [(made / f"{ds}.train").read_text()]
+        read += [(outputs / f"{ds}.train").read_text()]
     elif stage == "score":
-        champions = sorted(p for p in made.glob("*.promote") if p.name[:10] <= ds)
+        champions = sorted(p for p in outputs.glob("*.promote") if p.name[:10] <= ds)
         read += [p.read_text() for p in champions[-1:]]
     elif stage == "publish":
-        read += [(made / f"{ds}.score").read_text()]
+        read += [(outputs / f"{ds}.score").read_text()]
     text = hashlib.sha256("\n".join(read).encode()).hexdigest()
-    (made / f".{ds}.{stage}").write_text(text)
-    (made / f".{ds}.{stage}").replace(made / f"{ds}.{stage}")
+    (outputs / f".{ds}.{stage}").write_text(text)
+    (outputs / f".{ds}.{stage}").replace(outputs / f"{ds}.{stage}")
 
 
 if __name__ == "__main__":

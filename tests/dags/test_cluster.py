@@ -49,8 +49,8 @@ def test_a_command_as_a_driver_of_a_real_master(tmp_path: Path) -> None:
                 assert time.monotonic() < end, state
                 time.sleep(0.3)
             states[code] = state
-            said = json.loads((tmp_path / f"out{code}").read_text())
-            assert said == {"argv": [str(tmp_path / f"out{code}"), code], "word": "hidden word", "gateway": False}
+            report = json.loads((tmp_path / f"out{code}").read_text())
+            assert report == {"argv": [str(tmp_path / f"out{code}"), code], "word": "hidden word", "gateway": False}
         # Where the worker's pages are not to be reached, the state alone is known.
         blind = Cluster("standalone", cluster.rest, "http://127.0.0.1:9").state(sent["75"])
         assert cluster.state("driver-of-another-master").name == "NOT_FOUND"
@@ -76,11 +76,11 @@ def test_what_a_resource_manager_answers() -> None:
     class Manager(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.path.startswith("/ws/v1/cluster/apps/")
-            found = answers.get(self.path.rpartition("/")[2])
+            application = answers.get(self.path.rpartition("/")[2])
             lost = {"RemoteException": {"exception": "NotFoundException", "message": "app not found"}}
-            self.send_response(200 if found else 404)
+            self.send_response(200 if application else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"app": found} if found else lost).encode())
+            self.wfile.write(json.dumps({"app": application} if application else lost).encode())
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -88,13 +88,13 @@ def test_what_a_resource_manager_answers() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Manager) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         cluster = Cluster("yarn", f"http://127.0.0.1:{server.server_address[1]}")
-        found = [(s.ended, s.done, s.code) for s in map(cluster.state, answers)]
+        application = [(s.ended, s.done, s.code) for s in map(cluster.state, answers)]
         lost = cluster.state("application_0_1")
         answers["application_1_1"] = {"appIdNum": "1"}
         with pytest.raises(OSError, match="tells no state"):
             cluster.state("application_1_1")
         server.shutdown()
     assert (lost.ended, lost.done, lost.name, lost.message) == (True, False, "NOT_FOUND", "app not found")
-    assert found == [(False, False, None), (True, True, 0), (True, False, 75), (True, False, None)]
+    assert application == [(False, False, None), (True, True, 0), (True, False, 75), (True, False, None)]
     with pytest.raises(OSError, match="refused"):
         cluster.state("application_1_1")

@@ -148,9 +148,9 @@ def test_refused_specs_are_told_when_dags_are_read(seen: dict[str, Any]) -> None
     first = seen["first"]
     assert first["begun"].count("subprocess.Popen") == 1
     assert first["heavy"] == []
-    for name, (_, said) in refused_specs().items():
+    for name, (_, message) in refused_specs().items():
         fault = seen["dags"][f"headrace_{name}_retrain"]["fault"]
-        assert said in fault, (name, fault)
+        assert message in fault, (name, fault)
         assert "\n" not in fault
         assert f"{name}.yaml: " in fault
 
@@ -165,8 +165,8 @@ def test_reading_fifty_pipelines_reads_each_file_once_and_starts_nothing(seen: d
 
 
 def test_the_process_of_a_task_makes_its_own_dag_alone(seen: dict[str, Any]) -> None:
-    wanted, made = seen["of_task"]
-    assert made == [wanted]
+    requested, dag_ids = seen["of_task"]
+    assert dag_ids == [requested]
 
 
 def test_each_pipeline_has_its_dags(seen: dict[str, Any]) -> None:
@@ -188,10 +188,10 @@ def test_what_the_dags_are(seen: dict[str, Any]) -> None:
         "backfill": "NullTimetable",
         "maintain": "CronDataIntervalTimetable",
     }
-    beside = [name for name in RETRAIN if STAGES[name].lease]
-    assert beside == ["train", "baseline"]
-    steps: list[str | list[str]] = [n for n in RETRAIN if n not in beside]
-    steps.insert(RETRAIN.index("train"), beside)
+    parallel = [name for name in RETRAIN if STAGES[name].lease]
+    assert parallel == ["train", "baseline"]
+    steps: list[str | list[str]] = [n for n in RETRAIN if n not in parallel]
+    steps.insert(RETRAIN.index("train"), parallel)
     edges = {kind: {t: task["downstream"] for t, task in dag["tasks"].items()} for kind, dag in dags.items()}
     assert edges["retrain"] == after("complete", *steps, "model_event")
     assert edges["score"] == after(*SCORE)
@@ -226,7 +226,7 @@ def test_one_job_at_a_time_has_the_gpu(seen: dict[str, Any]) -> None:
 
 def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
     """By the models of Kubernetes' own client; only the stage that trains asks for a GPU."""
-    own = {
+    properties = {
         "spark.kubernetes.namespace": "days",
         "spark.kubernetes.container.image": "registry.example.org/headrace:7",
         "spark.kubernetes.container.image.pullSecrets": "registry-login",
@@ -245,7 +245,7 @@ def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
         "spark.kubernetes.driver.secretKeyRef.MLFLOW_TRACKING_TOKEN": "mlflow:token",
     }
     publish = {"warehouse": {"host": "x", "password_env": "WAREHOUSE_PASSWORD"}}
-    spec = {"train": {"device": "cuda"}, "spark": {"driver_memory": "4g", "properties": own}, "publish": publish}
+    spec = {"train": {"device": "cuda"}, "spark": {"driver_memory": "4g", "properties": properties}, "publish": publish}
     folder = pipelines_folder(tmp_path / "pipelines", a_pipeline=spec)
     env = {
         "HEADRACE_PIPELINES": str(folder),
@@ -385,8 +385,8 @@ def test_a_real_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
     assert ws.report("tiny", DS).is_file()
     # The master is the connection's; the report shows it among the settings.
     words = ["run", path, "--ds", DS, "--home", ws.home, "--set", "spark.master=local[2]"]
-    said = subprocess.run([Path(sys.executable).with_name("headrace"), *words], check=True, capture_output=True)
-    assert said.stdout.count(b"already done") == len(CLICKS_STAGES), said.stdout
+    completed = subprocess.run([Path(sys.executable).with_name("headrace"), *words], check=True, capture_output=True)
+    assert completed.stdout.count(b"already done") == len(CLICKS_STAGES), completed.stdout
     again = ask("run", "headrace_tiny_score", DS, env=env)
     assert [r["state"] for r in again["runs"]] == ["success"], again["log"][-6000:]
     assert state(path, ws) == done

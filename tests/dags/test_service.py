@@ -150,8 +150,8 @@ class Master(http.server.BaseHTTPRequestHandler):
             state = "RUNNING" if code is None else "FAILED" if code else "FINISHED"
             self._answer({"driverState": state, "workerId": "w1"})
 
-    def _answer(self, found: dict[str, Any]) -> None:
-        self._send(json.dumps({"success": True, **found}).encode())
+    def _answer(self, fields: dict[str, Any]) -> None:
+        self._send(json.dumps({"success": True, **fields}).encode())
 
     def _send(self, data: bytes) -> None:
         self.send_response(200)
@@ -338,8 +338,12 @@ def test_late_data_are_waited_for_without_a_try(days: Days) -> None:
 
 @pytest.mark.skipif("gate" not in STAGES, reason="there is no gate")
 def test_a_refused_model_is_not_promoted_and_the_day_is_scored(days: Days) -> None:
-    found = states(days, "refusing_retrain")
-    assert (found["gate"], found["promote"], found["model_event"]) == ("success", "skipped", "success")
+    task_states = states(days, "refusing_retrain")
+    assert (task_states["gate"], task_states["promote"], task_states["model_event"]) == (
+        "success",
+        "skipped",
+        "success",
+    )
     assert list(days.service.runs("headrace_refusing_score").values()) == ["success"]
     assert f"{DS}.promote" not in days.made("refusing")
     assert f"{DS}.publish" in days.made("refusing")
@@ -347,8 +351,8 @@ def test_a_refused_model_is_not_promoted_and_the_day_is_scored(days: Days) -> No
 
 def test_what_the_user_must_mend_is_not_tried_again_and_a_failure_twice(days: Days) -> None:
     for name, tries in (("mend", 1), ("broken", 3)):
-        found = states(days, f"{name}_retrain")
-        assert (found["ingest"], found["features"]) == ("failed", "upstream_failed")
+        task_states = states(days, f"{name}_retrain")
+        assert (task_states["ingest"], task_states["features"]) == ("failed", "upstream_failed")
         assert len(days.calls(name, "ingest")) == tries
         assert days.service.runs(f"headrace_{name}_score") == {}
 
@@ -391,12 +395,12 @@ def overtaken(days: Days, pipeline: str, stage: str) -> int:
     )
 
 
-def assert_tried(days: Days, pipeline: str, made: list[str], expected: list[str]) -> None:
+def assert_tried(days: Days, pipeline: str, tried: list[str], expected: list[str]) -> None:
     """These stages in this order, as often as expected, and once more for each try that the scheduler ended."""
-    assert [stage for stage, _ in groupby(made)] == [stage for stage, _ in groupby(expected)]
+    assert [stage for stage, _ in groupby(tried)] == [stage for stage, _ in groupby(expected)]
     more = {stage: overtaken(days, pipeline, stage) for stage in expected}
     for stage in expected:
-        assert expected.count(stage) <= made.count(stage) <= expected.count(stage) + more[stage], stage
+        assert expected.count(stage) <= tried.count(stage) <= expected.count(stage) + more[stage], stage
     tasks = days.service.tasks(f"headrace_{pipeline}_retrain", f"r{DS}")
     for stage, tries in (("ingest", 1), ("features", 2)):
         assert tries <= tasks[stage]["try_number"] <= tries + more[stage], stage
@@ -405,9 +409,9 @@ def assert_tried(days: Days, pipeline: str, made: list[str], expected: list[str]
 def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> None:
     """Each stage and each look is a driver; its exit code stands in its log: 75 is no try, 1 is, with a new driver."""
     assert set(states(days, "remote_retrain").values()) == {"success"}
-    made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "remote" and runs_stage(c)]
-    assert_tried(days, "remote", made, ["look", *stages_tried("remote")])
-    assert len(Master.requests) == len(made)
+    tried = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "remote" and runs_stage(c)]
+    assert_tried(days, "remote", tried, ["look", *stages_tried("remote")])
+    assert len(Master.requests) == len(tried)
     request = Master.requests[-1]
     assert request["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
     assert request["environmentVariables"]["AWS_SECRET_ACCESS_KEY"] == KEY
@@ -419,12 +423,12 @@ def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> Non
 
 def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
     """Each stage and look is a pod, removed when it has ended: 75 is no try, 1 is, the gate's 3 is its verdict."""
-    found = states(days, "pods_retrain")
-    assert (found.pop("promote"), set(found.values())) == ("skipped", {"success"})
-    made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "pods"]
-    assert_tried(days, "pods", made, ["look", *(stage for stage in stages_tried("pods") if stage != "promote")])
+    task_states = states(days, "pods_retrain")
+    assert (task_states.pop("promote"), set(task_states.values())) == ("skipped", {"success"})
+    tried = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "pods"]
+    assert_tried(days, "pods", tried, ["look", *(stage for stage in stages_tried("pods") if stage != "promote")])
     pods = [p for p in days.kubernetes.created if p["metadata"]["name"].startswith("headrace-pods-")]
-    assert len(pods) == len(made)
+    assert len(pods) == len(tried)
     assert {p["metadata"]["namespace"] for p in pods} == {"days"}
     assert days.kubernetes.pods == {}
     # Values are in the Secret alone; the container has them in its environment.
@@ -441,18 +445,18 @@ def test_what_is_started_knows_whose_run_it_is(days: Days) -> None:
 
     def parents(pipeline: str, stage: str) -> list[tuple[list[str], list[str]]]:
         names = ("OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID")
-        told = [[c["env"][name].split("/") for name in names] for c in days.calls(pipeline, stage)]
-        return [(parent, root) for parent, root in told]
+        pairs = [[c["env"][name].split("/") for name in names] for c in days.calls(pipeline, stage)]
+        return [(parent, root) for parent, root in pairs]
 
     for pipeline in ("good", "remote", "pods"):
         ((parent, root),) = parents(pipeline, "ingest")[:1]
-        ((other, same),) = parents(pipeline, "train")[:1]
+        ((train_parent, same),) = parents(pipeline, "train")[:1]
         assert (parent[:2], root[:2]) == (
             ["default", f"headrace_{pipeline}_retrain.ingest"],
             ["default", f"headrace_{pipeline}_retrain"],
         )
         assert same == root
-        assert len({UUID(ids[2]) for ids in (parent, other, root)}) == 3
+        assert len({UUID(ids[2]) for ids in (parent, train_parent, root)}) == 3
     first, second = parents("killed", "features")  # two tries
     assert (first[0] != second[0], first[1]) == (True, second[1])
 
@@ -483,11 +487,13 @@ def test_secrets_are_in_the_jobs_environment_and_nowhere_else(days: Days) -> Non
     assert PASSWORD not in str([c["argv"] for c in stub.calls(days.folder)])
     assert KEY not in str([c["argv"] for c in stub.calls(days.folder)])
     # Rendered templates, XComs and states are in the database; logs are files.
-    kept = {str(p): p.read_bytes() for p in days.service.home.rglob("*") if p.is_file()} | days.service.database_rows()
-    assert b"headrace_late_retrain" in kept["task_instance"]
-    assert any(name.endswith(".log") and b"Spark-Submit cmd" in text for name, text in kept.items())
+    contents = {
+        str(p): p.read_bytes() for p in days.service.home.rglob("*") if p.is_file()
+    } | days.service.database_rows()
+    assert b"headrace_late_retrain" in contents["task_instance"]
+    assert any(name.endswith(".log") and b"Spark-Submit cmd" in text for name, text in contents.items())
     for secret in (PASSWORD, KEY, HOOK_TOKEN):
         # A column of bytes is written in hexadecimal digits.
         assert [
-            name for name, text in kept.items() if secret.encode() in text or secret.encode().hex().encode() in text
+            name for name, text in contents.items() if secret.encode() in text or secret.encode().hex().encode() in text
         ] == []

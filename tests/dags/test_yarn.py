@@ -118,8 +118,8 @@ class _Jobs:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self.said.append(line)
-            if found := re.match(r"(\S+) deferred (application_\d+_\d+)", line):
-                self.applications[found[1]] = found[2]
+            if match := re.match(r"(\S+) deferred (application_\d+_\d+)", line):
+                self.applications[match[1]] = match[2]
 
     def ended(self) -> dict[str, Any]:
         """What it answers."""
@@ -127,8 +127,8 @@ class _Jobs:
         answer = self._process.stdout.read()
         self._thread.join()
         assert self._process.wait() == 0, self.log
-        found: dict[str, Any] = json.loads(answer)["jobs"]
-        return found
+        results: dict[str, Any] = json.loads(answer)["jobs"]
+        return results
 
     def stop(self) -> None:
         """End it, where a test has failed."""
@@ -147,8 +147,8 @@ class _Jobs:
 
 
 def _airflow(home: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))}
-    return kept | {
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))}
+    return inherited | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(checkout() / "airflow_dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -215,20 +215,23 @@ def test_the_states_of_real_applications(tmp_path: Path) -> None:
             place.resourcemanager.kill()
             place.restart()
             (tmp_path / "back").touch()
-            ended = jobs.ended()
+            outcomes = jobs.ended()
         finally:
             jobs.stop()
-    assert ended.pop(HERE) == {"event": None, "ends": None}, jobs.log
+    assert outcomes.pop(HERE) == {"event": None, "ends": None}, jobs.log
     assert set(jobs.applications) == set(ORDERS)
     assert list(tmp_path.glob("reports/**/*.html"))
-    assert {ds: one["ends"] for ds, one in ended.items()} == {
+    assert {ds: outcome["ends"] for ds, outcome in outcomes.items()} == {
         DONE: None,
         LATE: "AirflowRescheduleException",
         EARLY: "AirflowFailException",
         KILLED: "AirflowException",
         LONG: None,
     }, jobs.log
-    states = {ds: (one["event"]["name"], one["event"]["done"], one["event"]["code"]) for ds, one in ended.items()}
+    states = {
+        ds: (outcome["event"]["name"], outcome["event"]["done"], outcome["event"]["code"])
+        for ds, outcome in outcomes.items()
+    }
     assert states == {
         DONE: ("FINISHED", True, 0),
         LATE: ("FINISHED", False, 75),
@@ -236,10 +239,10 @@ def test_the_states_of_real_applications(tmp_path: Path) -> None:
         KILLED: ("KILLED", False, None),
         LONG: ("FINISHED", True, 0),
     }
-    assert ended[EARLY]["says"].startswith(
+    assert outcomes[EARLY]["says"].startswith(
         "ingest of 'far' for 2026-02-03: the application is FAILED: User application"
     )
-    assert "was killed by user" in ended[KILLED]["says"]
+    assert "was killed by user" in outcomes[KILLED]["says"]
 
 
 def _ended(place: Yarn, application: str | None) -> bool:
@@ -257,10 +260,10 @@ def test_what_is_lost_for_a_while_is_waited_for(tmp_path: Path) -> None:
 
     class Manager(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            code, said = answers.pop(0) if answers else lost
+            code, body = answers.pop(0) if answers else lost
             self.send_response(code)
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -268,12 +271,17 @@ def test_what_is_lost_for_a_while_is_waited_for(tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Manager) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         rest = f"http://127.0.0.1:{server.server_address[1]}"
-        found = _wait(tmp_path, rest)
-        assert (found["name"], found["done"], found["code"]) == ("FINISHED", True, 0)
+        event = _wait(tmp_path, rest)
+        assert (event["name"], event["done"], event["code"]) == ("FINISHED", True, 0)
         assert not answers
-        gone = _wait(tmp_path, rest)
+        unknown_event = _wait(tmp_path, rest)
         server.shutdown()
-    assert (gone["name"], gone["done"], gone["code"], gone["message"]) == ("NOT_FOUND", False, None, "app not found")
+    assert (unknown_event["name"], unknown_event["done"], unknown_event["code"], unknown_event["message"]) == (
+        "NOT_FOUND",
+        False,
+        None,
+        "app not found",
+    )
 
 
 def _wait(folder: Path, rest: str) -> dict[str, Any]:
@@ -334,13 +342,13 @@ def test_no_secret_of_an_application_is_to_be_seen(tmp_path: Path) -> None:
                 during = _files_with_secrets(tmp_path)
                 exposed = [file for file in during if _others_can_read(file, tmp_path)]
                 (tmp_path / "go").touch()
-                ended = jobs.ended()
+                outcomes = jobs.ended()
             finally:
                 jobs.stop()
         after = _files_with_secrets(tmp_path)
         logs = "".join(file.read_text() for file in (tmp_path / "yarn" / "containers").rglob("std*"))
         events = "".join(file.read_text() for file in (tmp_path / "events").rglob("events_*"))
-    assert ended[DONE]["ends"] is None, jobs.log + logs
+    assert outcomes[DONE]["ends"] is None, jobs.log + logs
     assert manifests(tmp_path, DONE, "far").keys() == {"ingest"}
     # The secrets had arrived, and were used.
     assert (tmp_path / "ready").read_text() == hashlib.sha256(PASSWORD.encode()).hexdigest()

@@ -63,10 +63,12 @@ def train(c: Collective, kind: str) -> tuple[list[float], ShardedModel]:
     losses = []
     for step in range(STEPS):
         rng = np.random.default_rng(step)
-        mine = step_rows(step, c.world.size, c.world.rank)
-        continuous = torch.from_numpy(rng.normal(size=(ROWS, 1)).astype(np.float32))[mine]
-        codes = torch.from_numpy((rng.random((ROWS, 5)) ** 2 * np.array([500, 9, 9, 9, 1])).astype(np.int64))[mine]
-        labels = torch.from_numpy((rng.random(ROWS) < 0.4).astype(np.float32))[mine]
+        local_rows = step_rows(step, c.world.size, c.world.rank)
+        continuous = torch.from_numpy(rng.normal(size=(ROWS, 1)).astype(np.float32))[local_rows]
+        codes = torch.from_numpy((rng.random((ROWS, 5)) ** 2 * np.array([500, 9, 9, 9, 1])).astype(np.int64))[
+            local_rows
+        ]
+        labels = torch.from_numpy((rng.random(ROWS) < 0.4).astype(np.float32))[local_rows]
         loss = binary_cross_entropy_with_logits(model(continuous, codes), labels, reduction="sum") / ROWS
         dense.zero_grad()
         loss.backward()
@@ -82,28 +84,28 @@ def messages(c: Collective) -> dict[str, Any]:
     """Each kind of message with several types and ragged sizes; twice, so that the names are used again."""
     me, size = c.world.rank, c.world.size
     out: dict[str, Any] = {"world": (me, size)}
-    for turn in range(2):
-        rows = [[me, to, n] for to in range(size) for n in range((me + 2 * to + turn) % 3)]
-        send = [(me + 2 * to + turn) % 3 for to in range(size)]
+    for round_number in range(2):
+        rows = [[me, to, n] for to in range(size) for n in range((me + 2 * to + round_number) % 3)]
+        send = [(me + 2 * to + round_number) % 3 for to in range(size)]
         for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16):
             received, counts = c.all_to_all(torch.tensor(rows, dtype=dtype).reshape(-1, 3), send)
-            out[f"all_to_all {dtype} {turn}"] = (received.tolist(), counts, str(received.dtype))
+            out[f"all_to_all {dtype} {round_number}"] = (received.tolist(), counts, str(received.dtype))
         # Not contiguous, as gradients may be; and nothing at all.
         wide = torch.arange(12.0).view(3, 4) + 100 * me
-        out[f"transposed {turn}"] = c.all_to_all(wide.t(), [1] * (size - 1) + [5 - size])[0].tolist()
-        out[f"nothing {turn}"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
+        out[f"transposed {round_number}"] = c.all_to_all(wide.t(), [1] * (size - 1) + [5 - size])[0].tolist()
+        out[f"nothing {round_number}"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
         # Two of one kind on their way, waited for in the other order.
-        out[f"most in flight {turn}"] = most_in_flight(c)
+        out[f"most in flight {round_number}"] = most_in_flight(c)
         first = c.start_all_to_all(torch.full((size, 2), me), [1] * size)
         second = c.start_all_to_all(torch.full((size, 2), 10 + me), [1] * size)
-        out[f"in flight {turn}"] = (second()[0].tolist(), first()[0].tolist())
-        tensors = [torch.full((2, 3), me + 1.0), torch.tensor([me, turn]), torch.tensor(0.5 * me)]
+        out[f"in flight {round_number}"] = (second()[0].tolist(), first()[0].tolist())
+        tensors = [torch.full((2, 3), me + 1.0), torch.tensor([me, round_number]), torch.tensor(0.5 * me)]
         c.all_reduce_sum(tensors)
-        out[f"sum {turn}"] = [t.tolist() for t in tensors]
-        out[f"gather {turn}"] = c.all_gather(torch.full((me + turn, 2), me)).tolist()
-        told = [torch.full((2,), float(me)), torch.tensor(me + 10 * turn)]
-        c.broadcast(told, root=size - 1)
-        out[f"broadcast {turn}"] = [t.tolist() for t in told]
+        out[f"sum {round_number}"] = [t.tolist() for t in tensors]
+        out[f"gather {round_number}"] = c.all_gather(torch.full((me + round_number, 2), me)).tolist()
+        payload = [torch.full((2,), float(me)), torch.tensor(me + 10 * round_number)]
+        c.broadcast(payload, root=size - 1)
+        out[f"broadcast {round_number}"] = [t.tolist() for t in payload]
         c.barrier()
     return out
 
@@ -280,19 +282,21 @@ def test_int8_raw_ids_and_large_pages_are_as_between_threads(
 ) -> None:
     """Bit for bit: all sums are in order of the ranks, directly and by machines."""
     _, reports = horovod_reports
-    for rank, (answers, told, pages) in enumerate(run_ranks(4, lambda c: wide(c, ranks_per_node))):
+    for rank, (answers, report, pages) in enumerate(run_ranks(4, lambda c: wide(c, ranks_per_node))):
         got, got_told, got_pages = reports[rank]["wide"][ranks_per_node]
         assert got == answers
-        assert got_told == told
-        assert told[0]["evicted"] > 0
+        assert got_told == report
+        assert report[0]["evicted"] > 0
         assert reports[rank]["by host"][ranks_per_node] == reports[rank]["wide"][ranks_per_node]
         assert got_pages is pages
         assert pages in (True, None)
         # By machines sums run in another order; rows of fp32 tell that they are the same sums.
-        other = reports[rank]["wide"][3 - ranks_per_node][0]
+        other_layout = reports[rank]["wide"][3 - ranks_per_node][0]
         for step in range(STEPS):
             for lookup in (0, 3):
-                np.testing.assert_allclose(got[4 * step + lookup], other[4 * step + lookup], rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(
+                    got[4 * step + lookup], other_layout[4 * step + lookup], rtol=1e-4, atol=1e-6
+                )
 
 
 def test_messages_arrive_as_between_threads(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
@@ -319,7 +323,7 @@ def test_ten_steps_equal_threads_and_one_process(
     horovod_reports: tuple[Path, Sequence[dict[str, Any]]], kind: str
 ) -> None:
     _, reports = horovod_reports
-    alone, whole = train(LocalCollective(), kind)
+    alone, whole_model = train(LocalCollective(), kind)
     assert alone[-1] != alone[0]
     threads = run_ranks(2, lambda c: train(c, kind))
     for rank, (_, model) in enumerate(threads):
@@ -327,9 +331,9 @@ def test_ten_steps_equal_threads_and_one_process(
         np.testing.assert_allclose(got["losses"], alone, rtol=1e-5)
         np.testing.assert_allclose(got["rows"], model.embeddings.weight.numpy(), rtol=1e-4, atol=1e-6)
         # Row r on rank r % 2, for each table.
-        tables = [t[rank::2] for t in whole.embeddings.weight.split([500, 9, 1])]
+        tables = [t[rank::2] for t in whole_model.embeddings.weight.split([500, 9, 1])]
         np.testing.assert_allclose(got["rows"], torch.cat(tables).numpy(), rtol=1e-3, atol=2e-5)
-        for name, value in whole.dense_state().items():
+        for name, value in whole_model.dense_state().items():
             np.testing.assert_allclose(got["dense"][name], value.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
     for name, value in reports[0][kind]["dense"].items():
         np.testing.assert_array_equal(value, reports[1][kind]["dense"][name])

@@ -40,14 +40,14 @@ def own_rank() -> dict[str, Any]:
     torch.set_num_threads(1)
     hvd.init()
     try:
-        own, start = example("own_loop"), plain_model()
-        model = own.Model()
+        module, start = example("own_loop"), plain_model()
+        model = module.Model()
         model.top.load_state_dict(start.top.state_dict())
         for name, bag in start.tables.items():
             model.tables.set_table(name, bag.weight)
         rows = sum(len(w) for w in model.tables.embeddings.weights)
-        losses = own.train(model)
-        tables = {name: model.tables.table(name).numpy() for name in own.TABLES}
+        losses = module.train(model)
+        tables = {name: model.tables.table(name).numpy() for name in module.TABLES}
         return {"losses": losses, "tables": tables, "rows": rows, "top": [p.tolist() for p in model.top.parameters()]}
     finally:
         hvd.shutdown()
@@ -70,13 +70,13 @@ def test_two_ranks_equal_plain_torch() -> None:
         losses.append(loss.item())
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
     assert sum(r["rows"] for r in ranks) == sum(plain.TABLES.values())  # no rank holds all of them
-    for found in ranks:
-        np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
-        for name, table in found["tables"].items():
+    for report in ranks:
+        np.testing.assert_allclose(report["losses"], losses, rtol=1e-5)
+        for name, table in report["tables"].items():
             expected = model.tables[name].weight.detach().numpy()
             np.testing.assert_allclose(table, expected, rtol=1e-3, atol=2e-5, err_msg=name)
             assert not np.allclose(table, start[name].numpy(), atol=1e-3)
-        for got, expected in zip(found["top"], model.top.parameters(), strict=True):
+        for got, expected in zip(report["top"], model.top.parameters(), strict=True):
             np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-3, atol=2e-5)
 
 

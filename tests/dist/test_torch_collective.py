@@ -47,9 +47,9 @@ def messages(c: Collective) -> dict[str, Any]:
     c.all_reduce_sum(tensors)
     out["sum"] = [t.tolist() for t in tensors]
     out["gather"] = c.all_gather(torch.full((me, 2), me)).tolist()
-    told = [torch.full((2,), float(me)), torch.tensor(me)]
-    c.broadcast(told, root=size - 1)
-    out["broadcast"] = [t.tolist() for t in told]
+    payload = [torch.full((2,), float(me)), torch.tensor(me)]
+    c.broadcast(payload, root=size - 1)
+    out["broadcast"] = [t.tolist() for t in payload]
     c.barrier()
     return out
 
@@ -95,7 +95,7 @@ def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
 
         collective = shared(TorchCollective())
         assert isinstance(collective, SharedCollective)
-        found = report(collective)
+        result = report(collective)
         # Longer messages than slots had room for, and more of them than there are slots.
         for n in [3, 70_000, 5, 90_000] * 10:
             sent = torch.arange(n * size).view(-1, 1) * 10 + rank
@@ -103,7 +103,7 @@ def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
             each = torch.arange(rank * n, (rank + 1) * n).view(-1, 1)
             assert torch.equal(got, torch.cat([each * 10 + r for r in range(size)]))
             assert counts == [n] * size
-        answers.put((rank, found))
+        answers.put((rank, result))
         collective.close()
     finally:
         dist.destroy_process_group()
@@ -157,11 +157,11 @@ def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
     ranks = [context.Process(target=main, args=(rank, size, meeting, answers)) for rank in range(size)]
     for r in ranks:
         r.start()
-    found = dict(answers.get(timeout=120) for _ in ranks)
+    results = dict(answers.get(timeout=120) for _ in ranks)
     for r in ranks:
         r.join(60)
         assert r.exitcode == 0
-    return [found[rank] for rank in range(size)]
+    return [results[rank] for rank in range(size)]
 
 
 def test_host_tensors_go_by_way_of_the_gpu_where_nccl_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ def test_which_groups_take_host_tensors(
 )
 def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., None], tmp_path: Path) -> None:
     got = launch(size, tmp_path / "meeting", main)
-    for (told, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):
-        assert told == expected
+    for (answers, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):
+        assert answers == expected
         for a, b in zip(weights, same, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
 

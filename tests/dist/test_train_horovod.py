@@ -89,11 +89,11 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         embeddings=tables,
     )
     torch.set_num_threads(1)
-    whole = Job(
+    undisturbed = Job(
         home=ws.home, pipeline="clicks", ds=DS, key="whole", features=features, model=spec.model, train=spec.train
     )
     # Two threads: sums of two do not depend on the order, so that the bits are Horovod's.
-    alone = run_ranks(2, lambda collective: train(whole, collective))[0]
+    alone = run_ranks(2, lambda collective: train(undisturbed, collective))[0]
 
     #: (behind this step, what happens): rank 1 dies, rank 1 hangs, the driver is asked to stop.
     faults: list[tuple[int, Callable[[], None]]] = [
@@ -135,13 +135,13 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert [p["loss"] for p in facts["curve"]] == [p["loss"] for p in alone.curve]
     assert facts["metrics"] == alone.metrics
     assert facts["dynamic"]["item"]["rows"] == 38
-    told = ("rows", "waiting", "admitted", "evicted", "hit_share", "oov_share")
-    assert {k: facts["dynamic"]["item"][k] for k in told} == {k: alone.dynamic["item"][k] for k in told}
+    counts = ("rows", "waiting", "admitted", "evicted", "hit_share", "oov_share")
+    assert {k: facts["dynamic"]["item"][k] for k in counts} == {k: alone.dynamic["item"][k] for k in counts}
     assert outcome.manifest.rows == {"train": 4_000, "valid": 1_000, "rank": 300}
     assert {"rank0", "rank1"} <= outcome.manifest.peak_memory_mib.keys()
 
     saved = ws.home / outcome.manifest.output("model").name
-    left_model, right_model = load_model(local(saved)), load_model(whole.saved_model)
+    left_model, right_model = load_model(local(saved)), load_model(undisturbed.saved_model)
     assert [t.name for t in left_model.embeddings.plan.tables] == ["user", "tags"]
     for left_rows, right_rows in zip(left_model.embeddings.weights, right_model.embeddings.weights, strict=True):
         assert torch.equal(left_rows, right_rows)
@@ -151,49 +151,52 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert (saved / "workflow" / "workflow.json").is_file()
     assert load_predictor(saved).schema == features.dataset_schema
     assert registry.champion(ws, "clicks") is None  # registering is not promoting
-    found = numbered(ws, "clicks", facts["registered"]["version"])
-    assert found is not None
-    assert found.tags["headrace.dataset"] == features.output("dataset").version
-    assert (found.key, found.source.local_path(), found.ds) == (outcome.manifest.key, saved, DS)
-    assert found.metrics["auc"] == pytest.approx(facts["metrics"]["auc"])
-    assert facts["registered"] == {"name": "clicks", "version": found.version}
+    registered = numbered(ws, "clicks", facts["registered"]["version"])
+    assert registered is not None
+    assert registered.tags["headrace.dataset"] == features.output("dataset").version
+    assert (registered.key, registered.source.local_path(), registered.ds) == (outcome.manifest.key, saved, DS)
+    assert registered.metrics["auc"] == pytest.approx(facts["metrics"]["auc"])
+    assert facts["registered"] == {"name": "clicks", "version": registered.version}
 
     again = run_stage(module.Train(), spec, ws, DS)
     assert again.skipped
     # How many ranks is not part of what is made.
-    other = spec.model_copy(update={"train": spec.train.model_copy(update={"ranks": 1})})
-    assert run_stage(module.Train(), other, ws, DS).skipped
+    one_rank_spec = spec.model_copy(update={"train": spec.train.model_copy(update={"ranks": 1})})
+    assert run_stage(module.Train(), one_rank_spec, ws, DS).skipped
 
     # Beside it another network and trees, in the same session; the day's own is taken as it is.
     models = {"own": {}, "wide": {"model": {"class": "wide_deep"}, "train": {"epochs": 1}}}
     compare = {"models": {**models, "trees": {"baseline": {"rounds": 3, "workers": 2}}}}
     several = spec.model_copy(update={"compare": config.Compare.model_validate(compare)})
     compared = run_stage(Compare(), several, ws, DS).manifest
-    told = {m["name"]: m for m in compared.facts["models"]}
-    assert told["own"]["key"] == outcome.manifest.key
-    assert [(m["class"], m["steps"]) for m in told.values()] == [
+    compared_models = {m["name"]: m for m in compared.facts["models"]}
+    assert compared_models["own"]["key"] == outcome.manifest.key
+    assert [(m["class"], m["steps"]) for m in compared_models.values()] == [
         ("my_package.nets:MyNet", 400),
         ("wide_deep", 50),
         ("xgboost", 3),
     ]
-    assert {"rank0", "rank1"} <= told["wide"]["peak_memory_mib"].keys()
+    assert {"rank0", "rank1"} <= compared_models["wide"]["peak_memory_mib"].keys()
     trees = load_predictor(ws.home / compared.outputs[2].name)
     assert trees.schema == features.dataset_schema
-    assert [v.key for v in versions(ws, "clicks")] == [found.key]
+    assert [v.key for v in versions(ws, "clicks")] == [registered.key]
     assert versions(ws, "clicks-baseline") == []
 
     # A challenger, had the day's model gone on from an earlier one.
     warm = outcome.manifest.model_copy(update={"facts": {**facts, "warm_start": "models/clicks/before"}})
     warm.save(ws.manifest("clicks", DS, "train"))
     challenged = spec.model_copy(update={"challenger": config.Challenger(train={"epochs": 1})})
-    made = run_stage(TrainChallenger(), challenged, ws, DS).manifest
-    assert made.facts["due"] == "no model of the 7 days before was trained from nothing"
-    assert (made.facts["steps"], made.facts["warm_start"]) == (50, None)
-    losses = [of["metrics"]["log_loss"] for of in (facts, made.facts)]
-    assert made.facts["behind"] == pytest.approx(losses[0] - losses[1])
+    challenger_manifest = run_stage(TrainChallenger(), challenged, ws, DS).manifest
+    assert challenger_manifest.facts["due"] == "no model of the 7 days before was trained from nothing"
+    assert (challenger_manifest.facts["steps"], challenger_manifest.facts["warm_start"]) == (50, None)
+    losses = [manifest_facts["metrics"]["log_loss"] for manifest_facts in (facts, challenger_manifest.facts)]
+    assert challenger_manifest.facts["behind"] == pytest.approx(losses[0] - losses[1])
     challenger = registry.champion(ws, "clicks", "challenger")
     assert challenger is not None
-    assert (challenger.key, challenger.version) == (made.key, made.facts["registered"]["version"])
+    assert (challenger.key, challenger.version) == (
+        challenger_manifest.key,
+        challenger_manifest.facts["registered"]["version"],
+    )
     assert registry.champion(ws, "clicks") is None
     assert run_stage(TrainChallenger(), challenged, ws, DS).skipped
 
@@ -202,14 +205,14 @@ def with_raw_ids(features: Manifest, name: str) -> Manifest:
     """The same dataset, with a feature's codes taken for raw ids."""
     assert features.dataset_schema is not None
     as_raw = {"dynamic": True, "dtype": "int64", "cardinality": None, "vocabulary": None}
-    made = tuple(f.model_copy(update=as_raw) if f.name == name else f for f in features.dataset_schema.features)
-    return features.model_copy(update={"dataset_schema": DatasetSchema(features=made)})
+    changed = tuple(f.model_copy(update=as_raw) if f.name == name else f for f in features.dataset_schema.features)
+    return features.model_copy(update={"dataset_schema": DatasetSchema(features=changed)})
 
 
 def rank_1() -> psutil.Process:
     for p in psutil.Process().children(recursive=True):  # this session's ranks, nobody else's
-        found = p.as_dict(["cmdline", "environ"], ad_value={})
-        if "horovod.spark.task.gloo_exec_fn" in found["cmdline"] and found["environ"].get("HOROVOD_RANK") == "1":
+        info = p.as_dict(["cmdline", "environ"], ad_value={})
+        if "horovod.spark.task.gloo_exec_fn" in info["cmdline"] and info["environ"].get("HOROVOD_RANK") == "1":
             return p
     raise AssertionError("rank 1 is not there")
 

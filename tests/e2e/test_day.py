@@ -59,10 +59,10 @@ def two_days(
 
     try:
         run(NEXT_DAY, "ingest", "train", SMALL)
-        before = manifests(home, NEXT_DAY)
+        earlier_manifests = manifests(home, NEXT_DAY)
         run(DAY, "train", "train", OWN)
         run(NEXT_DAY, "score", "publish", OWN)  # without XGBoost and the report
-        yield home, before
+        yield home, earlier_manifests
     finally:
         headrace(home, "warehouse", "stop", settings={})
 
@@ -80,8 +80,8 @@ def test_row_counts_equal_the_generators(finished_day: tuple[Path, Run], spark: 
     days = ["2026-01-01", "2026-01-02", DAY]
     truths = [DayTruth.load(truth_path(ws.landing("clicks"), ds)) for ds in days]
     events = read_delta(spark, ws.table("clicks", "events"))
-    kept = events.groupby("ds").size()
-    assert kept.to_dict() == {t.ds: t.rows for t in truths if t}
+    row_counts = events.groupby("ds").size()
+    assert row_counts.to_dict() == {t.ds: t.rows for t in truths if t}
     assert not events.duplicated("event_id").any()
     rows = manifests(home)["ingest"].rows
     assert rows["read"] == sum(t.lines for t in truths if t)
@@ -90,11 +90,11 @@ def test_row_counts_equal_the_generators(finished_day: tuple[Path, Run], spark: 
 
 def test_running_again_changes_nothing(finished_day: tuple[Path, Run], spark: SparkSession) -> None:
     home, _ = finished_day
-    before = {stage: m.model_dump() for stage, m in manifests(home).items()}
+    manifests_before = {stage: m.model_dump() for stage, m in manifests(home).items()}
     everything_before = everything(spark, home)
     again = headrace(home, "run", "clicks", "--ds", DAY)
     assert again.code == 0, again.output
-    assert {stage: m.model_dump() for stage, m in manifests(home).items()} == before
+    assert {stage: m.model_dump() for stage, m in manifests(home).items()} == manifests_before
     assert_same(everything_before, everything(spark, home))
 
 
@@ -113,20 +113,20 @@ def test_the_next_day_keeps_codes_and_starts_warm(
 def test_a_class_of_the_users_trains_starts_warm_and_is_published(
     two_days: tuple[Path, dict[str, Manifest]], spark: SparkSession
 ) -> None:
-    home, before = two_days
-    own = manifests(home, NEXT_DAY)
+    home, earlier = two_days
+    retrained = manifests(home, NEXT_DAY)
     first = manifests(home, DAY)["train"]
-    assert own["train"].facts["warm_start"] == first.output("model").name
-    assert (own["train"].facts["ranks"], first.facts["warm_start"]) == (2, None)
-    assert own["train"].facts["metrics"]["auc"] > 0.55
-    assert own["train"].key != before["train"].key
-    assert read_meta(local(home / own["train"].output("model").name))["kind"] == "my_package.nets:MyNet"
-    assert own["score"].facts["model"]["version"] == own["train"].key
+    assert retrained["train"].facts["warm_start"] == first.output("model").name
+    assert (retrained["train"].facts["ranks"], first.facts["warm_start"]) == (2, None)
+    assert retrained["train"].facts["metrics"]["auc"] > 0.55
+    assert retrained["train"].key != earlier["train"].key
+    assert read_meta(local(home / retrained["train"].output("model").name))["kind"] == "my_package.nets:MyNet"
+    assert retrained["score"].facts["model"]["version"] == retrained["train"].key
     published = read_delta(spark, Workspace(home).table("clicks", "published"))
     assert set(published["ds"].astype(str)) >= {NEXT_DAY}
     assert not published.duplicated(["ds", "user_id", "rank"]).any()
     newest = published[published["ds"].astype(str) == NEXT_DAY]
-    assert set(newest["model_version"]) == {own["train"].key}
+    assert set(newest["model_version"]) == {retrained["train"].key}
 
 
 def test_status_and_lineage(finished_day: tuple[Path, Run]) -> None:
@@ -136,13 +136,13 @@ def test_status_and_lineage(finished_day: tuple[Path, Run]) -> None:
     assert all(stage in status.output for stage in CLICKS_STAGES)
     lineage = headrace(home, "lineage", "clicks_scores", settings={})
     assert lineage.code == 0, lineage.output
-    made = manifests(home)
+    day_manifests = manifests(home)
     # Where `run --dry-run` says that a stage writes is where it wrote.
-    for stage, manifest in made.items():
+    for stage, manifest in day_manifests.items():
         words = {"pipeline": "clicks", "ds": DAY, "key": manifest.key, "scores": "public.clicks_scores"}
         places = [place.format(**words).removesuffix(" in the warehouse") for place in STAGES[stage].writes]
         assert all(o.name.startswith(tuple(places)) for o in manifest.outputs), (stage, manifest.outputs)
-    for piece in (made["train"].key, made["features"].key, f"landing/clicks/{DAY}"):
+    for piece in (day_manifests["train"].key, day_manifests["features"].key, f"landing/clicks/{DAY}"):
         assert piece in lineage.output, f"{piece!r} is not in:\n{lineage.output}"
 
 
@@ -170,56 +170,56 @@ def test_persons_are_forgotten_in_all_that_two_days_left(
     home, _ = two_days
     ws = Workspace(home)
     events = read_delta(spark, ws.table("clicks", "events"))
-    said = [
-        int(found.group(1))
+    logged_users = [
+        int(match.group(1))
         for raw in read_delta(spark, ws.table("clicks", "quarantine"))["_raw"]
-        if (found := re.search(r'"?user_id"?\W+(\d+)', raw))
+        if (match := re.search(r'"?user_id"?\W+(\d+)', raw))
     ]
     users, served = events["user_id"], published(home)
-    said = [user for user in said if user in {row[1] for row in served}]
+    logged_users = [user for user in logged_users if user in {row[1] for row in served}]
     # The bounds of files' statistics have the first two; the third has most rows; the fourth has bad rows, too.
-    gone = sorted({int(users.min()), int(users.max()), int(users.value_counts().index[0]), *said[:1]})
-    before = {name: read_delta(spark, ws.table("clicks", name)) for name in WITH_USERS}
+    forgotten = sorted({int(users.min()), int(users.max()), int(users.value_counts().index[0]), *logged_users[:1]})
+    tables_before = {name: read_delta(spark, ws.table("clicks", name)) for name in WITH_USERS}
     codes = read_delta(spark, ws.table("clicks", "vocabulary"), "name", "code")
-    mine = codes[(codes["name"] == "user_id") & codes["value"].isin(map(str, gone))]["code"].tolist()
-    assert len(mine) >= 2
+    forgotten_codes = codes[(codes["name"] == "user_id") & codes["value"].isin(map(str, forgotten))]["code"].tolist()
+    assert len(forgotten_codes) >= 2
     models = {folder: embeddings(folder) for folder in models_of(home)}
     assert {ds.name for ds in (home / "models" / "clicks").iterdir()} == {DAY, NEXT_DAY}
-    assert {row[1] for row in served} >= {*gone}
-    assert with_users(home, gone)
+    assert {row[1] for row in served} >= {*forgotten}
+    assert with_users(home, forgotten)
 
     values = tmp_path / "persons.txt"
-    values.write_text("".join(f"{user}\n" for user in gone))
+    values.write_text("".join(f"{user}\n" for user in forgotten))
     words = ("forget", "clicks", "--column", "user_id", "--values", str(values), "--delete")
     done = headrace(home, *words)
     assert done.code == 0, done.output
 
-    assert with_users(home, gone) == []
-    for name, rows in before.items():
-        kept = rows[~rows["user_id"].isin(gone)].reset_index(drop=True)
-        assert len(kept) < len(rows)
-        pd.testing.assert_frame_equal(read_delta(spark, ws.table("clicks", name)), kept, obj=name)
+    assert with_users(home, forgotten) == []
+    for name, rows in tables_before.items():
+        remaining = rows[~rows["user_id"].isin(forgotten)].reset_index(drop=True)
+        assert len(remaining) < len(rows)
+        pd.testing.assert_frame_equal(read_delta(spark, ws.table("clicks", name)), remaining, obj=name)
     bad = read_delta(spark, ws.table("clicks", "quarantine"))
-    assert not [raw for raw in bad["_raw"] if {*re.findall(r"\d+", raw)} & {*map(str, gone)}]
+    assert not [raw for raw in bad["_raw"] if {*re.findall(r"\d+", raw)} & {*map(str, forgotten)}]
     now = read_delta(spark, ws.table("clicks", "vocabulary"), "name", "code")
     assert now["code"].tolist() == codes["code"].tolist()
     changed = now[now["value"] != codes["value"]]
-    assert (set(changed["name"]), changed["code"].tolist()) == ({"user_id"}, mine)
-    assert published(home) == [row for row in served if row[1] not in gone]
+    assert (set(changed["name"]), changed["code"].tolist()) == ({"user_id"}, forgotten_codes)
+    assert published(home) == [row for row in served if row[1] not in forgotten]
     for folder, tables in models.items():
         rows_gone = 0
         for old, new in zip(tables, embeddings(folder), strict=True):
             differ = np.flatnonzero((old != new).any(axis=1)).tolist()
-            assert {*differ} <= {*mine}, folder
+            assert {*differ} <= {*forgotten_codes}, folder
             assert not new[differ].any()
             rows_gone += len(differ)
         assert rows_gone, folder
     assert not any(f.is_file() for f in (home / "datasets" / "clicks").rglob("*"))
     (proof,) = (home / "forgotten" / "clicks").glob("*/proof.json")
-    (found,) = json.loads(proof.read_text())["runs"]
-    assert (found["second_look"], found["search"]["found"]) == ([], [])
+    (run_record,) = json.loads(proof.read_text())["runs"]
+    assert (run_record["second_look"], run_record["search"]["found"]) == ([], [])
     assert {"events", "quarantine", "vocabulary", "warehouse", "model", "dataset"} <= {
-        p["kind"] for p in found["places"]
+        p["kind"] for p in run_record["places"]
     }
 
 
@@ -227,20 +227,20 @@ def with_users(home: Path, users: list[int]) -> list[str]:
     """Files that have one of the users: rows of Parquet files, bounds in logs of Delta tables. Landing files are left
     out, which are not the pipeline's.
     """
-    found = []
+    paths = []
     for file in sorted(home.rglob("*.parquet")):
         if "landing" not in file.parts and "user_id" in pq.read_schema(file).names:
             column = pq.ParquetFile(file).read(columns=["user_id"])["user_id"]
             if "datasets" not in file.parts and pc.any(pc.is_in(column, pa.array(users, column.type))).as_py():
-                found.append(str(file))
+                paths.append(str(file))
     for file in sorted(home.glob("lake/clicks/*/_delta_log/*.json")):
         for line in file.read_text().splitlines():
             action = json.loads(line)
             stats = json.loads((action.get("add") or action.get("remove") or {}).get("stats") or "{}")
             bounds = {stats.get(bound, {}).get("user_id") for bound in ("minValues", "maxValues")}
             if bounds & {*users}:
-                found.append(str(file))
-    return found
+                paths.append(str(file))
+    return paths
 
 
 def models_of(home: Path) -> list[Path]:

@@ -191,7 +191,7 @@ def job_of(ws: Workspace, features: Manifest, key: str) -> Job:
 
 def play(fault: str, job: Job, spark: SparkSession) -> dict[str, Any]:
     """Train with a fault; resume without it where an earlier process has begun the run."""
-    lines, happened, began = _Lines(), list[int](), time.monotonic()
+    lines, happened, started = _Lines(), list[int](), time.monotonic()
     is_resumed = job.folder.is_dir()
     job.folder.make_dir()
 
@@ -213,7 +213,7 @@ def play(fault: str, job: Job, spark: SparkSession) -> dict[str, Any]:
         "report": report.model_dump(),
         "lines": lines.lines,
         "happened": happened,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "model": str(job.saved_model),
     }
 

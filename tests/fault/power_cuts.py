@@ -81,8 +81,8 @@ class Cut:
     seed: int
 
     def __str__(self) -> str:
-        where = "after" if self.kind == "end" else f"at a {self.kind} in"
-        return f"{self.ds} {where} {self.stage} (record {self.number}, {self.survival}, seed {self.seed})"
+        moment = "after" if self.kind == "end" else f"at a {self.kind} in"
+        return f"{self.ds} {moment} {self.stage} (record {self.number}, {self.survival}, seed {self.seed})"
 
 
 class RecordedDays:
@@ -131,13 +131,13 @@ class RecordedDays:
             headrace(home, "warehouse", "stop", settings={})
             shutil.copytree(home / "postgres", work / f"postgres-{ds}", symlinks=True)
             _keep_owner(home / "postgres", work / f"postgres-{ds}")
-        found = RecordedDays(work, days, settings)
-        disk = found.disk()
-        disk.replay(len(found.recording.records))
+        recorded = RecordedDays(work, days, settings)
+        disk = recorded.disk()
+        disk.replay(len(recorded.recording.records))
         missed = disk.differences(home, WITHOUT)
         assert not missed, f"the recording missed changes: {missed[:10]}"
-        home.rename(found.calm)
-        return found
+        home.rename(recorded.calm)
+        return recorded
 
     def disk(self) -> RecordedDisk:
         """Return the disk as it was before the days."""
@@ -172,8 +172,8 @@ class RecordedDays:
         for (ds, stage), end in self.ends.items():
             stages.append((ds, stage, begin, end))
             begin = end
-        found: list[Cut] = []
-        while len(found) < count:
+        cuts: list[Cut] = []
+        while len(cuts) < count:
             ds, stage, begin, end = chance.choice(stages)
             kind = chance.choice(tuple(_KINDS))
             numbers = [
@@ -186,20 +186,20 @@ class RecordedDays:
                 # Before or after the event: both moments are somebody's.
                 number = chance.choice(numbers) + chance.randint(0, 1)
                 survival = chance.choice((Survival.SYNCED, Survival.NAMES, Survival.MIXED, Survival.MIXED))
-                found.append(Cut(number, ds, stage, kind, survival, chance.randrange(2**32)))
-        return found
+                cuts.append(Cut(number, ds, stage, kind, survival, chance.randrange(2**32)))
+        return cuts
 
     def states(self, cuts: Iterable[Cut]) -> dict[Cut, Cut]:
         """Return for each cut, in the days' order, the first one that leaves the next run the same home.
 
         The same stages had ended, and what is left of the home has the same names and bytes.
         """
-        disk, first, found = self.disk(), dict[tuple[int, str], Cut](), dict[Cut, Cut]()
+        disk, first, representatives = self.disk(), dict[tuple[int, str], Cut](), dict[Cut, Cut]()
         for cut in sorted(cuts, key=lambda cut: cut.number):
             disk.replay(cut.number)
-            ended = sum(number <= cut.number for number in self.ends.values())
-            found[cut] = first.setdefault((ended, disk.state(cut.survival, cut.seed, _PASSING)), cut)
-        return found
+            finished = sum(number <= cut.number for number in self.ends.values())
+            representatives[cut] = first.setdefault((finished, disk.state(cut.survival, cut.seed, _PASSING)), cut)
+        return representatives
 
     def rebuild(self, cut: Cut, disk: RecordedDisk, warehouse: bool = True) -> None:
         """Make `home` what the disk has after a power cut.
@@ -248,10 +248,10 @@ def rerun(recorded: RecordedDays, last: str | None = None, program: Callable[...
             program(recorded.home, "warehouse", "stop", settings={})
             return f"the rerun of {ds} ended with {done.code}: {done.output[-3000:]}"
     try:
-        for ds, found in results(recorded.home, recorded.days, program).items():
+        for ds, result in results(recorded.home, recorded.days, program).items():
             if missing := set(needed) - manifests(recorded.home, ds).keys():
                 return f"the rerun of {ds} left no manifest of {sorted(missing)}"
-            left, right = comparable(recorded.result[ds]), comparable(found)
+            left, right = comparable(recorded.result[ds]), comparable(result)
             assert_same(of_stages(left, right) if last else left, right)
     except Exception as e:  # whatever it is: the home cannot be read, or it has other values
         return f"other results: {type(e).__name__}: {str(e)[:2000]}"
@@ -264,10 +264,10 @@ def comparable(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name != "rows"}
 
 
-def of_stages(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def of_stages(complete: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a whole day's results those of the stages that a part of a day has finished."""
-    found = {name: value for name, value in whole.items() if name in part}
-    return found | {"metrics": {stage: whole["metrics"][stage] for stage in part["metrics"]}}
+    selected = {name: value for name, value in complete.items() if name in part}
+    return selected | {"metrics": {stage: complete["metrics"][stage] for stage in part["metrics"]}}
 
 
 def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[str]:
@@ -279,29 +279,31 @@ def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[str]:
 
     `publish` is not asked, since it would start PostgreSQL.
     """
-    found: list[str] = []
+    problems: list[str] = []
     ws = Workspace(recorded.home)
     for ds in recorded.begun(cut):
-        stands = True
+        upstream_stands = True
         for name in recorded.stages:
             is_done = recorded.ends[ds, name] <= cut.number
             try:
                 plan = plan_run(load_stage(name), recorded.spec, ws, ds, verify=name != "publish")
             except UserError as e:
-                if stands:
-                    found.append(f"{ds} {name}: refused for the user: {e}")
+                if upstream_stands:
+                    problems.append(f"{ds} {name}: refused for the user: {e}")
                 break
             except Exception as e:  # a trace in the user's terminal
-                found.append(f"{ds} {name}: {type(e).__name__}: {e}")
+                problems.append(f"{ds} {name}: {type(e).__name__}: {e}")
                 break
             if plan.reason is not None:
-                if is_done and stands:
-                    found.append(f"{ds} {name} had ended, and would run again: {plan.reason}")
-                stands = False
+                if is_done and upstream_stands:
+                    problems.append(f"{ds} {name} had ended, and would run again: {plan.reason}")
+                upstream_stands = False
                 continue
             assert plan.manifest is not None
-            found += [f"{ds} {name} stands, but {what}" for what in _missing(recorded.home, disk, plan.manifest)]
-    return found
+            problems += [
+                f"{ds} {name} stands, but {problem}" for problem in _missing(recorded.home, disk, plan.manifest)
+            ]
+    return problems
 
 
 def damages_apart(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[str]:
@@ -359,8 +361,8 @@ def _tree_missing(real: Path, node: Any, name: str) -> Iterator[str]:
     if isinstance(node, File):
         if not real.is_file():
             yield f"{name} is gone"
-        elif (there := real.read_bytes()) != node.live:
-            yield f"{name} has {len(there)} bytes of {len(node.live)}, or other ones"
+        elif (content := real.read_bytes()) != node.live:
+            yield f"{name} has {len(content)} bytes of {len(node.live)}, or other ones"
     elif isinstance(node, Folder):
         for each, below in node.live.items():
             if not each.startswith("."):

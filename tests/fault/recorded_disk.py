@@ -153,7 +153,7 @@ class Folder:
 Node = File | Folder | Link
 
 
-def environment(folder: Path, log: Path, without: Sequence[str] = ()) -> dict[str, str]:
+def environment(folder: Path, log: Path, excluded: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables of programs whose changes below a folder are recorded.
 
     Args:
@@ -173,7 +173,7 @@ def environment(folder: Path, log: Path, without: Sequence[str] = ()) -> dict[st
         "LD_PRELOAD": " ".join(filter(None, (str(LIBRARY), os.environ.get("LD_PRELOAD")))),
         "DISK_RECORDER_FOLDER": str(folder.resolve()),
         "DISK_RECORDER_LOG": str(log.resolve()),
-        "DISK_RECORDER_WITHOUT": ":".join(without),
+        "DISK_RECORDER_WITHOUT": ":".join(excluded),
     }
 
 
@@ -185,16 +185,16 @@ class Baseline:
     inodes: dict[int, File | Folder]
 
     @staticmethod
-    def of(folder: Path, without: Sequence[str] = ()) -> Baseline:
+    def of(folder: Path, excluded: Sequence[str] = ()) -> Baseline:
         """Read a folder into memory."""
         inodes: dict[int, File | Folder] = {}
 
         def read(path: Path, top: bool = False) -> Folder:
             stat = path.stat()
-            found = Folder(mode=stat.st_mode & 0o7777)
-            inodes[stat.st_ino] = found
+            root = Folder(mode=stat.st_mode & 0o7777)
+            inodes[stat.st_ino] = root
             for entry in sorted(os.scandir(path), key=lambda e: e.name):
-                if top and entry.name in without:
+                if top and entry.name in excluded:
                     continue
                 node: Node
                 if entry.is_symlink():
@@ -210,8 +210,8 @@ class Baseline:
                     inodes[entry.inode()] = node
                 else:
                     continue
-                found.disk[entry.name] = found.live[entry.name] = node
-            return found
+                root.disk[entry.name] = root.live[entry.name] = node
+            return root
 
         return Baseline(read(folder, top=True), inodes)
 
@@ -243,14 +243,14 @@ class Recording:
             kind, pid, inode, offset, length, flags, first, second, _ = _HEADER.unpack_from(data, position)
             position += _HEADER.size
             path = os.fsdecode(bytes(data[position : position + first]))
-            other = os.fsdecode(bytes(data[position + first : position + first + second]))
+            second_path = os.fsdecode(bytes(data[position + first : position + first + second]))
             position += first + second
             size = length if kind in (RecordKind.WRITE, RecordKind.CONTENT) else 0
             if position + size > len(data):
                 raise ValueError(f"{log}: the last record is torn")
             record = Record(
                 RecordKind(kind), pid, inode, offset, length, flags,
-                self._below(path), other if kind == RecordKind.SYMLINK else self._below(other),
+                self._below(path), second_path if kind == RecordKind.SYMLINK else self._below(second_path),
                 data[position : position + size],
             )  # fmt: skip
             position += size
@@ -347,8 +347,8 @@ class RecordedDisk:
         elif kind is RecordKind.ALLOCATE:
             end = offset + record.length
             if record.flags & (_PUNCH_HOLE | _ZERO_RANGE):
-                kept = min(end, len(file.live)) if record.flags & _KEEP_SIZE else end
-                changes = [Change(offset, memoryview(bytes(max(0, kept - offset))))]
+                zeroed_end = min(end, len(file.live)) if record.flags & _KEEP_SIZE else end
+                changes = [Change(offset, memoryview(bytes(max(0, zeroed_end - offset))))]
             elif not record.flags & _KEEP_SIZE and end > len(file.live):
                 changes = [Change(end, None)]
         else:
@@ -387,20 +387,20 @@ class RecordedDisk:
             self._dirty.pop(node, None)
 
     def _file(self, inode: int) -> File:
-        found = self._inodes[inode]
-        if not isinstance(found, File):
+        node = self._inodes[inode]
+        if not isinstance(node, File):
             raise KeyError(inode)
-        return found
+        return node
 
     def _at(self, path: str) -> tuple[Folder, str]:
         """Return the folder of a path, and the name in it."""
         *parents, name = path.split("/")
         folder = self.root
         for parent in parents:
-            found = folder.live[parent]
-            if not isinstance(found, Folder):
+            child = folder.live[parent]
+            if not isinstance(child, Folder):
                 raise KeyError(path)
-            folder = found
+            folder = child
         return folder, name
 
     def find(self, path: str) -> Node | None:
@@ -420,7 +420,7 @@ class RecordedDisk:
             seed: of the draws of `Survival.MIXED`.
         """
         names = self._names(survival, seed)
-        made: dict[File, Path] = {}
+        paths: dict[File, Path] = {}
 
         def write(folder: Folder, path: Path) -> None:
             path.mkdir()
@@ -430,18 +430,18 @@ class RecordedDisk:
                     write(node, path / name)
                 elif isinstance(node, Link):
                     (path / name).symlink_to(node.text)
-                elif node in made:
-                    os.link(made[node], path / name)
+                elif node in paths:
+                    os.link(paths[node], path / name)
                 else:
                     (path / name).write_bytes(_content(node, survival, seed))
                     (path / name).chmod(node.mode)
                     if node.changed_ns is not None:
                         os.utime(path / name, ns=(node.changed_ns, node.changed_ns))
-                    made[node] = path / name
+                    paths[node] = path / name
 
         write(self.root, target)
 
-    def state(self, survival: Survival, seed: int = 0, without: Sequence[str] = ()) -> str:
+    def state(self, survival: Survival, seed: int = 0, excluded: Sequence[str] = ()) -> str:
         """Return a digest of what `rebuild` would write: names, contents and links.
 
         Args:
@@ -454,7 +454,7 @@ class RecordedDisk:
 
         def add(folder: Folder, path: str) -> None:
             for name, node in sorted(names.get(folder, folder.disk).items()):
-                if not path and name in without:
+                if not path and name in excluded:
                     continue
                 if isinstance(node, Folder):
                     digest.update(f"folder {path}/{name}\0".encode())
@@ -475,11 +475,11 @@ class RecordedDisk:
             return {}
         if survival in (Survival.ALL, Survival.NAMES):
             return {folder: folder.live for folder in dirty}
-        kept: dict[Folder, int] = {}
+        persisted: dict[Folder, int] = {}
         for folder in dirty:
             draw = random.Random(f"{seed} folder {folder.number}")
             count = len(folder.pending)
-            kept[folder] = draw.choice((0, count, draw.randint(0, count)))
+            persisted[folder] = draw.choice((0, count, draw.randint(0, count)))
         # A rename over two folders is in both or in neither, and what follows one that is not there is not there.
         settled = False
         while not settled:
@@ -487,34 +487,34 @@ class RecordedDisk:
             present = {
                 renaming: 0
                 for folder in dirty
-                for renaming in folder.pending[: kept[folder]]
-                if all(renaming in other.pending[: kept[other]] for other in renaming.folders)
+                for renaming in folder.pending[: persisted[folder]]
+                if all(renaming in changed.pending[: persisted[changed]] for changed in renaming.folders)
             }
             for folder in dirty:
-                for n, renaming in enumerate(folder.pending[: kept[folder]]):
+                for n, renaming in enumerate(folder.pending[: persisted[folder]]):
                     if renaming not in present:
-                        kept[folder], settled = n, False
+                        persisted[folder], settled = n, False
                         break
-        found = {folder: dict(folder.disk) for folder in dirty}
+        entries = {folder: dict(folder.disk) for folder in dirty}
         for folder in dirty:
-            for renaming in folder.pending[: kept[folder]]:
-                for where, name, node in renaming.names:
-                    if where is folder:
-                        _name(found[folder], name, node)
-        return found
+            for renaming in folder.pending[: persisted[folder]]:
+                for parent, name, node in renaming.names:
+                    if parent is folder:
+                        _name(entries[folder], name, node)
+        return entries
 
-    def differences(self, folder: Path, without: Sequence[str] = ()) -> list[str]:
+    def differences(self, folder: Path, excluded: Sequence[str] = ()) -> list[str]:
         """Compare what programs see by the records with a real folder; each difference in words.
 
         A recording that missed nothing has none. `without`: names directly below the folder that are not compared.
         """
-        return list(_differences(self.root, folder, PurePosixPath(), without))
+        return list(_differences(self.root, folder, PurePosixPath(), excluded))
 
 
-def _differences(node: Folder, real: Path, path: PurePosixPath, without: Sequence[str]) -> Iterator[str]:
+def _differences(node: Folder, real: Path, path: PurePosixPath, excluded: Sequence[str]) -> Iterator[str]:
     entries = {e.name: e for e in os.scandir(real)}
     if path == PurePosixPath():
-        entries = {name: entry for name, entry in entries.items() if name not in without}
+        entries = {name: entry for name, entry in entries.items() if name not in excluded}
     for name in sorted(entries.keys() | node.live.keys()):
         below, recorded, entry = path / name, node.live.get(name), entries.get(name)
         if entry is None:
@@ -536,10 +536,10 @@ def _differences(node: Folder, real: Path, path: PurePosixPath, without: Sequenc
 
 def _name_of(folder: Folder, node: Node) -> tuple[Folder, str] | None:
     """Return a folder and the name in it by which programs see a node; None where it has none."""
-    for name, found in folder.live.items():
-        if found is node:
+    for name, entry in folder.live.items():
+        if entry is node:
             return folder, name
-        if isinstance(found, Folder) and (below := _name_of(found, node)) is not None:
+        if isinstance(entry, Folder) and (below := _name_of(entry, node)) is not None:
             return below
     return None
 
@@ -588,23 +588,23 @@ def _content(file: File, survival: Survival, seed: int) -> bytes | bytearray:
         return file.disk
     if way == "new":
         return file.live
-    found = bytearray(file.disk)
+    content = bytearray(file.disk)
     if way == "zeros":  # the length is there, the bytes are not
-        del found[len(file.live) :]
-        found.extend(bytes(len(file.live) - len(found)))
+        del content[len(file.live) :]
+        content.extend(bytes(len(file.live) - len(content)))
     elif way == "torn":
         last = draw.randrange(len(file.pending))
         for change in file.pending[:last]:
-            _apply(found, change)
+            _apply(content, change)
         torn = file.pending[last]
         if torn.data is not None:
-            _apply(found, torn, torn.data[: draw.randint(0, len(torn.data))])
+            _apply(content, torn, torn.data[: draw.randint(0, len(torn.data))])
     else:
-        live, size = file.live, max(len(file.live), len(found))
-        mixed = bytearray(live) if draw.random() < 0.5 else bytearray(found)
+        live, size = file.live, max(len(file.live), len(content))
+        mixed = bytearray(live) if draw.random() < 0.5 else bytearray(content)
         for begin in range(0, size, _BLOCK):
-            block = (live, found)[draw.random() < 0.5][begin : begin + _BLOCK]
+            block = (live, content)[draw.random() < 0.5][begin : begin + _BLOCK]
             end = min(begin + len(block), len(mixed))
             mixed[begin:end] = block[: max(0, end - begin)]
-        found = mixed
-    return found
+        content = mixed
+    return content

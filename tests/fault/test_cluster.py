@@ -174,8 +174,8 @@ def test_every_fault_on_every_master(calm: CalmRun, tmp_path: Path, name: str) -
         assert program.returncode == 0, output_of(program)
         outcomes = json.loads(out.read_text())
         for fault, status in DRIVER_FAULTS.items():
-            ended = run_program(ws, out, master, fault, environ=environ)
-            assert ended.returncode == status, output_of(ended)
+            completed = run_program(ws, out, master, fault, environ=environ)
+            assert completed.returncode == status, output_of(completed)
             again = run_program(ws, out, master, fault, environ=environ)
             assert again.returncode == 0, output_of(again)
             outcomes |= json.loads(out.read_text())

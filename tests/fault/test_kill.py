@@ -63,13 +63,13 @@ def run_and_kill(home: Path, stage: str, after: float, kill: Callable[[int], Non
     )
     assert child.stdout is not None
     try:
-        said = []
+        lines = []
         for line in child.stdout:
-            said.append(line)
+            lines.append(line)
             if f"] {stage}: " in line:
                 break
         else:
-            pytest.fail(f"{stage} did not begin:\n{''.join(said)}")
+            pytest.fail(f"{stage} did not begin:\n{''.join(lines)}")
         time.sleep(after)
         kill(child.pid)
         child.stdout.read()
@@ -119,9 +119,9 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("turn", range(_TURNS))
+@pytest.mark.parametrize("run_number", range(_TURNS))
 def test_killed_at_many_moments(
-    finished_day: tuple[Path, Run], home: Path, kill_points: random.Random, turn: int
+    finished_day: tuple[Path, Run], home: Path, kill_points: random.Random, run_number: int
 ) -> None:
     """Each stage at other moments in each turn, and by both ways."""
-    kill_each_stage(finished_day[0], home, kill_points, turn % 2)
+    kill_each_stage(finished_day[0], home, kill_points, run_number % 2)

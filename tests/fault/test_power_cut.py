@@ -36,9 +36,9 @@ MINUTES = 60
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    found = int(os.environ.get("HEADRACE_TEST_SEED") or random.SystemRandom().randrange(10**9))
-    print(f"HEADRACE_TEST_SEED={found}")
-    return found
+    value = int(os.environ.get("HEADRACE_TEST_SEED") or random.SystemRandom().randrange(10**9))
+    print(f"HEADRACE_TEST_SEED={value}")
+    return value
 
 
 @pytest.fixture(scope="module")

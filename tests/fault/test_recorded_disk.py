@@ -108,8 +108,8 @@ def test_a_rename_between_folders_is_in_both_or_in_neither(run: Disk) -> None:
     ran = run("os.mkdir('a'); sync('.'); os.rename('old', 'a/moved'); put('new', b'new'); sync('a')")
     # The target's sync brings the source's removal, too; of what came after it in the source nothing is promised.
     assert ran.after(Survival.SYNCED) == {"a/moved": b"old content"}
-    found = {len([p for p in ran.after(Survival.MIXED, seed) if p in ("old", "a/moved")]) for seed in range(20)}
-    assert found == {1}
+    counts = {len([p for p in ran.after(Survival.MIXED, seed) if p in ("old", "a/moved")]) for seed in range(20)}
+    assert counts == {1}
 
 
 def test_an_exchange_of_folders_is_atomic(run: Disk) -> None:
@@ -257,12 +257,12 @@ def test_a_state_is_what_is_rebuilt(run: Disk) -> None:
     """Cuts are one state where the same names have the same bytes, and only there."""
     ran = run("put('new', b'x', True); put('old', b'y'); os.mkdir('f'); put('f/g', b'z')")
     ends = [(s, seed) for s in Survival for seed in range(6)]
-    found: dict[str, set[str]] = {}
+    contents: dict[str, set[str]] = {}
     for survival, seed in ends:
-        whole = ran.after(survival, seed)
+        tree = ran.after(survival, seed)
         folders = sorted(p.name for p in (ran.home.parent / f"after-{survival}-{seed}").rglob("*") if p.is_dir())
-        found.setdefault(ran.disk.state(survival, seed), set()).add(repr((sorted(whole.items()), folders)))
-    assert {len(written) for written in found.values()} == {1}
-    assert len({written for group in found.values() for written in group}) == len(found) > 3
-    without = {ran.disk.state(survival, seed, ("new", "old", "f")) for survival, seed in ends}
-    assert len(without) == 1
+        contents.setdefault(ran.disk.state(survival, seed), set()).add(repr((sorted(tree.items()), folders)))
+    assert {len(written) for written in contents.values()} == {1}
+    assert len({written for group in contents.values() for written in group}) == len(contents) > 3
+    partial_states = {ran.disk.state(survival, seed, ("new", "old", "f")) for survival, seed in ends}
+    assert len(partial_states) == 1

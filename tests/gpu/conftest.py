@@ -36,17 +36,17 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     def counted(name: str, work: Callable[..., Any], *args: Any, **more: Any) -> Any:
         calls[name] = calls.get(name, 0) + 1
-        with turn:
+        with lock:
             return work(*args, **more)
 
     launch = gpu.DeviceMap._launch
 
     def in_turn(*args: Any) -> None:
-        with turn:
+        with lock:
             launch(*args)
 
     monkeypatch.setattr(gpu.DeviceMap, "_launch", in_turn)
@@ -69,7 +69,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests import plans_support
     from tests.unit import test_embeddings_dynamic
 
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     class Unwrapping:
         def __init__(self, kernels: Any) -> None:
@@ -79,16 +79,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
             def call(*args: Any, **more: Any) -> Any:
                 tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
                 assert all(isinstance(x, Elsewhere) for x in tensors), f"{name}: a tensor of the host"
-                with turn:
+                with lock:
                     work = getattr(self.kernels, name)
                     return tree_map(wrap, work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
 
             return call
 
-    found, pairs = Unwrapping(dispatch.kernels()), Unwrapping(SimpleNamespace(**vars(interaction)))
+    table_kernels, pairs = Unwrapping(dispatch.kernels()), Unwrapping(SimpleNamespace(**vars(interaction)))
     for name in ("products", "gradients"):
         monkeypatch.setattr(interaction, name, getattr(pairs, name))
-    monkeypatch.setattr(dispatch, "kernels", lambda: found)
+    monkeypatch.setattr(dispatch, "kernels", lambda: table_kernels)
     monkeypatch.setattr(dispatch, "usable", lambda *t: all(isinstance(x, Elsewhere) for x in t))
     monkeypatch.setattr(dispatch, "check", lambda device: None)
 
@@ -103,10 +103,10 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "run_ranks", pretending)
 
     def launch(self: Any, kernel: Any, ids: Tensor, numbers: Tensor) -> None:
-        given = (self._keys, self._numbers, ids, numbers)
-        assert all(isinstance(x, Elsewhere) for x in given), "a map: a tensor of the host"
-        with turn:
+        arguments = (self._keys, self._numbers, ids, numbers)
+        assert all(isinstance(x, Elsewhere) for x in arguments), "a map: a tensor of the host"
+        with lock:
             block = gpu._BLOCK
-            kernel[(-(-len(ids) // block),)](*map(unwrap, given), len(ids), len(self._keys) - 1, block)
+            kernel[(-(-len(ids) // block),)](*map(unwrap, arguments), len(ids), len(self._keys) - 1, block)
 
     monkeypatch.setattr(gpu.DeviceMap, "_launch", launch)

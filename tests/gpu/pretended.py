@@ -32,7 +32,7 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, inside: Tensor) -> Elsewhere:
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inside.shape,
             strides=inside.stride(),
@@ -40,8 +40,8 @@ class Elsewhere(Tensor):
             dtype=inside.dtype,
             device=ELSEWHERE,
         )
-        made.inside = inside
-        return made
+        tensor.inside = inside
+        return tensor
 
     def __repr__(self) -> str:
         return f"Elsewhere({self.inside!r})"  # type: ignore[attr-defined]
@@ -63,23 +63,23 @@ def wrap(x: Any) -> Any:
 
 
 def _run(func, args, kwargs):
-    given, _ = tree_flatten((args, kwargs))
-    tensors = [x for x in given if isinstance(x, Tensor)]
-    there = [x for x in tensors if isinstance(x, Elsewhere)]
+    leaves, _ = tree_flatten((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    on_device = [x for x in tensors if isinstance(x, Elsewhere)]
     name = func._schema.name
-    if there and name not in _CARRIERS:
-        here = [x for x in tensors if not isinstance(x, Elsewhere) and x.dim()]
-        if here:
-            raise RuntimeError(f"{name}: tensors on two devices: {[tuple(x.shape) for x in here]} are on the host")
-    asked = kwargs.get("device")
-    goes_there = bool(there) if asked is None else torch.device(asked) == ELSEWHERE
-    if asked is not None and goes_there:
+    if on_device and name not in _CARRIERS:
+        on_host = [x for x in tensors if not isinstance(x, Elsewhere) and x.dim()]
+        if on_host:
+            raise RuntimeError(f"{name}: tensors on two devices: {[tuple(x.shape) for x in on_host]} are on the host")
+    device = kwargs.get("device")
+    goes_there = bool(on_device) if device is None else torch.device(device) == ELSEWHERE
+    if device is not None and goes_there:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if name == "aten::copy_":
         goes_there = isinstance(args[0], Elsewhere)
     out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
     if func._schema.is_mutable:  # what is changed in place is returned as the tensor that was given
-        same = {id(unwrap(x)): x for x in there}
+        same = {id(unwrap(x)): x for x in on_device}
         return tree_map(lambda x: same.get(id(x), x) if isinstance(x, Tensor) else x, out)
     if name == "aten::_to_copy" and out is unwrap(args[0]):
         out = out.clone()
@@ -95,10 +95,10 @@ class _Constructors(TorchFunctionMode):
     """`torch.tensor` makes its tensor where no operation is seen."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        given = kwargs or {}
-        if func is torch.tensor and given.get("device") is not None and torch.device(given["device"]) == ELSEWHERE:
-            return wrap(torch.tensor(*args, **{**given, "device": "cpu"}))
-        return func(*args, **given)
+        options = kwargs or {}
+        if func is torch.tensor and options.get("device") is not None and torch.device(options["device"]) == ELSEWHERE:
+            return wrap(torch.tensor(*args, **{**options, "device": "cpu"}))
+        return func(*args, **options)
 
 
 @contextmanager

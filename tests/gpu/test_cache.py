@@ -54,15 +54,15 @@ class Sets:
                 self.last[i] = self.batch
             else:
                 new[i] = new.get(i, 0) + 1
-        lacking = len(self.seen) + len(new) - self.capacity
-        if lacking > 0:
+        shortage = len(self.seen) + len(new) - self.capacity
+        if shortage > 0:
             old = [i for i in self.seen if self.last[i] < self.batch]
             worth = (
                 (lambda i: (self.seen[i], self.last[i], -i))
                 if self.rule == "lfu"
                 else (lambda i: (self.last[i], self.seen[i], -i))
             )
-            for i in sorted(old, key=worth)[: max(lacking, int(self.share * self.capacity))]:
+            for i in sorted(old, key=worth)[: max(shortage, int(self.share * self.capacity))]:
                 del self.seen[i], self.last[i]
         for i, n in new.items():
             self.seen[i], self.last[i] = n, self.batch
@@ -72,8 +72,8 @@ class Sets:
 def test_hits_are_those_of_a_cache_of_sets(rule: Any) -> None:
     first = 30  # rows of two tables
     rows = RowCache([torch.zeros(ROWS, DIM)], 60, DEVICE, ends=[first, ROWS], evict=rule, evict_share=0.1)
-    expected, given, lookups, hits = Sets(60, rule, 0.1), zipf(25, 50, 3), 0, 0
-    for ids in given:
+    expected, batches, lookups, hits = Sets(60, rule, 0.1), zipf(25, 50, 3), 0, 0
+    for ids in batches:
         lookups += int((ids < first).sum())
         hits += sum(i < first and i in expected.seen for i in ids.tolist())
         rows.look_up(find_duplicates(ids.to(DEVICE)), admit=True)
@@ -134,9 +134,9 @@ def trained(embeddings: Any, steps: int = 3, first: int = 0) -> list[Tensor]:
     for step in range(first, first + steps):
         rng = np.random.default_rng([step, rank])
         for _ in range(2):
-            found = embeddings.features(torch.from_numpy(batch(rng)))
-            sum(x.sin().sum() for x in found).backward()
-            outs += [x.detach().cpu() for x in found]
+            vectors = embeddings.features(torch.from_numpy(batch(rng)))
+            sum(x.sin().sum() for x in vectors).backward()
+            outs += [x.detach().cpu() for x in vectors]
         embeddings.step()
     embeddings.eval()
     with torch.no_grad():
@@ -156,21 +156,21 @@ def test_training_is_as_if_all_rows_were_here(
     """Bit for bit: vectors, rows, states; rows rounded by chance too."""
 
     def both(collective: Collective) -> None:
-        cached, whole = (made(collective, s, storage, kind) for s in (share, 1.0))
-        assert all(torch.equal(x, y) for x, y in zip(trained(cached), trained(whole), strict=True))
-        for e in (cached, whole):
+        cached, uncached = (made(collective, s, storage, kind) for s in (share, 1.0))
+        assert all(torch.equal(x, y) for x, y in zip(trained(cached), trained(uncached), strict=True))
+        for e in (cached, uncached):
             e.age_state(0.5)
         cached.flush()
         assert cached.caches[0].capacity < len(cached.weight) / 2
-        assert torch.equal(cached.weight, whole.weight.cpu())
-        assert cached.state.keys() == whole.state.keys() != set()
-        assert all(torch.equal(cached.state[n], whole.state[n].cpu()) for n in whole.state)
+        assert torch.equal(cached.weight, uncached.weight.cpu())
+        assert cached.state.keys() == uncached.state.keys() != set()
+        assert all(torch.equal(cached.state[n], uncached.state[n].cpu()) for n in uncached.state)
         use = cache_use(cached)
         assert use["a"].share == share
         assert 0 < use["a"].hits < use["a"].lookups or share < 0.1
         if world == 1:
             assert use["a"].lookups + use["b"].lookups == looked_up()
-        assert cache_use(whole) == {}
+        assert cache_use(uncached) == {}
 
     run_ranks(world, both)
 
@@ -186,15 +186,15 @@ def test_saves_and_dumps_are_those_of_any_table(tmp_path: Path, kernels_everywhe
     trained(cached, 2)
     save_shards(cached.snapshot(), local(tmp_path / "save"), with_optimizer=True)
     write_index(local(tmp_path / "save"))
-    others = [made(LocalCollective(), share) for share in (1.0, 0.5)]
-    trained(others[1], 1)  # what is on the device must not outlive the load
-    for other in others:
-        load_shards(other, local(tmp_path / "save"), with_optimizer=True)
+    twins = [made(LocalCollective(), share) for share in (1.0, 0.5)]
+    trained(twins[1], 1)  # what is on the device must not outlive the load
+    for twin in twins:
+        load_shards(twin, local(tmp_path / "save"), with_optimizer=True)
     cached.track_changes()
-    outs = [trained(e, 2, first=2) for e in (cached, *others)]
+    outs = [trained(e, 2, first=2) for e in (cached, *twins)]
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*outs, strict=True))
     save_changes(cached, local(tmp_path / "changes"))
     follower = made(LocalCollective(), 0.5)
     load_shards(follower, local(tmp_path / "save"), with_optimizer=False)
     apply_changes(follower, local(tmp_path / "changes"))
-    assert torch.equal(follower.weight, others[0].weight.cpu())
+    assert torch.equal(follower.weight, twins[0].weight.cpu())

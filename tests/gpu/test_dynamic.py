@@ -33,16 +33,16 @@ EDGES = [0, 1, -1, -(2**63), 2**63 - 1, 2**40, 2**53 + 1]
 def test_hashes_and_starts_have_the_bits_of_cpus() -> None:
     rng = np.random.default_rng(1)
     ids = np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 500)]).astype(np.int64)
-    there = torch.from_numpy(ids).to(WHERE)
+    on_device = torch.from_numpy(ids).to(WHERE)
     for salt in (0, 1, 2 + 1_000_003 * 17):
-        hashed, wanted = hashing.mix(there, salt), mix(ids, salt)
-        assert np.array_equal(hashed.cpu().numpy().view(np.uint64), wanted)
-        assert np.array_equal(hashing.uniform(hashed).cpu().numpy(), wanted.astype(np.float64) / 2.0**64)
+        hashed, expected = hashing.mix(on_device, salt), mix(ids, salt)
+        assert np.array_equal(hashed.cpu().numpy().view(np.uint64), expected)
+        assert np.array_equal(hashing.uniform(hashed).cpu().numpy(), expected.astype(np.float64) / 2.0**64)
         for ranks in (1, 3, 8):
-            assert np.array_equal(hashing.remainder(hashed, ranks).cpu().numpy(), (wanted % ranks).astype(np.int64))
+            assert np.array_equal(hashing.remainder(hashed, ranks).cpu().numpy(), (expected % ranks).astype(np.int64))
     for dim in (1, 2, 5):
-        wanted = initial_values("t", ids.view(np.uint64), range(dim), 3, 0.05)
-        assert np.array_equal(hashing.initial_values("t", there, dim, 3, 0.05).cpu().numpy(), wanted)
+        expected = initial_values("t", ids.view(np.uint64), range(dim), 3, 0.05)
+        assert np.array_equal(hashing.initial_values("t", on_device, dim, 3, 0.05).cpu().numpy(), expected)
     first, last = torch.tensor([3, 1, 3, 1, 2]), torch.tensor([0, 1, 0, 0, 1])
     assert hashing.lexsort(first, last).tolist() == np.lexsort((first.numpy(), last.numpy())).tolist()
 
@@ -51,12 +51,12 @@ def test_the_map_is_that_of_cpus() -> None:
     rng = np.random.default_rng(2)
     ids = np.unique(np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 400), np.arange(100) << 32]))
     rng.shuffle(ids)
-    here, there = IdMap(), DeviceMap(WHERE)
+    cpu_map, device_map = IdMap(), DeviceMap(WHERE)
     for part in np.split(ids, [1, 40, 41, 300]):  # it grows in between
-        assert np.array_equal(there.add(torch.from_numpy(part).to(WHERE)).cpu().numpy(), here.add(part))
-    asked = np.concatenate([rng.permutation(ids), rng.integers(0, 2**31, 200)])
-    assert np.array_equal(there.find(torch.from_numpy(asked).to(WHERE)).cpu().numpy(), here.find(asked))
-    assert (len(there), there.load, there.nbytes) == (len(here), here.load, here.nbytes)
+        assert np.array_equal(device_map.add(torch.from_numpy(part).to(WHERE)).cpu().numpy(), cpu_map.add(part))
+    requested = np.concatenate([rng.permutation(ids), rng.integers(0, 2**31, 200)])
+    assert np.array_equal(device_map.find(torch.from_numpy(requested).to(WHERE)).cpu().numpy(), cpu_map.find(requested))
+    assert (len(device_map), device_map.load, device_map.nbytes) == (len(cpu_map), cpu_map.load, cpu_map.nbytes)
     assert len(DeviceMap(WHERE).find(torch.empty(0, dtype=torch.int64, device=WHERE))) == 0
 
 
@@ -111,10 +111,10 @@ def test_no_tensor_is_on_the_wrong_device(elsewhere: None, monkeypatch: pytest.M
     dynamic.compare(DynamicSpec("t", dynamic.DIM, admit_after=2), 2, batches(2, 4))
 
 
-def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, given: list[list[int]]) -> DynamicEmbeddings:
+def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, id_batches: list[list[int]]) -> DynamicEmbeddings:
     tables = kind([spec], LocalCollective(), seed=7)
     tables.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
-    one_by_one(tables, given)
+    one_by_one(tables, id_batches)
     return tables
 
 
@@ -123,9 +123,9 @@ def told(tables: DynamicEmbeddings) -> DynamicReport:
     return replace(tables.report()["t"], nbytes=0)
 
 
-def one_by_one(tables: DynamicEmbeddings, given: list[list[int]]) -> None:
+def one_by_one(tables: DynamicEmbeddings, id_batches: list[list[int]]) -> None:
     embeddings = dynamic.alone(tables)
-    for ids in given:
+    for ids in id_batches:
         ((vectors, _),) = dynamic.look_up(embeddings, [torch.tensor(ids, dtype=torch.int64)])
         (vectors - 1).square().sum().backward()
         tables.step()
@@ -142,40 +142,42 @@ def test_all_that_is_saved_is_that_of_cpus(
     spec: DynamicSpec, kernels_everywhere: dict[str, int], tmp_path: Path
 ) -> None:
     """Ids, counts, who waits, admissions and evictions exactly; weights but for rounding; each opens the other's."""
-    given = [b[0] for b in batches(1, 9)] * 2
-    here, there = train(DynamicEmbeddings, spec, given), train(There, spec, given)
-    assert here.report()["t"].admitted > 0
-    assert told(here) == told(there)
-    for mine, wanted in zip(there.tables[0].dump(), here.tables[0].dump(), strict=True):
-        assert mine.keys() == wanted.keys()
-        for name, values in wanted.items():
+    id_batches = [b[0] for b in batches(1, 9)] * 2
+    cpu_tables, device_tables = train(DynamicEmbeddings, spec, id_batches), train(There, spec, id_batches)
+    assert cpu_tables.report()["t"].admitted > 0
+    assert told(cpu_tables) == told(device_tables)
+    for actual, expected in zip(device_tables.tables[0].dump(), cpu_tables.tables[0].dump(), strict=True):
+        assert actual.keys() == expected.keys()
+        for name, values in expected.items():
             if name == "waiting":  # in no order
-                assert sorted(mine[name].tolist()) == sorted(values.tolist())
+                assert sorted(actual[name].tolist()) == sorted(values.tolist())
             elif values.dtype is torch.int64:
-                assert torch.equal(mine[name], values), name
+                assert torch.equal(actual[name], values), name
             else:
-                torch.testing.assert_close(mine[name], values, rtol=1e-5, atol=1e-6)
-    for tables in (here, there):
+                torch.testing.assert_close(actual[name], values, rtol=1e-5, atol=1e-6)
+    for tables in (cpu_tables, device_tables):
         tables.tables[0].track()
-        one_by_one(tables, given[:3])
-    changes, wanted = there.tables[0].take_changes(), here.tables[0].take_changes()
-    assert torch.equal(changes["gone"], wanted["gone"])
-    order, other = changes["ids"].argsort(), wanted["ids"].argsort()
-    assert torch.equal(changes["ids"][order], wanted["ids"][other])
+        one_by_one(tables, id_batches[:3])
+    changes, expected_changes = device_tables.tables[0].take_changes(), cpu_tables.tables[0].take_changes()
+    assert torch.equal(changes["gone"], expected_changes["gone"])
+    order, expected_order = changes["ids"].argsort(), expected_changes["ids"].argsort()
+    assert torch.equal(changes["ids"][order], expected_changes["ids"][expected_order])
     assert len(order) > 0
-    torch.testing.assert_close(changes["weight"][order], wanted["weight"][other], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        changes["weight"][order], expected_changes["weight"][expected_order], rtol=1e-5, atol=1e-6
+    )
     for kind in (There, DynamicEmbeddings):
         follower = kind([spec], LocalCollective(), seed=7)
         follower.tables[0].put_changes(changes)
         assert sorted(follower.tables[0].ids.tolist()) == changes["ids"][order].tolist()
-    save_dynamic(there, local(tmp_path))
-    others = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
-    for other in others:
-        other.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
-        load_dynamic(other, local(tmp_path), with_optimizer=True)
-        one_by_one(other, given[:2])
-    assert told(others[0]) == told(others[1])
-    twin = there.snapshot()
-    before = {k: v.clone() for k, v in twin.tables[0].dump()[0].items()}
-    one_by_one(there, given[2:4])
-    assert all(torch.equal(v, before[k]) for k, v in twin.tables[0].dump()[0].items())
+    save_dynamic(device_tables, local(tmp_path))
+    both_loaded = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
+    for loaded in both_loaded:
+        loaded.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+        load_dynamic(loaded, local(tmp_path), with_optimizer=True)
+        one_by_one(loaded, id_batches[:2])
+    assert told(both_loaded[0]) == told(both_loaded[1])
+    twin = device_tables.snapshot()
+    dump_before = {k: v.clone() for k, v in twin.tables[0].dump()[0].items()}
+    one_by_one(device_tables, id_batches[2:4])
+    assert all(torch.equal(v, dump_before[k]) for k, v in twin.tables[0].dump()[0].items())

@@ -20,13 +20,13 @@ def test_products_and_gradients_equal_torch(samples: int, features: int, dim: in
     vectors = torch.randn(samples, features, dim, device=DEVICE, dtype=dtype, requires_grad=True)
     out = interact(x, vectors)
     a, b = (t.detach().double().requires_grad_() for t in (x, vectors))
-    wanted = torch.cat([a, pairwise_dots(torch.cat([a.unsqueeze(1), b], dim=1))], dim=1)
+    expected = torch.cat([a, pairwise_dots(torch.cat([a.unsqueeze(1), b], dim=1))], dim=1)
     assert out.shape == (samples, interaction_width(features, dim))
-    assert not out[:, wanted.shape[1] :].any()
-    torch.testing.assert_close(out[:, : wanted.shape[1]].double(), wanted, **near)
+    assert not out[:, expected.shape[1] :].any()
+    torch.testing.assert_close(out[:, : expected.shape[1]].double(), expected, **near)
     weight = torch.randn(out.shape, device=DEVICE, dtype=dtype)
     (out * weight).sum().backward()
-    (wanted * weight[:, : wanted.shape[1]].double()).sum().backward()
+    (expected * weight[:, : expected.shape[1]].double()).sum().backward()
     assert x.grad is not None
     assert vectors.grad is not None
     torch.testing.assert_close(x.grad.double(), a.grad, **near)

@@ -15,8 +15,8 @@ def test_the_bench_of_a_gpu_runs_through(capsys: pytest.CaptureFixture[str]) -> 
         pytest.skip("a rehearsal is for the interpreter")
     from bench.gpu import run
 
-    wanted = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache", "product zipf"]
-    assert run.main(["--tiny", "--parts", *wanted]) == 0
+    parts = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache", "product zipf"]
+    assert run.main(["--tiny", "--parts", *parts]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     assert {
         "gather TB/s",
@@ -98,20 +98,20 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     touched = counts.new_zeros(60).index_add_(0, addresses, torch.ones_like(addresses)) > 0
     total = torch.where(touched[:, None], total + decay * table.double(), 0.0)
     wanted_state = state.double() + total.square().mean(1, keepdim=True)
-    wanted = table.double() - lr * total / (wanted_state.sqrt() + 1e-10)
+    expected = table.double() - lr * total / (wanted_state.sqrt() + 1e-10)
 
-    before, runs = table.clone(), []
+    initial, runs = table.clone(), []
     for _ in range(2):
-        table.copy_(before)
+        table.copy_(initial)
         again = state.clone()
         gpu.rowwise_adagrad(
             table, again, unique, starts, order, grad, lr=lr, decay=decay, bag=bag, weights=weights, divisor=divisor
         )
         runs.append((table.clone(), again))
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
-    torch.testing.assert_close(table.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(table.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(again.double(), wanted_state, rtol=1e-5, atol=1e-5)
-    assert torch.equal(table[~touched], before[~touched])
+    assert torch.equal(table[~touched], initial[~touched])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -43,13 +43,13 @@ class EveryForm(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
-        found = {w.name: inputs.embedding(w.name) for w in self.lookups if w.name != "tags"}
-        query = found["user"] + found["mean"] + found["raw"]
+        vectors = {w.name: inputs.embedding(w.name) for w in self.lookups if w.name != "tags"}
+        query = vectors["user"] + vectors["mean"] + vectors["raw"]
         query = query + inputs.sequence("tags").pooled("sum") * self.scale
-        against = (found["drawn"] @ query.unsqueeze(2)).squeeze(2).logsumexp(1) + (query @ found["users"].T).logsumexp(
-            1
-        )
-        return {"logits": query.sum(1) + found["bias"].squeeze(1) - against + inputs.continuous[:, 0]}
+        against = (vectors["drawn"] @ query.unsqueeze(2)).squeeze(2).logsumexp(1) + (
+            query @ vectors["users"].T
+        ).logsumexp(1)
+        return {"logits": query.sum(1) + vectors["bias"].squeeze(1) - against + inputs.continuous[:, 0]}
 
 
 def trained(device: Any) -> tuple[list[float], list[Tensor]]:
@@ -71,9 +71,9 @@ def trained(device: Any) -> tuple[list[float], list[Tensor]]:
         drawn = torch.from_numpy(rng.integers(2, 50, (6, 3)))
         labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
         part = MicroBatch(continuous, CategoricalBatch(codes, lists, drawn), labels)
-        made = passes(part, model.prepare(part.categorical))
-        made.backward()
-        total, _ = dense.reduce(float(made.loss))
+        result = passes(part, model.prepare(part.categorical))
+        result.backward()
+        total, _ = dense.reduce(float(result.loss))
         dense.step(0.01)
         model.step_embeddings(0.1)
         losses.append(total)
@@ -81,11 +81,11 @@ def trained(device: Any) -> tuple[list[float], list[Tensor]]:
 
 
 def test_steps_equal_those_of_the_cpu(elsewhere: None, caplog: pytest.LogCaptureFixture) -> None:
-    wanted, here = trained("cpu")
+    expected, cpu_state = trained("cpu")
     with caplog.at_level(logging.WARNING), nullcontext() if HAS_GPU else pretend():
-        got, there = trained("cuda" if HAS_GPU else ELSEWHERE)
+        got, device_state = trained("cuda" if HAS_GPU else ELSEWHERE)
     assert "without a graph: the model has lookups of its own" in caplog.text
     near = {"rtol": 1e-2, "atol": 1e-3} if HAS_GPU else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(got, wanted, rtol=near["rtol"])
-    for x, y in zip(here, there, strict=True):
+    np.testing.assert_allclose(got, expected, rtol=near["rtol"])
+    for x, y in zip(cpu_state, device_state, strict=True):
         torch.testing.assert_close(y, x, **near)

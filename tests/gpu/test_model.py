@@ -49,9 +49,9 @@ def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], ShardedM
         codes = torch.from_numpy((rng.random((6, 6)) * np.array([50, 9, 9, 9, 20, 20])).astype(np.int64))
         labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
         part = MicroBatch(continuous, CategoricalBatch.of_padded(codes, SCHEMA), labels)
-        made = passes(part, model.prepare(part.categorical))
-        made.backward()
-        total, _ = dense.reduce(float(made.loss))
+        result = passes(part, model.prepare(part.categorical))
+        result.backward()
+        total, _ = dense.reduce(float(result.loss))
         dense.step(0.01)
         model.step_embeddings(0.1)
         losses.append(total)
@@ -66,14 +66,14 @@ def again(work: Callable[[], None]) -> Callable[[], None]:
 
 def test_steps_equal_those_of_the_cpu(elsewhere: None) -> None:
     """On a GPU, else on the pretended one: the interaction by its kernel, the dense part as a graph."""
-    wanted, here = trained("cpu")
+    expected, cpu_model = trained("cpu")
     with nullcontext() if HAS_GPU else pretend():
-        got, there = trained("cuda" if HAS_GPU else ELSEWHERE)
-        state = {name: x.cpu() for name, x in there.dense_state().items()}
-    assert all(p.is_cuda if HAS_GPU else isinstance(p, Elsewhere) for p in there.parameters())
+        got, device_model = trained("cuda" if HAS_GPU else ELSEWHERE)
+        state = {name: x.cpu() for name, x in device_model.dense_state().items()}
+    assert all(p.is_cuda if HAS_GPU else isinstance(p, Elsewhere) for p in device_model.parameters())
     near = {"rtol": 1e-2, "atol": 1e-3} if HAS_GPU else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(got, wanted, rtol=near["rtol"])
-    for name, x in here.dense_state().items():
+    np.testing.assert_allclose(got, expected, rtol=near["rtol"])
+    for name, x in cpu_model.dense_state().items():
         torch.testing.assert_close(state[name], x, **near)
 
 

@@ -98,18 +98,18 @@ def one_step(embeddings: ShardedEmbeddings, step: int) -> None:
 
 
 def test_a_save_of_a_gpu_opens_on_a_cpu_and_back(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
-    there = trained(OnDevice)
-    save_shards(there, local(tmp_path), with_optimizer=True)
+    device_tables = trained(OnDevice)
+    save_shards(device_tables, local(tmp_path), with_optimizer=True)
     write_index(local(tmp_path))
-    others = [trained(make, 0) for make in (OnDevice, ShardedEmbeddings)]
-    for other in others:
-        load_shards(other, local(tmp_path), with_optimizer=True)
-        assert torch.equal(other.weight.cpu(), there.weight.cpu())
-        assert torch.equal(other.state["sum"].cpu(), there.state["sum"].cpu())
-        assert other.steps == 2
-    one_step(there, 7)
-    one_step(others[0], 7)
-    assert torch.equal(others[0].weight, there.weight)
+    twins = [trained(make, 0) for make in (OnDevice, ShardedEmbeddings)]
+    for twin in twins:
+        load_shards(twin, local(tmp_path), with_optimizer=True)
+        assert torch.equal(twin.weight.cpu(), device_tables.weight.cpu())
+        assert torch.equal(twin.state["sum"].cpu(), device_tables.state["sum"].cpu())
+        assert twin.steps == 2
+    one_step(device_tables, 7)
+    one_step(twins[0], 7)
+    assert torch.equal(twins[0].weight, device_tables.weight)
 
 
 def test_what_a_device_cannot_hold_is_explained() -> None:
@@ -147,17 +147,17 @@ def test_no_tensor_is_on_the_wrong_device(
     cached = optimizer == "adam"
     tables = [replace(t, storage="int8", cached=0.5) for t in TABLES] if cached else TABLES
     with pretend():
-        there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
-        there.track_changes()
-        save_shards(there, local(tmp_path), with_optimizer=True)
+        device_tables = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
+        device_tables.track_changes()
+        save_shards(device_tables, local(tmp_path), with_optimizer=True)
         write_index(local(tmp_path))
-        load_shards(there, local(tmp_path), with_optimizer=True)
-        one_step(there, 3)
-        assert save_changes(there, local(tmp_path / "changes"))
-        apply_changes(there, local(tmp_path / "changes"))
-        assert all(isinstance(w, Elsewhere) != cached for w in there.weights)
-        assert all(isinstance(x, Elsewhere) for c in there.caches if c is not None for x in c.on_device)
+        load_shards(device_tables, local(tmp_path), with_optimizer=True)
+        one_step(device_tables, 3)
+        assert save_changes(device_tables, local(tmp_path / "changes"))
+        apply_changes(device_tables, local(tmp_path / "changes"))
+        assert all(isinstance(w, Elsewhere) != cached for w in device_tables.weights)
+        assert all(isinstance(x, Elsewhere) for c in device_tables.caches if c is not None for x in c.on_device)
         if cached:  # int8 by the draws of CPUs
-            here = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
+            host_tables = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
             again = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
-            torch.testing.assert_close(decode(again.weight), decode(here.weight), rtol=0, atol=2e-3)
+            torch.testing.assert_close(decode(again.weight), decode(host_tables.weight), rtol=0, atol=2e-3)

@@ -36,8 +36,8 @@ class Quarter(Elementwise):
 
     name: ClassVar[str] = "quarter"
 
-    def type_of(self, given: Any) -> Any:
-        return given
+    def type_of(self, input_type: Any) -> Any:
+        return input_type
 
     def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         return {n: F.ntile(4).over(Window.orderBy(x)) for n, x in columns.items()}

@@ -30,8 +30,8 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=840,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
 
 
 def test_all_that_is_shipped_stays_on_the_gpu(explained: dict[str, Any]) -> None:

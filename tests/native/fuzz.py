@@ -33,16 +33,16 @@ class Exact:
         return self.blocks[-1]
 
     def copy(self, array: npt.NDArray[np.generic]) -> int:
-        at = self.room(array.nbytes)
-        ctypes.memmove(at, array.ctypes.data, array.nbytes)
-        return at
+        address = self.room(array.nbytes)
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+        return address
 
-    def read(self, at: int, count: int) -> npt.NDArray[np.int32]:
-        return np.frombuffer(ctypes.string_at(at, 4 * count), np.int32)
+    def read(self, address: int, count: int) -> npt.NDArray[np.int32]:
+        return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
 
     def free(self) -> None:
-        for at in self.blocks:
-            _libc.free(at)
+        for address in self.blocks:
+            _libc.free(address)
 
 
 #: Bytes that meet every branch of the decoder.

@@ -38,10 +38,10 @@ _TIME = np.frombuffer(b"0123456789-:T. Z+9", np.uint8)
 
 def varint(n: int) -> bytes:
     """An unsigned number of Thrift's compact protocol, and of runs."""
-    found = b""
+    encoded = b""
     while n > 0x7F:
-        found, n = found + bytes([n & 0x7F | 0x80]), n >> 7
-    return found + bytes([n])
+        encoded, n = encoded + bytes([n & 0x7F | 0x80]), n >> 7
+    return encoded + bytes([n])
 
 
 def page(kind: int, values: int, encoding: int, body: bytes, size: int | None = None) -> bytes:
@@ -70,7 +70,7 @@ def _chunk(rng: np.random.Generator) -> tuple[bytes, int, int, bool]:
         body = b"".join(len(t).to_bytes(4, "little") + t for t in texts)
     else:
         body = np.arange(size, dtype=np.int32 if physical == 1 else np.int64).tobytes()
-    made = page(DICTIONARY, size, PLAIN, body) + body
+    pages = page(DICTIONARY, size, PLAIN, body) + body
     width = int(rng.integers(0, 34))
     groups = -(-rows // 8)
     packed = (
@@ -82,11 +82,11 @@ def _chunk(rng: np.random.Generator) -> tuple[bytes, int, int, bool]:
     if optional:
         levels = varint(groups << 1 | 1) + bytes(rng.integers(0, 256, groups).astype(np.uint8))
         numbers = len(levels).to_bytes(4, "little") + levels + numbers
-    made += page(DATA, rows, RLE, numbers) + numbers
+    pages += page(DATA, rows, RLE, numbers) + numbers
     if physical == 6 and rng.random() < 0.5:
         more = b"".join(len(t).to_bytes(4, "little") + t for t in texts)
-        return made + page(DATA, size, PLAIN, more) + more, rows + size, physical, optional
-    return made, rows, physical, optional
+        return pages + page(DATA, size, PLAIN, more) + more, rows + size, physical, optional
+    return pages, rows, physical, optional
 
 
 def _snappy(rng: np.random.Generator) -> bytes:
@@ -107,11 +107,11 @@ def _snappy(rng: np.random.Generator) -> bytes:
 
 
 def _damaged(rng: np.random.Generator, data: bytes) -> bytes:
-    found = bytearray(data)
+    damaged = bytearray(data)
     for _ in range(int(rng.integers(0, 4))):
-        at = int(rng.integers(0, len(found)))
-        found[at] = int(rng.integers(0, 256))
-    return bytes(found[: int(rng.integers(1, len(found) + 1))] if rng.random() < 0.2 else found)
+        offset = int(rng.integers(0, len(damaged)))
+        damaged[offset] = int(rng.integers(0, 256))
+    return bytes(damaged[: int(rng.integers(1, len(damaged) + 1))] if rng.random() < 0.2 else damaged)
 
 
 class Parquet:
@@ -155,20 +155,20 @@ def _lines(lib: ctypes.CDLL, rng: np.random.Generator) -> int:
     )
     for k, room in enumerate((int(ends[-1]), 8 * n, 8 * n, n)):
         lib.headrace_json_lines_column(parser, k, memory.room(room), memory.room(n), memory.room(4 * (n + 1)))
-    found: int = lib.headrace_json_lines_parse(parser, data, memory.copy(ends), n, rng.random() < 0.5, memory.room(n))
-    told, size = 0, ctypes.c_int64()
-    while name := lib.headrace_json_lines_other(parser, told, ctypes.byref(size)):
+    parsed: int = lib.headrace_json_lines_parse(parser, data, memory.copy(ends), n, rng.random() < 0.5, memory.room(n))
+    index, size = 0, ctypes.c_int64()
+    while name := lib.headrace_json_lines_other(parser, index, ctypes.byref(size)):
         ctypes.string_at(name, size.value)
-        told += 1
+        index += 1
     lib.headrace_json_lines_free(parser)
 
     text = np.frombuffer(b"\n".join(lines), np.uint8)
-    at = memory.copy(text)
-    lib.headrace_control_characters(at, len(text), memory.room(24))
-    ended = int((text == ord("\n")).sum())
-    lib.headrace_newlines(at, len(text), ended, memory.room(8 * ended))
+    address = memory.copy(text)
+    lib.headrace_control_characters(address, len(text), memory.room(24))
+    line_count = int((text == ord("\n")).sum())
+    lib.headrace_newlines(address, len(text), line_count, memory.room(8 * line_count))
     memory.free()
-    return found
+    return parsed
 
 
 def _times(lib: ctypes.CDLL, rng: np.random.Generator) -> None:

@@ -16,8 +16,8 @@ def code(hash_: int, buckets: int) -> int:
 def ids_hash(ids: Sequence[int]) -> int:
     """Spark's xxhash64 of bigint columns."""
     h = 42
-    for one in ids:
-        h = xxh64(one.to_bytes(8, "little", signed=True), h % 2**64)
+    for id_ in ids:
+        h = xxh64(id_.to_bytes(8, "little", signed=True), h % 2**64)
     return h
 
 
@@ -37,5 +37,5 @@ def cross(row: Sequence[Any], buckets: int, most: int) -> list[int] | None:
 
 
 def minhash(ids: list[int | None] | None, hashes: int) -> list[int] | None:
-    there = [i for i in ids or [] if i is not None]
-    return [min(ids_hash([j, i]) for i in there) for j in range(hashes)] if there else None
+    present = [i for i in ids or [] if i is not None]
+    return [min(ids_hash([j, i]) for i in present) for j in range(hashes)] if present else None

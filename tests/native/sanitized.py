@@ -16,12 +16,12 @@ def run(module: str, library: str, *args: str) -> subprocess.CompletedProcess[st
     built = checkout() / "build" / "native" / library
     if not built.is_file():
         pytest.skip("the sanitizer build is not here: make native-cuda")
-    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     return subprocess.run(
         [sys.executable, "-m", module, str(built), *args],
         cwd=checkout(),
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
+        env=os.environ | {"LD_PRELOAD": asan.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
     )

@@ -34,9 +34,9 @@ TEXTS = (
 )
 
 
-def sliced(values: list[Any], type_: pa.DataType, before: int) -> pa.Array:
+def sliced(values: list[Any], type_: pa.DataType, offset: int) -> pa.Array:
     """The values as a slice of a longer array, so that offsets and bits begin somewhere."""
-    return pa.array([*values[:1] * before, *values, *values[:2]], type_)[before if values else 0 :][: len(values)]
+    return pa.array([*values[:1] * offset, *values, *values[:2]], type_)[offset if values else 0 :][: len(values)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -51,19 +51,19 @@ def sliced(values: list[Any], type_: pa.DataType, before: int) -> pa.Array:
 @example([None] * 9, 3, 7, None, 5, pa.binary())
 @example(["😀😁😂😃😄😅😆😇😈".encode()], 8, 1000, None, 0, pa.binary())
 def test_ngrams(
-    texts: list[bytes | None], n: int, buckets: int, most: int | None, before: int, as_: pa.DataType
+    texts: list[bytes | None], n: int, buckets: int, most: int | None, offset: int, as_: pa.DataType
 ) -> None:
-    given_ = sliced(texts, pa.binary(), before)
-    found = arrow.ngrams(given_.view(as_), n, buckets, most)
-    found.validate(full=True)
-    assert found.to_pylist() == [reference.ngrams(t, n, buckets, most) for t in texts]
+    text_array = sliced(texts, pa.binary(), offset)
+    result = arrow.ngrams(text_array.view(as_), n, buckets, most)
+    result.validate(full=True)
+    assert result.to_pylist() == [reference.ngrams(t, n, buckets, most) for t in texts]
 
 
 def test_a_huge_text() -> None:
     text = ("naïve 😀 " * 150_000).encode()[:-1]
-    found = arrow.ngrams(pa.array([text, b"x"], pa.binary()), 5, 10**6)
-    assert found[1].as_py() == reference.ngrams(b"x", 5, 10**6, None)
-    codes = found[0].values.to_numpy()
+    result = arrow.ngrams(pa.array([text, b"x"], pa.binary()), 5, 10**6)
+    assert result[1].as_py() == reference.ngrams(b"x", 5, 10**6, None)
+    codes = result[0].values.to_numpy()
     assert len(codes) == len(text.decode("utf-8", "replace")) - 4
     # It repeats itself every 8 characters.
     assert codes[:16].tolist() == reference.ngrams(text[:400], 5, 10**6, 16)
@@ -77,18 +77,18 @@ def test_a_huge_text() -> None:
     st.integers(0, 9),
     st.integers(1, 2**31 - 1),
 )
-def test_cross(rows: list[tuple[Any, ...]], most: int, before: int, buckets: int) -> None:
+def test_cross(rows: list[tuple[Any, ...]], most: int, offset: int, buckets: int) -> None:
     types = [pa.list_(pa.int64()), pa.int64(), pa.list_(pa.int64())]
-    columns = [sliced([r[i] for r in rows], t, before + i) for i, t in enumerate(types)]
-    found = arrow.cross(columns, buckets, most)
-    found.validate(full=True)
-    assert found.to_pylist() == [reference.cross(r, buckets, most) for r in rows]
+    columns = [sliced([r[i] for r in rows], t, offset + i) for i, t in enumerate(types)]
+    result = arrow.cross(columns, buckets, most)
+    result.validate(full=True)
+    assert result.to_pylist() == [reference.cross(r, buckets, most) for r in rows]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LISTS, max_size=9), st.integers(1, 9), st.integers(0, 9))
-def test_minhash(rows: list[Any], hashes: int, before: int) -> None:
-    ids = sliced(rows, pa.list_(pa.int64()), before)
+def test_minhash(rows: list[Any], hashes: int, offset: int) -> None:
+    ids = sliced(rows, pa.list_(pa.int64()), offset)
     if len(rows) > 1:
         # The values of a slice's slice begin in the middle, too.
         ids = (
@@ -96,9 +96,9 @@ def test_minhash(rows: list[Any], hashes: int, before: int) -> None:
             if not ids.null_count
             else ids
         )
-    found = arrow.minhash(ids, hashes)
-    found.validate(full=True)
-    assert found.to_pylist() == [reference.minhash(r, hashes) for r in rows]
+    result = arrow.minhash(ids, hashes)
+    result.validate(full=True)
+    assert result.to_pylist() == [reference.minhash(r, hashes) for r in rows]
 
 
 def test_signatures_estimate_jaccard_similarity() -> None:
@@ -172,17 +172,17 @@ def test_the_gpu_gives_the_same_bits(cuda: ColumnLibrary) -> None:
         pa.list_(pa.int64()),
     )[3:]
 
-    kept: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def on_gpu(buffer: pa.Buffer | None) -> int | None:
         if buffer is None:
             return None
-        kept.append(torch.frombuffer(bytearray(buffer.to_pybytes()) or bytearray(1), dtype=torch.uint8).cuda())
-        return kept[-1].data_ptr()
+        tensors.append(torch.frombuffer(bytearray(buffer.to_pybytes()) or bytearray(1), dtype=torch.uint8).cuda())
+        return tensors[-1].data_ptr()
 
     def room(size: int, dtype: torch.dtype) -> torch.Tensor:
-        kept.append(torch.zeros(max(size, 1), dtype=dtype, device="cuda"))
-        return kept[-1]
+        tensors.append(torch.zeros(max(size, 1), dtype=dtype, device="cuda"))
+        return tensors[-1]
 
     validity, offsets, data = texts.buffers()
     text = NativeColumn(on_gpu(offsets), on_gpu(data), data.size, on_gpu(validity), 0)

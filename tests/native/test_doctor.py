@@ -30,13 +30,13 @@ def told() -> dict[str, doctor.Finding]:
 
 
 def test_nothing_is_built(elsewhere: Path) -> None:
-    found = told()
-    native_libraries = found.pop("native libraries")
+    findings = told()
+    native_libraries = findings.pop("native libraries")
     assert native_libraries.state == "missing"
-    assert {f.state for f in found.values()} == {"optional"}
+    assert {f.state for f in findings.values()} == {"optional"}
     assert native_libraries.todo == "`make native` (columns, embeddings)"
-    assert "make native-cuda" in found["CUDA objects"].todo
-    assert "minhash" in found["UDF jar"].todo
+    assert "make native-cuda" in findings["CUDA objects"].todo
+    assert "minhash" in findings["UDF jar"].todo
 
 
 def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Path) -> None:
@@ -46,19 +46,19 @@ def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Pa
     for name in ("headrace-udfs.jar", "headrace-udfs-api.jar"):
         with zipfile.ZipFile(elsewhere / "udfs" / name, "w") as jar:
             jar.writestr("native/linux-amd64/libheadrace_columns.so", b"")
-    found = told()
-    assert found["CUDA objects"].state == "warning"
-    assert (found["UDF jar"].state, found["UDF jar"].found) == ("ok", "headrace-udfs.jar with CPU")
-    assert "make native-cuda" in found["UDF jar"].todo
+    findings = told()
+    assert findings["CUDA objects"].state == "warning"
+    assert (findings["UDF jar"].state, findings["UDF jar"].found) == ("ok", "headrace-udfs.jar with CPU")
+    assert "make native-cuda" in findings["UDF jar"].todo
 
 
 @pytest.mark.extra
 def test_what_is_here_is_told() -> None:
     if not library.cuda_path().is_file():
         pytest.skip("the CUDA library is not here: make native-cuda")
-    found = told()
-    assert found["CUDA objects"].found == "sm_80, sm_90, compute_90"
-    assert found["UDF jar"].found == "headrace-udfs.jar with CPU, CUDA, RAPIDS"
+    findings = told()
+    assert findings["CUDA objects"].found == "sm_80, sm_90, compute_90"
+    assert findings["UDF jar"].found == "headrace-udfs.jar with CPU, CUDA, RAPIDS"
 
 
 def test_the_version_of_nccl_is_told() -> None:

@@ -74,18 +74,18 @@ def test_the_best_library_that_was_built_is_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(native, "installation", lambda: tmp_path)
     monkeypatch.setattr(native, "levels", lambda: ["x86-64-v4", "x86-64-v3"])
     folder = tmp_path / "build" / "native"
-    for made in ("", "x86-64-v3", "x86-64-v4"):
-        (folder / made).mkdir(parents=True, exist_ok=True)
-        (folder / made / "libheadrace_dataset.so").touch()
-        assert dataset.DATASET.path() == folder / made / "libheadrace_dataset.so"
+    for level in ("", "x86-64-v3", "x86-64-v4"):
+        (folder / level).mkdir(parents=True, exist_ok=True)
+        (folder / level / "libheadrace_dataset.so").touch()
+        assert dataset.DATASET.path() == folder / level / "libheadrace_dataset.so"
     assert native.EMBEDDINGS.path() == folder / "libheadrace_embeddings.so"  # not built: said by its plain name
 
 
 def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     """What the loops of a library compute."""
-    found = native.EMBEDDINGS.load(file, native._VERSION)
-    assert found is not None
-    monkeypatch.setattr(native, "library", lambda: found)
+    loaded = native.EMBEDDINGS.load(file, native._VERSION)
+    assert loaded is not None
+    monkeypatch.setattr(native, "library", lambda: loaded)
     torch.manual_seed(3)
     out: dict[str, torch.Tensor] = {}
     for width in (5, 16, 64, 100):
@@ -121,16 +121,18 @@ def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tens
 
 @pytest.mark.skipif("x86-64-v3" not in native.levels(), reason="one library runs here")
 def test_all_levels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = [results(BUILD / level / "libheadrace_embeddings.so", monkeypatch) for level in native.levels()]
-    for other in others:
-        assert {what for what in first if not torch.equal(first[what], other[what])} == set()
+    first, *other_levels = [
+        results(BUILD / level / "libheadrace_embeddings.so", monkeypatch) for level in native.levels()
+    ]
+    for outputs in other_levels:
+        assert {name for name in first if not torch.equal(first[name], outputs[name])} == set()
     plain = results(BUILD / "libheadrace_embeddings.so", monkeypatch)
     # Without FMA the interaction's sums are rounded twice.
-    assert all(torch.equal(first[what], plain[what]) for what in first if not what.startswith("pairs"))
-    for what in first:
-        torch.testing.assert_close(plain[what], first[what], rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(first[name], plain[name]) for name in first if not name.startswith("pairs"))
+    for name in first:
+        torch.testing.assert_close(plain[name], first[name], rtol=1e-4, atol=1e-4)
 
 
 def test_the_doctor_says_for_which_processors() -> None:
-    told = {f.what: f for f in doctor.native()}["native libraries"]
-    assert f"embeddings ({(native.levels() or ['any processor'])[0]})" in told.found
+    finding = {f.what: f for f in doctor.native()}["native libraries"]
+    assert f"embeddings ({(native.levels() or ['any processor'])[0]})" in finding.found

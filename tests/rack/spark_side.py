@@ -18,12 +18,12 @@ from tests.rack.support import UNSHARED
 
 def of_executor(numbers: Iterator[int]) -> Iterator[tuple[str, int, bool]]:
     """Leaves a file in each place that is a host's own, where none may be from another host's task."""
-    found = list(numbers)
+    values = list(numbers)
     time.sleep(0.5)  # each executor has one of the tasks
     fresh = not any(Path(folder, "was-here").exists() for folder in UNSHARED)
     for folder in UNSHARED:
         Path(folder, "was-here").touch()
-    yield socket.gethostname(), sum(found), fresh
+    yield socket.gethostname(), sum(values), fresh
 
 
 def main(settings: str) -> None:

@@ -35,12 +35,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     if not any(jars().glob("s3proxy-*.jar")) or not any(s3_dir().glob("*.jar")):
         pytest.skip("no S3 server, or no Spark for S3: run `make s3proxy s3`")
     folder = tmp_path_factory.mktemp("cluster")
-    with rack(folder / "rack", 3) as found:
-        start_s3(found[0], folder / "s3.log")
-        for host in found:
-            host.environ.update({**store_environ(found[0]), "PYTHONPATH": str(checkout())})
-        start_spark(found[0], found[1:], folder)
-        yield found
+    with rack(folder / "rack", 3) as rack_hosts:
+        start_s3(rack_hosts[0], folder / "s3.log")
+        for host in rack_hosts:
+            host.environ.update({**store_environ(rack_hosts[0]), "PYTHONPATH": str(checkout())})
+        start_spark(rack_hosts[0], rack_hosts[1:], folder)
+        yield rack_hosts
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def said(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[M
     start_outage(hosts[0], log)
     file.put_text(json.dumps({"containing": f"PUT /{BUCKET}/lake/numbers/_delta_log/{0:020d}.json", "times": 4}))
     # Its client does not try again by itself.
-    given = {"fs.s3a.attempts.maximum": "1", "fs.s3a.retry.throttle.interval": "10ms"}
-    properties = {f"spark.properties.spark.hadoop.{k}": v for k, v in given.items()}
+    retry_settings = {"fs.s3a.attempts.maximum": "1", "fs.s3a.retry.throttle.interval": "10ms"}
+    properties = {f"spark.properties.spark.hadoop.{k}": v for k, v in retry_settings.items()}
     settings = [f"{k}={json.dumps(v)}" for k, v in {**spark_settings(hosts[0], hosts[0], 2), **properties}.items()]
     endpoint = {"AWS_ENDPOINT_URL": f"http://{hosts[0].name}:{OUTAGE_PORT}"}
     printed = hosts[0].run([sys.executable, SIDE, json.dumps(settings)], endpoint)
@@ -66,9 +66,9 @@ def test_executors_of_two_hosts_share_the_store_and_nothing_else(said: tuple[Map
 
 
 def test_a_commit_outlasts_refusals_of_a_busy_store(said: tuple[Mapping[str, Any], list[str]]) -> None:
-    found, refused = said
+    job, refused = said
     assert len(refused) == 4
-    assert found["total"] == 10_000 * 9_999 // 2
+    assert job["total"] == 10_000 * 9_999 // 2
 
 
 def test_a_host_reaches_anothers_postgresql_by_its_password(hosts: list[Host], tmp_path: Path) -> None:

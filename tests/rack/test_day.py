@@ -31,14 +31,14 @@ def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
         for host in hosts:
             host.environ.update({**store_environ(hosts[0]), "PYTHONPATH": str(checkout()), "COLUMNS": "160"})
         start_spark(hosts[0], hosts, logs)
-        found = Cluster(hosts, logs, Day(tmp_path, DS, rows=600).settings)
-        trial = Trial.of(found, "day", DS)
+        cluster = Cluster(hosts, logs, Day(tmp_path, DS, rows=600).settings)
+        trial = Trial.of(cluster, "day", DS)
         trial.end(trial.start(hosts[0], "generate", PIPELINE, "--until", DS))
         trial.run_part("train")
         assert trial.scratch(hosts[1])
         assert trial.losses(hosts[0]) == Losses(0, {}, 0)
-        found.run_alone(ONE, "one.log", "generate", PIPELINE, "--until", DS)
-        found.run_alone(ONE, "one.log", "run", PIPELINE, "--ds", DS, "--to", "train")
-        said = hosts[0].run([sys.executable, "-m", "bench.rack.compare", str(ONE), trial.root, DS, "train"])
-    assert "dataset: " in said
-    assert "model: " in said
+        cluster.run_alone(ONE, "one.log", "generate", PIPELINE, "--until", DS)
+        cluster.run_alone(ONE, "one.log", "run", PIPELINE, "--ds", DS, "--to", "train")
+        output = hosts[0].run([sys.executable, "-m", "bench.rack.compare", str(ONE), trial.root, DS, "train"])
+    assert "dataset: " in output
+    assert "model: " in output

@@ -22,10 +22,10 @@ PORT = 8000
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     folder = tmp_path_factory.mktemp("hosts")
-    with rack(folder / "rack", 3) as found:
-        found[0].start([sys.executable, "-m", "http.server", str(PORT), "--directory", "/tmp"], folder / "log")
-        found[0].wait_for(PORT)
-        yield found
+    with rack(folder / "rack", 3) as rack_hosts:
+        rack_hosts[0].start([sys.executable, "-m", "http.server", str(PORT), "--directory", "/tmp"], folder / "log")
+        rack_hosts[0].wait_for(PORT)
+        yield rack_hosts
 
 
 def fetch(host: Host, path: str = "/") -> str:
@@ -39,9 +39,9 @@ def test_hosts_share_no_file_that_can_be_written(hosts: list[Host]) -> None:
         for folder in SHARED:
             host.run(["bash", "-c", f"! touch {folder}/was-here 2>/dev/null"])
     # Nor does one see the other's under another path.
-    own = hosts[0].folder / "was-here"
-    assert own.exists()
-    hosts[1].run(["bash", "-c", f"! test -e {own}"])
+    marker = hosts[0].folder / "was-here"
+    assert marker.exists()
+    hosts[1].run(["bash", "-c", f"! test -e {marker}"])
 
 
 def test_a_bare_host_has_spark_and_nothing_of_the_checkouts(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_link_holds_back_what_is_more_than_it_carries(hosts: list[Host]) -> No
     assert "rate 1Gbit " in hosts[0].run(["tc", "qdisc", "show", "dev", "eth0"])
     hosts[0].shape(20)
     fetch(hosts[2], "/zeros")
-    said = hosts[0].run(["tc", "-s", "qdisc", "show", "dev", "eth0"])
-    assert "rate 20Mbit " in said
-    assert not re.search(r"overlimits 0\b", said)
+    queue_state = hosts[0].run(["tc", "-s", "qdisc", "show", "dev", "eth0"])
+    assert "rate 20Mbit " in queue_state
+    assert not re.search(r"overlimits 0\b", queue_state)
     hosts[0].shape(1000)
 
 

@@ -41,10 +41,10 @@ with notice_lost_hosts(seconds) if seconds else nullcontext():
 """
 
 
-def read(log: Path, wanted: int) -> list[str]:
+def read(log: Path, count: int) -> list[str]:
     """The lines of a log, when there are as many as wanted."""
     end = time.monotonic() + 120
-    while len(lines := log.read_text().splitlines()) < wanted:
+    while len(lines := log.read_text().splitlines()) < count:
         assert time.monotonic() < end
         time.sleep(0.05)
     return lines
@@ -54,12 +54,12 @@ def read(log: Path, wanted: int) -> list[str]:
 def test_who_waits_for_a_host_that_was_cut_off_is_told(tmp_path: Path, seconds: float) -> None:
     """Without it (0) the wait goes on."""
     with rack(tmp_path / "rack", 2) as hosts:
-        said = tmp_path / "service"
-        hosts[1].start([sys.executable, "-c", SERVICE], said)
-        (port,) = read(said, 1)
+        output = tmp_path / "service"
+        hosts[1].start([sys.executable, "-c", SERVICE], output)
+        (port,) = read(output, 1)
         log = tmp_path / "client"
         client = hosts[0].start([sys.executable, "-c", CLIENT, hosts[1].address, port, str(seconds)], log)
-        assert read(said, 2)[1] == "asked"
+        assert read(output, 2)[1] == "asked"
         hosts[1].cut()
         if seconds:
             assert client.wait(60) == 0

@@ -113,12 +113,12 @@ def _times(rng: np.random.Generator, times: Sequence[datetime], form: Form) -> p
         return pa.array(spelled[int(rng.integers(len(spelled)))])
     values = [None if rng.random() < 0.004 else t for t in times]
     unit = str(rng.choice(["us", "ms", "ns"] if form == "parquet" else ["us"]))
-    found = pa.array(values, pa.timestamp(unit, tz="UTC"))
+    array = pa.array(values, pa.timestamp(unit, tz="UTC"))
     if form == "parquet" and unit == "us" and rng.random() < 0.3:  # a time of the year 57,988
-        far = found.cast(pa.int64()).to_pylist()
+        far = array.cast(pa.int64()).to_pylist()
         far[int(rng.integers(len(far)))] = 1_767_000_000_000_000_000
         return pa.array(far, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    return found
+    return array
 
 
 def _ids(rng: np.random.Generator, codes: NDArray[np.int64], form: Form) -> pa.Array:
@@ -220,8 +220,8 @@ def _write_csv(rng: np.random.Generator, table: pa.Table, day: Days, folder: Pat
         path.write_bytes(gzip.compress(body) if packed else body)
         read = list(csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), delimiter=separator))
         rows[_day_of(name)] = rows.get(_day_of(name), 0) + sum(1 for r in read[1:] if r)
-    given = path if layout == "one" else folder
-    return given, rows, f"{layout}, {separator!r}, {end!r}, gzip {packed}, BOM {bom}, null {null!r}"
+    input_path = path if layout == "one" else folder
+    return input_path, rows, f"{layout}, {separator!r}, {end!r}, gzip {packed}, BOM {bom}, null {null!r}"
 
 
 def _write_jsonl(

@@ -37,8 +37,8 @@ def test_every_row_of_a_day_is_read(spark: SparkSession, ws: Workspace, tmp_path
         for number, few in enumerate(np.array_split(np.arange(len(part)), files_a_day)):
             write_days(tmp_path / "data" / str(number), {day: sent_a_day_later(part.iloc[few])})
     spec = pipeline({"format": "parquet", "path": str(tmp_path / "data"), "day": {"time": "ts"}}, COLUMNS)
-    found = kept_rows(spark, spec, ws, DAYS[1])
+    actual = kept_rows(spark, spec, ws, DAYS[1])
     until = rows[rows.ts < datetime.fromisoformat(DAYS[2])]
-    assert found.event_id.tolist() == until.event_id.tolist()
-    assert found.ts.tolist() == until.ts.tolist()
-    assert found.ds.value_counts().to_dict() == until.ts.dt.date.astype(str).value_counts().to_dict()
+    assert actual.event_id.tolist() == until.event_id.tolist()
+    assert actual.ts.tolist() == until.ts.tolist()
+    assert actual.ds.value_counts().to_dict() == until.ts.dt.date.astype(str).value_counts().to_dict()

@@ -25,8 +25,8 @@ def with_a_far_time(rows: pd.DataFrame) -> pa.Table:
     table = utc(rows)
     micros = table["ts"].cast(pa.int64()).to_numpy().copy()
     micros[rows.event_id.to_numpy() == FAR] *= 1_000
-    at = table.schema.get_field_index("ts")
-    return table.set_column(at, "ts", pa.array(micros).cast(pa.timestamp("us", "UTC")))
+    index = table.schema.get_field_index("ts")
+    return table.set_column(index, "ts", pa.array(micros).cast(pa.timestamp("us", "UTC")))
 
 
 @pytest.mark.parametrize("day", [{"time": "ts"}, None, {"partition": "dt"}], ids=["time", "snapshot", "partition"])
@@ -35,9 +35,9 @@ def test_the_others_are_read(spark: SparkSession, ws: Workspace, tmp_path: Path,
     partition = None if day is None else day.get("partition")
     write_days(tmp_path / "data", {d: with_a_far_time(part) for d, part in by_day(rows).items()}, partition)
     spec = pipeline({"format": "parquet", "path": str(tmp_path / "data"), "day": day}, COLUMNS)
-    found = kept_rows(spark, spec, ws, DAYS[2])
-    assert found.event_id.tolist() == [i for i in rows.event_id if i != FAR]
-    assert found.ts.tolist() == rows.ts[rows.event_id != FAR].tolist()
+    actual = kept_rows(spark, spec, ws, DAYS[2])
+    assert actual.event_id.tolist() == [i for i in rows.event_id if i != FAR]
+    assert actual.ts.tolist() == rows.ts[rows.event_id != FAR].tolist()
     bad = read_table(spark, ws, "quarantine")
     # By its time the row is of none of the days.
     year = str(np.datetime64(rows.ts[FAR].value // 1_000 * 1_000, "us"))[:5]

@@ -37,11 +37,11 @@ def test_what_pandas_writes(spark: SparkSession, ws: Workspace, tmp_path: Path) 
         assert "timestamp[ns]" in str(pq.read_schema(path / "part.parquet").field("ts"))
     columns = [*COLUMNS, {"name": "at", "type": "timestamp", "path": "inner.at"}]
     source = {"format": "parquet", "path": str(tmp_path / "data")}
-    found = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
+    actual = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
     expected = times.dt.floor("us").astype("datetime64[us]")
-    assert found.event_id.tolist() == rows.event_id.tolist()
-    assert found.ts.astype("datetime64[us]").tolist() == expected.tolist()
-    assert found["at"].astype("datetime64[us]").tolist() == expected.tolist()
+    assert actual.event_id.tolist() == rows.event_id.tolist()
+    assert actual.ts.astype("datetime64[us]").tolist() == expected.tolist()
+    assert actual["at"].astype("datetime64[us]").tolist() == expected.tolist()
     by_time = pipeline(source | {"day": {"time": "ts"}}, COLUMNS)
     seen = kept_rows(spark, by_time, Workspace(ws.home / "time"), DAYS[2])
     assert seen.event_id.tolist() == [i for i in rows.event_id if i != 5]
@@ -65,9 +65,9 @@ def test_types_that_no_reader_has(spark: SparkSession, ws: Workspace, tmp_path: 
     write_days(tmp_path / "data", tables)
     source = {"format": "parquet", "path": str(tmp_path / "data"), "day": {"time": "ts"}}
     columns = [*COLUMNS, {"name": "shop_id", "type": "bigint", "path": "shop.id"}]
-    found = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
-    assert found.event_id.tolist() == rows.event_id.tolist()
-    assert found.shop_id.tolist() == [i % 60 for i in rows.event_id]
+    actual = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
+    assert actual.event_id.tolist() == rows.event_id.tolist()
+    assert actual.shop_id.tolist() == [i % 60 for i in rows.event_id]
     odd = [{"name": "opening"}, {"name": "wide", "type": "double"}, {"name": "o", "path": "shop.opening"}]
     with pytest.raises(UserError) as refused:
         ingest(pipeline(source, [*COLUMNS, *odd]), Workspace(ws.home / "odd"), DAYS[2])

@@ -24,13 +24,13 @@ def test_ids_of_64_bits_without_sign(spark: SparkSession, ws: Workspace, tmp_pat
     tables = {d: utc(p, device=pa.array(ids[p.index], pa.uint64())) for d, p in by_day(rows).items()}
     write_days(tmp_path / "data", tables)
     source = {"format": "parquet", "path": str(tmp_path / "data"), "day": {"time": "ts"}}
-    for type_, shown in (("string", str), ("decimal(20,0)", lambda i: Decimal(int(i)))):
+    for type_, convert in (("string", str), ("decimal(20,0)", lambda i: Decimal(int(i)))):
         spec = pipeline(source, [*COLUMNS, {"name": "device", "type": type_}])
-        found = kept_rows(spark, spec, Workspace(ws.home / type_[:3]), DAYS[2])
-        assert found.device.tolist() == list(map(shown, ids))
-    found = kept_rows(spark, pipeline(source, [*COLUMNS, {"name": "device", "type": "bigint"}]), ws, DAYS[2])
+        actual = kept_rows(spark, spec, Workspace(ws.home / type_[:3]), DAYS[2])
+        assert actual.device.tolist() == list(map(convert, ids))
+    actual = kept_rows(spark, pipeline(source, [*COLUMNS, {"name": "device", "type": "bigint"}]), ws, DAYS[2])
     fits = ids < 2**63
-    assert found.event_id.tolist() == rows.event_id[fits].tolist()
-    assert found.device.tolist() == [int(i) for i in ids[fits]]
+    assert actual.event_id.tolist() == rows.event_id[fits].tolist()
+    assert actual.device.tolist() == [int(i) for i in ids[fits]]
     reasons = sorted(read_table(spark, ws, "quarantine")._reason)
     assert reasons == [f"device: '{2**64 - 1}' is not a bigint", f"device: '{2**63}' is not a bigint"]

@@ -78,12 +78,12 @@ PAIRS: dict[str, tuple[str, list[tuple[pa.DataType, list[Any], list[Any]]]]] = {
 }
 
 
-def same(found: Any, expected: Any) -> bool:
-    if isinstance(found, (list, np.ndarray)):
-        return list(found) == expected
+def same(actual: Any, expected: Any) -> bool:
+    if isinstance(actual, (list, np.ndarray)):
+        return list(actual) == expected
     if expected is None:
-        return found is None or bool(pd.isna(found))
-    return bool(found == expected)
+        return actual is None or bool(pd.isna(actual))
+    return bool(actual == expected)
 
 
 def test_every_pair_of_types(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
@@ -97,19 +97,19 @@ def test_every_pair_of_types(spark: SparkSession, ws: Workspace, tmp_path: Path)
             else pa.array(files[k][1], files[k][0])
             for name, (_, files) in PAIRS.items()
         }
-        other = pa.array(["x", "y"]) if k else pa.array([1, 2], pa.time32("s"))
-        tables[day] = utc(by_day(rows)[day], **columns, undeclared=other)
+        undeclared = pa.array(["x", "y"]) if k else pa.array([1, 2], pa.time32("s"))
+        tables[day] = utc(by_day(rows)[day], **columns, undeclared=undeclared)
     write_days(tmp_path / "data", tables, "dt")
     declared = [{"name": name, "type": type_} for name, (type_, _) in PAIRS.items()]
     spec = pipeline(
         {"format": "parquet", "path": str(tmp_path / "data"), "day": {"partition": "dt"}}, [*COLUMNS, *declared]
     )
-    found = kept_rows(spark, spec, ws, DAYS[1])
-    assert len(found) == 4
+    actual = kept_rows(spark, spec, ws, DAYS[1])
+    assert len(actual) == 4
     assert read_table(spark, ws, "quarantine").empty
     for name, (_, files) in PAIRS.items():
         expected = [*files[0][2], *files[1][2]]
-        assert all(same(a, b) for a, b in zip(found[name], expected, strict=True)), (name, found[name].tolist())
+        assert all(same(a, b) for a, b in zip(actual[name], expected, strict=True)), (name, actual[name].tolist())
 
 
 def _is_time(type_: pa.DataType) -> bool:
@@ -136,17 +136,17 @@ def test_days_one_by_one_and_together(spark: SparkSession, ws: Workspace, tmp_pa
         columns = columns[:-1]  # a double is no text: refused below
     spec = pipeline({"format": "parquet", "path": str(tmp_path / "data"), "day": {"partition": "dt"}}, columns)
     half = int(by_day(rows)[DAYS[1]].event_id.iloc[3])
-    kept = rows[rows.event_id != half]
-    missing = (kept.ts.dt.date.astype(str) == DAYS[1]) & (kept.event_id % 7 == 0)
-    expected = kept.visits.astype("float64").where(~missing)
+    expected_rows = rows[rows.event_id != half]
+    missing = (expected_rows.ts.dt.date.astype(str) == DAYS[1]) & (expected_rows.event_id % 7 == 0)
+    expected = expected_rows.visits.astype("float64").where(~missing)
     for ds in DAYS:
-        found = kept_rows(spark, spec, ws, ds)
-    assert found.event_id.tolist() == kept.event_id.tolist()
-    np.testing.assert_array_equal(found.visits.astype("float64"), expected)
+        actual = kept_rows(spark, spec, ws, ds)
+    assert actual.event_id.tolist() == expected_rows.event_id.tolist()
+    np.testing.assert_array_equal(actual.visits.astype("float64"), expected)
     bad = read_table(spark, ws, "quarantine")
     assert bad._reason.tolist() == ["visits: '1.5' is not a bigint"]
     if last is None:
-        assert found.coupon.isna().tolist() == (kept.ts.dt.date.astype(str) == DAYS[2]).tolist()
+        assert actual.coupon.isna().tolist() == (expected_rows.ts.dt.date.astype(str) == DAYS[2]).tolist()
         return
     spec = pipeline(
         {"format": "parquet", "path": str(tmp_path / "data"), "day": {"partition": "dt"}},

@@ -44,10 +44,10 @@ def test_folders_of_tables(spark: SparkSession, ws: Workspace, tmp_path: Path, l
             pq.write_table(utc(half), path)
     source = {"format": "parquet", "path": str(tmp_path / "data"), "day": day}
     spec = pipeline(source, COLUMNS, table={"keys": ["event_id"]})
-    found = kept_rows(spark, spec, ws, DAYS[1])
+    actual = kept_rows(spark, spec, ws, DAYS[1])
     until = rows[rows.ts < pd.Timestamp(DAYS[2])]
-    assert found.event_id.tolist() == until.event_id.tolist()
-    assert found.ds.tolist() == until.ts.dt.date.astype(str).tolist()
+    assert actual.event_id.tolist() == until.event_id.tolist()
+    assert actual.ds.tolist() == until.ts.dt.date.astype(str).tolist()
     assert ingest(spec, ws, DAYS[2]).manifest.rows["kept"] == 60
 
 
@@ -57,8 +57,8 @@ def test_partitions_of_a_delta_table(spark: SparkSession, ws: Workspace, tmp_pat
     parts = {n: pa.array(getattr(rows.ts.dt, n), pa.int32()) for n in ("year", "month", "day")}
     deltalake.write_deltalake(str(tmp_path / "t"), utc(rows, **parts), partition_by=list(parts))
     source = {"format": "delta", "path": str(tmp_path / "t"), "day": {"partition": list(parts)}}
-    found = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[1])
-    assert found.event_id.tolist() == rows.event_id[rows.ts < pd.Timestamp(DAYS[2])].tolist()
+    actual = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[1])
+    assert actual.event_id.tolist() == rows.event_id[rows.ts < pd.Timestamp(DAYS[2])].tolist()
 
 
 @pytest.mark.parametrize("path", ["logs/{ds:%Y/%m/%d}/*/*.json", "logs/{ds:%Y}/{ds:%m}/{ds:%d}/*/batch-*"])
@@ -72,7 +72,7 @@ def test_landing_files(spark: SparkSession, ws: Workspace, tmp_path: Path, path:
             lines.to_json(file, orient="records", lines=True)
     spec = pipeline({"format": "jsonl", "path": f"{tmp_path}/{path}"}, COLUMNS)
     ingest(spec, ws, DAYS[1])
-    found = read_table(spark, ws)
+    actual = read_table(spark, ws)
     until = rows[rows.ts < pd.Timestamp(DAYS[2])]
-    assert sorted(found.event_id) == until.event_id.tolist()
-    assert found.ds.value_counts().to_dict() == {DAYS[0]: 60, DAYS[1]: 60}
+    assert sorted(actual.event_id) == until.event_id.tolist()
+    assert actual.ds.value_counts().to_dict() == {DAYS[0]: 60, DAYS[1]: 60}

@@ -58,10 +58,10 @@ def test_records_in_lists(spark: SparkSession, tmp_path: Path, ending: str) -> N
     manifest = ingest(pipeline(source, COLUMNS, table={"event_time": "ts"}), ws, DS).manifest
     assert (manifest.rows["kept"], manifest.rows["quarantined"]) == (len(events), len(bad))
     assert manifest.facts["drift"] == []
-    found = read_table(spark, ws)
+    actual = read_table(spark, ws)
     moments = [START + timedelta(microseconds=123_456_789 * n) for n in range(len(events))]
-    assert found.ts.tolist() == found.server_ts.tolist() == moments
-    assert found.user.tolist() == [e["user_pseudo_id"] for e in events]
+    assert actual.ts.tolist() == actual.server_ts.tolist() == moments
+    assert actual.user.tolist() == [e["user_pseudo_id"] for e in events]
     rows = spark.read.format("delta").load(str(ws.table("reported", "events"))).orderBy("_source_line").collect()
     for n, (row, e) in enumerate(zip(rows, events, strict=True)):
         assert row["items"] == [item["item_id"] for item in e["items"]]
@@ -88,7 +88,7 @@ def test_microseconds_are_read_by_arrow_alike(spark: SparkSession, tmp_path: Pat
     ws = Workspace(tmp_path)
     manifest = ingest(pipeline(source, columns), ws, DS).manifest
     assert (manifest.rows["kept"], manifest.rows["quarantined"]) == (93, 1)
-    found = read_table(spark, ws)
+    actual = read_table(spark, ws)
     moments = [START + timedelta(microseconds=123_456_789 * n) for n in range(90)]
-    assert found.event_timestamp.tolist()[:92] == [*moments, START, START]
-    assert found.server_ts.tolist()[92] == datetime(1969, 12, 31, 23, 59, 59, 999999)
+    assert actual.event_timestamp.tolist()[:92] == [*moments, START, START]
+    assert actual.server_ts.tolist()[92] == datetime(1969, 12, 31, 23, 59, 59, 999999)

@@ -29,17 +29,17 @@ def test_rows_of_a_clone(spark: SparkSession, ws: Workspace, tmp_path: Path) -> 
     spark.createDataFrame(table).coalesce(1).write.format("delta").partitionBy("dt", "country").save(str(base))
     spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{base}`")
     spark.sql(f"DELETE FROM delta.`{clone}` WHERE user_id = 103")
-    for path, kept in ((base, rows), (clone, rows[rows.user_id != 103])):
+    for path, expected_rows in ((base, rows), (clone, rows[rows.user_id != 103])):
         source = {"format": "delta", "path": str(path), "day": {"partition": "dt"}}
         spec = pipeline(source, [*COLUMNS, {"name": "country"}])
-        found = kept_rows(spark, spec, Workspace(ws.home / path.name), DAYS[2])
-        assert found.event_id.tolist() == kept.event_id.tolist()
-        assert found.country.tolist() == [country[i] for i in kept.event_id]
+        actual = kept_rows(spark, spec, Workspace(ws.home / path.name), DAYS[2])
+        assert actual.event_id.tolist() == expected_rows.event_id.tolist()
+        assert actual.country.tolist() == [country[i] for i in expected_rows.event_id]
 
 
 def test_init_looks_at_a_null_of_a_partition(tmp_path: Path) -> None:
     values = pa.table({"user_id": list(range(60)), "country": [None, "NO", "SE"] * 20})
     deltalake.write_deltalake(str(tmp_path / "mini"), values, partition_by=["country"])
-    found = delta_rows(local(tmp_path / "mini"))
-    assert found.partitions == ("country",)
-    assert found.rows["country"].null_count == 20
+    sample = delta_rows(local(tmp_path / "mini"))
+    assert sample.partitions == ("country",)
+    assert sample.rows["country"].null_count == 20

@@ -79,12 +79,12 @@ def test_rows_with_unfit_ids_go_to_quarantine(spark: SparkSession, tmp_path: Pat
     outcome = support.ingest(spec, ws, DAY)
     bad = [reason for *_, reason in ROWS if reason is not None]
     assert outcome.manifest.rows["quarantined"] == len(bad)
-    found = support.read_table(spark, ws, "quarantine")
-    assert sorted(found["_reason"]) == sorted(bad)
+    quarantined = support.read_table(spark, ws, "quarantine")
+    assert sorted(quarantined["_reason"]) == sorted(bad)
     if kind != "table":
-        kept = support.read_table(spark, ws)
-        assert list(kept["user_id"]) == [u for u, *_, reason in ROWS if reason is None]
-        assert list(kept["item_id"]) == [i for _, i, *_, reason in ROWS if reason is None]
+        retained = support.read_table(spark, ws)
+        assert list(retained["user_id"]) == [u for u, *_, reason in ROWS if reason is None]
+        assert list(retained["item_id"]) == [i for _, i, *_, reason in ROWS if reason is None]
 
 
 def test_limits_can_be_lifted(spark: SparkSession, tmp_path: Path) -> None:

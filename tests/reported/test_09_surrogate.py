@@ -42,8 +42,8 @@ def test_half_a_surrogate_pair(
 ) -> None:
     lines = []
     for n, (event, user, title, tags) in enumerate(ROWS):
-        shown = {"page": {"title": title}} if columns is NESTED else {"title": title}
-        lines.append(json.dumps({"event_id": event, "user_id": user, "tags": tags, "clicked": n % 2, **shown}))
+        title_field = {"page": {"title": title}} if columns is NESTED else {"title": title}
+        lines.append(json.dumps({"event_id": event, "user_id": user, "tags": tags, "clicked": n % 2, **title_field}))
     body = "".join(f"{line}\n" for line in lines).encode()
     assert rb"\ud83d\ude00" in body
     assert rb"\\ud83d" in body
@@ -53,15 +53,15 @@ def test_half_a_surrogate_pair(
     spec = type(spec).model_validate(spec.model_dump(exclude_unset=True, by_alias=True) | {"score": score})
     ws = Workspace(tmp_path)
     manifest = ingest(spec, ws, DS).manifest
-    found = read_table(spark, ws)
-    assert dict(zip(found.event_id, found.title, strict=True)) == {
+    actual = read_table(spark, ws)
+    assert dict(zip(actual.event_id, actual.title, strict=True)) == {
         "e1": "whole \U0001f600",
         "e2": "half \ufffd",
         "e3": "\ufffd\U0001f600\ufffd!",
         "e7": "a backslash before \\ud83d",
         "e8": None,
     }
-    assert [list(tags) for tags in found.tags] == [["a"], ["a"], ["a", "\ufffd"], ["\ufffd"], []]
+    assert [list(tags) for tags in actual.tags] == [["a"], ["a"], ["a", "\ufffd"], ["\ufffd"], []]
     bad = read_table(spark, ws, "quarantine")
     assert bad._reason.tolist() == [
         "user_id: an id has half a surrogate pair",

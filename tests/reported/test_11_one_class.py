@@ -18,14 +18,14 @@ def test_labels_that_are_all_alike(label: int, ranks: int) -> None:
     rows = rows_of(scores, np.full(300, label))
 
     def evaluate(world: Ranks) -> dict[str, float | None]:
-        mine = part_of(rows, np.arange(300) % ranks == world.world.rank)
-        (found,) = click_metrics(world, mine, metrics=FURTHER)
-        return {name: value_of(values) for name, values in found.values.items()}
+        local_rows = part_of(rows, np.arange(300) % ranks == world.world.rank)
+        (metrics,) = click_metrics(world, local_rows, metrics=FURTHER)
+        return {name: value_of(values) for name, values in metrics.values.items()}
 
     p = 1 / (1 + np.exp(-scores.astype(np.float64)))
-    for found in run_ranks(ranks, lambda collective: evaluate(Ranks(collective))):
-        assert found["auc"] is None
-        assert found["normalized_entropy"] is None
-        assert found["base_rate"] == label
-        assert found["log_loss"] == pytest.approx(-np.log(p if label else 1 - p).mean(), rel=1e-6)
-        assert found["calibration"] == (pytest.approx(p.sum() / 300, rel=1e-6) if label else None)
+    for metrics in run_ranks(ranks, lambda collective: evaluate(Ranks(collective))):
+        assert metrics["auc"] is None
+        assert metrics["normalized_entropy"] is None
+        assert metrics["base_rate"] == label
+        assert metrics["log_loss"] == pytest.approx(-np.log(p if label else 1 - p).mean(), rel=1e-6)
+        assert metrics["calibration"] == (pytest.approx(p.sum() / 300, rel=1e-6) if label else None)

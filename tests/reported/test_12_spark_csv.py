@@ -57,8 +57,8 @@ def test_an_escape_reads_what_spark_wrote(
     ws = Workspace(tmp_path)
     manifest = ingest(spec(ending, escape="\\", multiline=multiline), ws, DS).manifest
     assert (manifest.rows["read"], manifest.rows["quarantined"]) == (len(ROWS), 0)
-    found = read_table(spark, ws)
-    assert dict(zip(found.event_id, found.title, strict=True)) == {n: title for n, title, _, _ in ROWS}
+    actual = read_table(spark, ws)
+    assert dict(zip(actual.event_id, actual.title, strict=True)) == {n: title for n, title, _, _ in ROWS}
 
 
 @pytest.mark.parametrize("ending", ["", ".zst"])
@@ -69,11 +69,11 @@ def test_text_behind_a_closing_quote_is_no_field(
     (tmp_path / "in").symlink_to(home / "in")
     ws = Workspace(tmp_path)
     manifest = ingest(spec(ending, multiline=multiline), ws, DS).manifest
-    found, bad = read_table(spark, ws), read_table(spark, ws, "quarantine")
+    actual, bad = read_table(spark, ws), read_table(spark, ws, "quarantine")
     # Each title with a quote within; in the others' fields a backslash is text.
     quoted = {n for n, title, _, _ in ROWS if '"' in title}
-    assert set(found.event_id) == {n for n, _, _, _ in ROWS} - quoted
-    assert not found.title.str.contains('"').any()
+    assert set(actual.event_id) == {n for n, _, _, _ in ROWS} - quoted
+    assert not actual.title.str.contains('"').any()
     assert manifest.rows["quarantined"] == len(bad) == len(quoted)
     assert bad._raw.str.contains("TV 55", regex=False).sum() == 20
     assert manifest.facts["reasons"]["text behind a closing quote"] >= 40

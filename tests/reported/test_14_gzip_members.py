@@ -52,9 +52,9 @@ def read_by_arrow(home: Path, *files: Path) -> pa.Table:
         local(home / "handed"),
         "zstd",
     )
-    (found,) = task(0)
-    assert found["left"] is None
-    return pq.read_table(home / "table" / found["data"]["add"]["path"], partitioning=None)
+    (result,) = task(0)
+    assert result["left"] is None
+    return pq.read_table(home / "table" / result["data"]["add"]["path"], partitioning=None)
 
 
 @pytest.mark.parametrize("form", ["a member a line", "members of 777 bytes", "members of 100,000 bytes"])

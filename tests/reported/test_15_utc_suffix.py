@@ -52,8 +52,8 @@ def test_times_of_other_systems(spark: SparkSession, tmp_path: Path, ending: str
     assert manifest.rows["quarantined"] == len(SPELLED)
     bad = read_table(spark, ws, "quarantine")
     assert bad._reason.tolist() == [f"{name}: '31.02.2026 25:61' is not a timestamp" for name in SPELLED]
-    found = read_table(spark, ws)
+    actual = read_table(spark, ws)
     for name, (_, _, digits) in SPELLED.items():
         expected = pd.Series(MOMENTS[len(SPELLED) :]).dt.floor(digits)
         expected -= pd.Timedelta(hours=1 if name == "t_apache" else 0)
-        assert found[name].tolist() == expected.tolist(), name
+        assert actual[name].tolist() == expected.tolist(), name

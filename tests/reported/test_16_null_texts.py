@@ -39,6 +39,6 @@ def test_texts_that_mean_null(spark: SparkSession, tmp_path: Path, ending: str) 
     rates = {c["name"]: c["value"] for c in manifest.facts["expectations"] if c["name"].startswith("null_rate")}
     for k, name in ((1, "age"), (2, "price")):
         assert rates[f"null_rate.{name}"] == round(sum(row[k] is None for row in expected) / len(expected), 6)
-    found = read_table(spark, ws)[["event_id", "age", "price", "city"]].astype(object)
-    found = found.where(found.notna(), None)
-    assert [tuple(row) for row in found.itertuples(index=False)] == expected
+    actual = read_table(spark, ws)[["event_id", "age", "price", "city"]].astype(object)
+    actual = actual.where(actual.notna(), None)
+    assert [tuple(row) for row in actual.itertuples(index=False)] == expected

@@ -195,19 +195,23 @@ def test_drift_counts_the_columns(day: Day) -> None:
 @pytest.mark.parametrize("form", ["pairs.csv", "pairs.parquet", "whole.csv", "whole.parquet"])
 def test_rows_of_a_file_get_the_published_scores(day: Day, spark: SparkSession, tmp_path: Path, form: str) -> None:
     """`headrace score --input`: keys alone, or all columns of the features."""
-    given = day.pairs if form.startswith("whole") else day.pairs[[NAMES["user"], NAMES["item"]]]
+    input_rows = day.pairs if form.startswith("whole") else day.pairs[[NAMES["user"], NAMES["item"]]]
     file = tmp_path / form
     if form.endswith("csv"):
-        given.to_csv(file, index=False, date_format="%Y-%m-%dT%H:%M:%SZ")
+        input_rows.to_csv(file, index=False, date_format="%Y-%m-%dT%H:%M:%SZ")
     else:
-        time = {NAMES["time"]: given[NAMES["time"]].astype("datetime64[us, UTC]")} if NAMES["time"] in given else {}
-        pq.write_table(pa.Table.from_pandas(given.assign(**time), preserve_index=False), file)
+        time = (
+            {NAMES["time"]: input_rows[NAMES["time"]].astype("datetime64[us, UTC]")}
+            if NAMES["time"] in input_rows
+            else {}
+        )
+        pq.write_table(pa.Table.from_pandas(input_rows.assign(**time), preserve_index=False), file)
     ctx = Context(day.spec, day.ws, DAYS[-1], day.done)
     count = score_table(ctx, scoring_model(ctx), spark, location_of(str(file), "--input"), local(tmp_path / "out"))
-    assert count == len(given)
+    assert count == len(input_rows)
     keys = [NAMES["user"], NAMES["item"]]
     scored = pd.read_parquet(tmp_path / "out")
-    assert list(scored.columns) == [*given.columns, "score", "model_version"]
+    assert list(scored.columns) == [*input_rows.columns, "score", "model_version"]
     both = scored.merge(day.scores, on=keys, validate="one_to_one", suffixes=("", " published"))
     np.testing.assert_allclose(both["score"], both["score published"], rtol=1e-6)
 
@@ -251,13 +255,13 @@ def test_an_export_takes_and_gives_the_columns(day: Day, exported: Path) -> None
 
     folder = exported / "names" / "1"
     features = onnxruntime.InferenceSession(folder / "features.onnx", providers=["CPUExecutionProvider"])
-    given = request_of(day)
-    inputs = {x.name: given[x.name] for x in features.get_inputs()}
-    made = dict(zip([x.name for x in features.get_outputs()], features.run(None, inputs), strict=True))
+    request = request_of(day)
+    inputs = {x.name: request[x.name] for x in features.get_inputs()}
+    feature_values = dict(zip([x.name for x in features.get_outputs()], features.run(None, inputs), strict=True))
     model = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     names = [x.name for x in model.get_inputs()]
     assert {NAMES["user"], NAMES["item"], NAMES["device"], NAMES["price"], NAMES["long"]} <= set(names)
-    (label,) = model.run(None, {name: made[f"{name}.feature"] for name in names})
+    (label,) = model.run(None, {name: feature_values[f"{name}.feature"] for name in names})
     np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
 
 
@@ -269,13 +273,13 @@ def test_triton_takes_the_columns(day: Day, exported: Path) -> None:
 
     repository = day.folder / "triton"
     export_triton(day.ws, pipeline_path(day), "1", local(repository), "fp32", Options())
-    given = {
+    values = {
         name: (np.array([v.encode() for v in x], object) if x.dtype == object else x)[:, None]
         for name, x in request_of(day).items()
     }
     config = read_config(repository / "names")
-    asked = {x.name: given[x.name] for x in config.input}
-    (label,) = Repository(repository).ask("names", asked).values()
+    inputs = {x.name: values[x.name] for x in config.input}
+    (label,) = Repository(repository).ask("names", inputs).values()
     np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
 
 
@@ -287,20 +291,20 @@ def test_requests_name_the_columns(day: Day, exported: Path, tmp_path: Path) -> 
     over_grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: run `make serve`")
     from tests.serve_support import running
 
-    given, types = request_of(day), {"i": "INT64", "f": "FP64", "O": "BYTES", "b": "BOOL"}
+    request, types = request_of(day), {"i": "INT64", "f": "FP64", "O": "BYTES", "b": "BOOL"}
     with running(exported, tmp_path / "log") as server:
-        said = json.loads(server.get("/v2/models/names")[1])
-        asked = {x["name"]: given[x["name"]] for x in said["inputs"]}
-        assert {NAMES["user"], NAMES["price"], f"{NAMES['kind']}.missing"} <= asked.keys()
+        metadata = json.loads(server.get("/v2/models/names")[1])
+        request_inputs = {x["name"]: request[x["name"]] for x in metadata["inputs"]}
+        assert {NAMES["user"], NAMES["price"], f"{NAMES['kind']}.missing"} <= request_inputs.keys()
         inputs = [
             {"name": name, "shape": list(x.shape), "datatype": types[x.dtype.kind], "data": x.tolist()}
-            for name, x in asked.items()
+            for name, x in request_inputs.items()
         ]
         status, answer = server.infer("names", {"inputs": inputs})
         assert status == 200, answer
         np.testing.assert_allclose(answer["outputs"][0]["data"], day.scores["score"], rtol=1e-5)
-        tensors = [over_grpc.InferInput(name, list(x.shape), types[x.dtype.kind]) for name, x in asked.items()]
-        for tensor, x in zip(tensors, asked.values(), strict=True):
+        tensors = [over_grpc.InferInput(name, list(x.shape), types[x.dtype.kind]) for name, x in request_inputs.items()]
+        for tensor, x in zip(tensors, request_inputs.values(), strict=True):
             tensor.set_data_from_numpy(x)
         with over_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             label = client.infer("names", tensors).as_numpy("label")
@@ -327,11 +331,11 @@ def rows_with(day: Day, persons: list[str]) -> dict[str, int]:
     tables = "SELECT quote_ident(table_schema) || '.' || quote_ident(table_name) FROM information_schema.tables "
     tables += "WHERE table_schema NOT IN ('pg_catalog', 'information_schema') AND table_type = 'BASE TABLE'"
     with connect(day.spec.publish.warehouse, day.ws) as conn:
-        found = {}
+        counts = {}
         for (name,) in conn.execute(tables).fetchall():
             query = f"SELECT count(*) FROM {name} AS t WHERE t::text ~ %s"
-            found[str(name)] = conn.execute(query, ["|".join(persons)]).fetchall()[0][0]
-    return {name: count for name, count in found.items() if count}
+            counts[str(name)] = conn.execute(query, ["|".join(persons)]).fetchall()[0][0]
+    return {name: count for name, count in counts.items() if count}
 
 
 @pytest.mark.slow
@@ -355,5 +359,5 @@ def test_nothing_of_forgotten_persons_is_found(day: Day) -> None:
         cursor = conn.execute("SELECT * FROM names_scores")
         rows = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
     order = [column, "rank"]
-    others = day.scores[~day.scores[column].isin(persons)].sort_values(order, ignore_index=True)
-    pd.testing.assert_frame_equal(rows.sort_values(order, ignore_index=True), others)
+    remaining = day.scores[~day.scores[column].isin(persons)].sort_values(order, ignore_index=True)
+    pd.testing.assert_frame_equal(rows.sort_values(order, ignore_index=True), remaining)

@@ -146,5 +146,5 @@ def test_the_check_needs_neither_spark_nor_torch() -> None:
         "s.check_spec(headrace.config.load_spec('clicks'))\n"
         "print([m for m in ('pyspark', 'torch', 'py4j') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"

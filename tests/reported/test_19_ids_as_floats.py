@@ -37,10 +37,10 @@ def test_doubles_without_fraction_are_integers(spark: SparkSession, ws: Workspac
     else:
         deltalake.write_deltalake(str(path), utc(rows.assign(user_id=ids)))
     source = {"format": form, "path": str(path), "day": {"time": "ts"}}
-    found = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[2])
+    actual = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[2])
     good = ~np.isin(rows.event_id, [10, 20, 30])
-    assert found.event_id.tolist() == rows.event_id[good].tolist()
+    assert actual.event_id.tolist() == rows.event_id[good].tolist()
     expected = [None if pd.isna(i) else int(i) for i in ids[good]]
-    assert [None if pd.isna(i) else int(i) for i in found.user_id] == expected
+    assert [None if pd.isna(i) else int(i) for i in actual.user_id] == expected
     values = [re.fullmatch(r"user_id: '(.+)' is not a bigint", r) for r in read_table(spark, ws, "quarantine")._reason]
     assert sorted(float(value[1]) for value in values if value) == [1.5, 2.0**63, float("inf")]

@@ -24,17 +24,17 @@ def test_whole_floats_are_integers(spark: SparkSession, tmp_path: Path, ending: 
     large = 10**16 + 1 if ending.startswith(".csv") else 2**53 - 400
     users = [None if n % 31 == 0 else large + 2 * n if n % 2 else 100_000 + n for n in range(150)]
     texts = ["" if u is None else f"{u}.0" for u in users]
-    made = [(text, f"{n * 100}E2" if n % 5 == 0 else f"{n}.0", n % 2) for n, text in enumerate(texts)]
+    clicks = [(text, f"{n * 100}E2" if n % 5 == 0 else f"{n}.0", n % 2) for n, text in enumerate(texts)]
     if ending.startswith(".csv"):
         lines = [
             "user_id,item_id,clicked",
-            *(f"{u},{i},{c}.00" for u, i, c in made),
+            *(f"{u},{i},{c}.00" for u, i, c in clicks),
             "1.5,2,0",
             "1,2.5E0,0",
             "1,3E10,0",
         ]
     else:
-        lines = [f'{{"user_id": {u or "null"}, "item_id": {i}, "clicked": {c}}}' for u, i, c in made]
+        lines = [f'{{"user_id": {u or "null"}, "item_id": {i}, "clicked": {c}}}' for u, i, c in clicks]
         # A number that a double rounds is refused.
         bad = (("9007199254740993.0", 2), (1, 2.5), (1, "3E10"))
         lines += [f'{{"user_id": {u}, "item_id": {i}, "clicked": 0}}' for u, i in bad]

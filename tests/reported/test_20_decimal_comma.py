@@ -29,8 +29,8 @@ def test_numbers_of_europe(
     cents = [7 * n * n * 1_001 - 50_000 for n in range(120)]
 
     def text(value: int) -> str:
-        whole = f"{abs(value) // 100:,}".replace(",", thousands or "")
-        return f"{'-' if value < 0 else ''}{whole},{abs(value) % 100:02d}"
+        integer_part = f"{abs(value) // 100:,}".replace(",", thousands or "")
+        return f"{'-' if value < 0 else ''}{integer_part},{abs(value) % 100:02d}"
 
     lines = ["event_id;price;exact;sizes;clicked"]
     lines += [f"{n};{text(c)};{text(c)};{text(c)}|{n},5;{n % 2}" for n, c in enumerate(cents)]
@@ -41,11 +41,11 @@ def test_numbers_of_europe(
     ws = Workspace(tmp_path)
     manifest = ingest(pipeline(source, columns), ws, DS).manifest
     assert (manifest.rows["kept"], manifest.rows["quarantined"]) == (len(cents), 4)
-    found = read_table(spark, ws)
-    assert found.price.tolist() == [c / 100 for c in cents]
-    assert [list(v) for v in found.sizes] == [[c / 100, n + 0.5] for n, c in enumerate(cents)]
+    actual = read_table(spark, ws)
+    assert actual.price.tolist() == [c / 100 for c in cents]
+    assert [list(v) for v in actual.sizes] == [[c / 100, n + 0.5] for n, c in enumerate(cents)]
     if columns is COLUMNS:
-        assert [int(v * 100) for v in found.exact] == cents
+        assert [int(v * 100) for v in actual.exact] == cents
     assert read_table(spark, ws, "quarantine")._reason.tolist() == [
         "price: '2.81' is not a double",
         "price: 'x' is not a double",

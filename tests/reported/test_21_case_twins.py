@@ -43,12 +43,12 @@ def test_the_declared_spelling_is_read(spark: SparkSession, ws: Workspace, tmp_p
     write_days(tmp_path / "data", tables, day.get("partition"))
     source = {"format": "parquet", "path": str(tmp_path / "data"), "day": day}
     columns = declared(USER, {"name": "inner_id", "type": "bigint", "path": "inner.id"})
-    found = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
-    assert found.event_id.tolist() == rows.event_id.tolist()
-    assert found.userId.tolist() == rows.user_id.tolist() == found.inner_id.tolist()
-    assert found.ts.tolist() == rows.ts.tolist()
-    other = kept_rows(spark, pipeline(source, declared({"name": "userid"})), Workspace(ws.home / "o"), DAYS[2])
-    assert other.userid.tolist() == [f"app-{u}" for u in rows.user_id]
+    actual = kept_rows(spark, pipeline(source, columns), ws, DAYS[2])
+    assert actual.event_id.tolist() == rows.event_id.tolist()
+    assert actual.userId.tolist() == rows.user_id.tolist() == actual.inner_id.tolist()
+    assert actual.ts.tolist() == rows.ts.tolist()
+    twin = kept_rows(spark, pipeline(source, declared({"name": "userid"})), Workspace(ws.home / "o"), DAYS[2])
+    assert twin.userid.tolist() == [f"app-{u}" for u in rows.user_id]
 
 
 def test_what_may_mean_either_is_refused(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
@@ -121,23 +121,23 @@ def test_both_of_a_pair_are_read_in_every_format(spark: SparkSession, tmp_path: 
         return read_table(spark, home).sort_values("event_id", ignore_index=True)
 
     every = pd.concat([both, lone], ignore_index=True)
-    found = values([NET_PRICE, LIST_PRICE])
-    assert found.event_id.tolist() == every.event_id.tolist()
-    pd.testing.assert_series_equal(found.list_price, every.Price, check_names=False)
-    pd.testing.assert_series_equal(found.net_price, every.price, check_names=False)
+    actual = values([NET_PRICE, LIST_PRICE])
+    assert actual.event_id.tolist() == every.event_id.tolist()
+    pd.testing.assert_series_equal(actual.list_price, every.Price, check_names=False)
+    pd.testing.assert_series_equal(actual.net_price, every.price, check_names=False)
     if form == "csv.zst":
         return  # the rest is what csv and jsonl.zst show
-    found = values([PRICE, LIST_PRICE])
-    pd.testing.assert_series_equal(found.list_price, every.Price, check_names=False)
-    pd.testing.assert_series_equal(found.price, every.price, check_names=False)
+    actual = values([PRICE, LIST_PRICE])
+    pd.testing.assert_series_equal(actual.list_price, every.Price, check_names=False)
+    pd.testing.assert_series_equal(actual.price, every.price, check_names=False)
     if is_table:  # neither of them is declared
         assert values([{"name": "inner"}]).inner.tolist() == every.inner.tolist()
     else:
         # The other one of the pair is no new column of the table.
         (tmp_path / "in" / f"lone.{form}").unlink()
-        found = values([{"name": "inner"}, PRICE], new_columns="accept")
-        pd.testing.assert_series_equal(found.price, both.price, check_names=False)
-        assert "Price" not in found.columns
+        actual = values([{"name": "inner"}, PRICE], new_columns="accept")
+        pd.testing.assert_series_equal(actual.price, both.price, check_names=False)
+        assert "Price" not in actual.columns
     with pytest.raises(UserError) as refused:
         values([{"name": "PRICE", "type": "double"}])
     message = str(refused.value)
@@ -165,13 +165,13 @@ def test_fields_of_a_record_that_are_a_pair(spark: SparkSession, ws: Workspace, 
     pair = [{"name": "upper", "path": "inner.Id"}, {"name": "lower", "type": "bigint", "path": "inner.id"}]
     for form in ("parquet", "avro"):
         spec = pipeline({"format": form, "path": str(tmp_path / form)}, [*EVENT, *pair], table={"keys": ["event_id"]})
-        found = kept_rows(spark, spec, Workspace(ws.home / form), DAYS[0])
-        assert (found.upper.tolist(), found.lower.tolist()) == (upper, lower)
+        actual = kept_rows(spark, spec, Workspace(ws.home / form), DAYS[0])
+        assert (actual.upper.tolist(), actual.lower.tolist()) == (upper, lower)
     source = {"format": "orc", "path": str(tmp_path / "orc")}
     with pytest.raises(UserError, match=r"column 'inner' of .*a\.orc has fields that differ in case alone"):
         ingest(pipeline(source, [*EVENT, *pair], table={"keys": ["event_id"]}), ws, DAYS[0])
-    found = kept_rows(spark, pipeline(source, EVENT, table={"keys": ["event_id"]}), Workspace(ws.home / "o"), DAYS[0])
-    assert found.event_id.tolist() == lower
+    actual = kept_rows(spark, pipeline(source, EVENT, table={"keys": ["event_id"]}), Workspace(ws.home / "o"), DAYS[0])
+    assert actual.event_id.tolist() == lower
 
 
 def test_a_name_that_changes_its_case(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
@@ -181,6 +181,6 @@ def test_a_name_that_changes_its_case(spark: SparkSession, ws: Workspace, tmp_pa
     tables[DAYS[1]] = tables[DAYS[1]].rename_columns([n.title() for n in tables[DAYS[1]].column_names])
     write_days(tmp_path / "data", tables)
     source = {"format": "parquet", "path": str(tmp_path / "data"), "day": {"time": "ts"}}
-    found = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[2])
+    actual = kept_rows(spark, pipeline(source, COLUMNS), ws, DAYS[2])
     for name in ("event_id", "user_id", "price", "clicked"):
-        assert found[name].tolist() == rows[name].tolist()
+        assert actual[name].tolist() == rows[name].tolist()

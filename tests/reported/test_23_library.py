@@ -39,8 +39,8 @@ def test_values_that_make_no_column_are_named(values: list[Any], message: str) -
     with pytest.raises(UserError, match=rf"^{message}"):
         fitted(BASE.assign(x=values))
     # A column that nothing reads may hold anything.
-    found = fitted(BASE.assign(x=["a", "b"] * 20, other=values))
-    assert sorted(found["x"].unique()) == [2, 3]
+    transformed = fitted(BASE.assign(x=["a", "b"] * 20, other=values))
+    assert sorted(transformed["x"].unique()) == [2, 3]
 
 
 @pytest.mark.parametrize("library", ["pandas", "arrow"])
@@ -53,8 +53,8 @@ def test_a_name_that_is_there_twice(library: str) -> None:
 
 def test_frames_that_are_right_stay_so() -> None:
     numbered = BASE.join(pd.DataFrame({0: np.arange(N) % 3}))
-    found = hr.Workflow(["0"] >> hr.Categorify(), label="y").fit(numbered).transform(numbered)
-    assert found["0"].nunique() == 3
+    transformed = hr.Workflow(["0"] >> hr.Categorify(), label="y").fit(numbered).transform(numbered)
+    assert transformed["0"].nunique() == 3
     assert fitted(BASE.assign(x=pd.Categorical(["a", "b", None, "a"] * 10)))["x"].nunique() == 3
     indexed = BASE.assign(x=["a", "b"] * 20).set_index(pd.Index(range(100, 100 + N)))
     assert list(fitted(indexed).index) == list(range(100, 100 + N))

@@ -46,14 +46,14 @@ def test_rows_of_all_files(spark: SparkSession, tmp_path: Path, form: str) -> No
     spec = pipeline(source, log.COLUMNS, table={"keys": ["event_id"], "event_time": "ts"}, features=FEATURES)
     ws = Workspace(tmp_path / "home")
     if form == "parquet":
-        found = log.kept_rows(spark, spec, ws, log.DAYS[-1])
+        actual = log.kept_rows(spark, spec, ws, log.DAYS[-1])
     else:
         assert ingest(spec, ws, log.DAYS[-1]).manifest.rows["kept"] == len(rows)
-        found = read_table(spark, ws).sort_values("event_id").reset_index(drop=True)
+        actual = read_table(spark, ws).sort_values("event_id").reset_index(drop=True)
     columns = ["event_id", "user_id", "price", "clicked"]
-    pd.testing.assert_frame_equal(found[columns], rows[columns], check_dtype=False)
+    pd.testing.assert_frame_equal(actual[columns], rows[columns], check_dtype=False)
     folder = dataset(ws, build_features(spec, ws, log.DAYS[-1]).manifest)
-    made = pd.concat([read(folder, split) for split in ("train", "valid")])
-    assert sorted(made["event_id"]) == rows.event_id.tolist()
-    by_user = made.groupby("user_id").size().sort_values().tolist()
+    dataset_rows = pd.concat([read(folder, split) for split in ("train", "valid")])
+    assert sorted(dataset_rows["event_id"]) == rows.event_id.tolist()
+    by_user = dataset_rows.groupby("user_id").size().sort_values().tolist()
     assert by_user == rows.groupby("user_id").size().sort_values().tolist()

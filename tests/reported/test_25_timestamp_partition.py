@@ -39,9 +39,9 @@ def test_days_by_the_time_or_not_at_all(spark: SparkSession, ws: Workspace, tmp_
         spelled_as_iso(tmp_path / "t")
     columns = [*COLUMNS, {"name": "day", "type": "timestamp"}]
     source = {"format": "delta", "path": str(tmp_path / "t")}
-    found = kept_rows(spark, pipeline(source | {"day": {"time": "ts"}}, columns), ws, DAYS[2])
-    assert found.event_id.tolist() == rows.event_id.tolist()
-    assert found["day"].tolist() == rows.ts.dt.floor("D").tolist()
+    actual = kept_rows(spark, pipeline(source | {"day": {"time": "ts"}}, columns), ws, DAYS[2])
+    assert actual.event_id.tolist() == rows.event_id.tolist()
+    assert actual["day"].tolist() == rows.ts.dt.floor("D").tolist()
     by_partition = pipeline(source | {"day": {"partition": "day"}}, columns)
     with pytest.raises(UserError, match="which is no day such as 2026-01-31 or 20260131; name a time column instead"):
         ingest(by_partition, Workspace(ws.home / "partition"), DAYS[2])

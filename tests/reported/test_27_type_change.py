@@ -90,11 +90,11 @@ def spec_of(day: int, ending: str = "", **features: Any) -> Spec:
     return pipeline({"format": "jsonl", "path": f"in/{{ds}}.jsonl{ending}"}, columns, table=table, features=features)
 
 
-def assert_rows(found: pd.DataFrame, wanted: pd.DataFrame) -> None:
-    found = found.sort_values("event_id").reset_index(drop=True)
-    wanted = wanted.sort_values("event_id").reset_index(drop=True)
+def assert_rows(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
+    actual = actual.sort_values("event_id").reset_index(drop=True)
+    expected = expected.sort_values("event_id").reset_index(drop=True)
     for name in TYPES:
-        assert list(map(plain, found[name])) == list(map(plain, wanted[name])), name
+        assert list(map(plain, actual[name])) == list(map(plain, expected[name])), name
 
 
 def plain(value: Any) -> Any:
@@ -107,9 +107,9 @@ def plain(value: Any) -> Any:
 def files_of(ws: Workspace, ds: str, version: int | None = None) -> dict[str, int]:
     """Return the live files of a day and their sizes."""
     log = DeltaLog(ws.events("reported"))
-    at = log.version if version is None else version
-    assert at is not None
-    return {str(f.path): f.size for f in log.files(at) or () if f.partition["ds"] == ds}
+    read_version = log.version if version is None else version
+    assert read_version is not None
+    return {str(f.path): f.size for f in log.files(read_version) or () if f.partition["ds"] == ds}
 
 
 def types_of(spark: SparkSession, ws: Workspace, version: int | None = None) -> dict[str, str]:
@@ -122,30 +122,34 @@ def types_of(spark: SparkSession, ws: Workspace, version: int | None = None) -> 
 # Spark alone judges the lines of files that end in .zst.
 @pytest.mark.parametrize("ending", ["", pytest.param(".zst", marks=pytest.mark.slow)])
 def test_values_of_both_days_in_the_wider_types(spark: SparkSession, tmp_path: Path, ending: str) -> None:
-    one, two = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
+    first_day, second_day = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
     # Of the second day five rows repeat events of the first, whose keys are in a narrower column.
     write(
-        tmp_path, {f"in/{D1}.jsonl{ending}": body(one, ending), f"in/{D2}.jsonl{ending}": body(two + one[:5], ending)}
+        tmp_path,
+        {
+            f"in/{D1}.jsonl{ending}": body(first_day, ending),
+            f"in/{D2}.jsonl{ending}": body(second_day + first_day[:5], ending),
+        },
     )
     ws = Workspace(tmp_path)
     assert ingest(spec_of(0, ending), ws, D1).manifest.rows["kept"] == ROWS
-    before = files_of(ws, D1)
+    files_before = files_of(ws, D1)
     assert types_of(spark, ws) == {name: both[0] for name, both in TYPES.items()}
 
     manifest = ingest(spec_of(1, ending), ws, D2).manifest
     assert manifest.facts["days"] == [D2]  # the first day is not loaded again
     assert manifest.rows == {"read": ROWS + 5, "kept": ROWS, "quarantined": 0, "duplicates": 5}
-    assert files_of(ws, D1) == before
+    assert files_of(ws, D1) == files_before
     assert types_of(spark, ws) == {name: both[1] for name, both in TYPES.items()}
     assert types_of(spark, ws, version=1) == {name: both[0] for name, both in TYPES.items()}
-    whole = pd.concat([expected(one, narrow=True), expected(two, narrow=False)])
-    assert_rows(read_table(spark, ws), whole)
+    both_days = pd.concat([expected(first_day, narrow=True), expected(second_day, narrow=False)])
+    assert_rows(read_table(spark, ws), both_days)
     # Delta itself writes the old day's rows in the wider types.
     table = f"delta.`{ws.events('reported')}`"
     spark.sql(f"DELETE FROM {table} WHERE event_id = 3")
-    assert_rows(read_table(spark, ws), whole[whole.event_id != 3])
+    assert_rows(read_table(spark, ws), both_days[both_days.event_id != 3])
     spark.sql(f"OPTIMIZE {table}").collect()
-    assert_rows(read_table(spark, ws), whole[whole.event_id != 3])
+    assert_rows(read_table(spark, ws), both_days[both_days.event_id != 3])
 
 
 def test_loaded_days_stay_where_their_landing_files_are_gone(spark: SparkSession, tmp_path: Path) -> None:
@@ -153,16 +157,16 @@ def test_loaded_days_stay_where_their_landing_files_are_gone(spark: SparkSession
     write(tmp_path, {f"in/{D1}.jsonl": body(rows, "")})
     ws = Workspace(tmp_path)
     ingest(spec_of(0), ws, D1)
-    before = files_of(ws, D1)
+    files_before = files_of(ws, D1)
     (tmp_path / f"in/{D1}.jsonl").unlink()
     # The day itself, too: nothing is to be loaded, and its rows are read as the declaration has them.
     assert ingest(spec_of(1), ws, D1).manifest.rows["kept"] == ROWS
-    assert files_of(ws, D1) == before
+    assert files_of(ws, D1) == files_before
     assert types_of(spark, ws) == {name: both[0] for name, both in TYPES.items()}
     # A later day goes on from there.
     write(tmp_path, {f"in/{D2}.jsonl": body([row(n, D2) for n in range(3)], "")})
     assert ingest(spec_of(1), ws, D2).manifest.facts["days"] == [D2]
-    assert files_of(ws, D1) == before
+    assert files_of(ws, D1) == files_before
 
 
 WORKFLOW = [
@@ -175,56 +179,56 @@ WORKFLOW = [
 
 def test_features_by_arrow_and_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     del spark
-    one, two = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
-    write(tmp_path, {f"in/{D1}.jsonl": body(one, ""), f"in/{D2}.jsonl": body(two, "")})
+    first_day, second_day = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
+    write(tmp_path, {f"in/{D1}.jsonl": body(first_day, ""), f"in/{D2}.jsonl": body(second_day, "")})
     ws = Workspace(tmp_path)
     ingest(spec_of(0), ws, D1)
     # Of a version of narrower types, too.
-    found = {}
+    folders = {}
     for ds, day in ((D1, 1), (D2, 1)):
         ingest(spec_of(day), ws, ds)
         for engine in ("arrow", "spark"):
             features = {"workflow": WORKFLOW, "carried": ["event_id"], "engine": engine}
             manifest = build_features(spec_of(day, **features), ws, ds).manifest
             folder = dataset(ws, manifest)
-            kept = tmp_path / f"{ds}-{engine}"
-            folder.rename(kept)
-            found[ds, engine] = kept
-        assert_same_dataset(found[ds, "arrow"], found[ds, "spark"])
-    rows = pd.concat([read(found[D2, "arrow"], split) for split in ("train", "valid")])
-    assert sorted(rows["event_id"]) == sorted(r["event_id"] for r in one + two)
+            target = tmp_path / f"{ds}-{engine}"
+            folder.rename(target)
+            folders[ds, engine] = target
+        assert_same_dataset(folders[ds, "arrow"], folders[ds, "spark"])
+    rows = pd.concat([read(folders[D2, "arrow"], split) for split in ("train", "valid")])
+    assert sorted(rows["event_id"]) == sorted(r["event_id"] for r in first_day + second_day)
     assert rows.groupby(rows.user_id).size().sort_values().tolist() == (
-        pd.Series([r["user_id"] for r in one + two]).value_counts().sort_values().tolist()
+        pd.Series([r["user_id"] for r in first_day + second_day]).value_counts().sort_values().tolist()
     )
 
 
 def test_rows_that_were_too_large_come_once(spark: SparkSession, tmp_path: Path) -> None:
     rows = [row(n, D1) for n in range(ROWS)]
     rows[7]["item_id"] = 70_000
-    other = [row(n, D2) for n in range(ROWS)]
-    write(tmp_path, {f"in/{D1}.jsonl": body(rows, ""), f"in/{D2}.jsonl": body(other, "")})
+    second_day = [row(n, D2) for n in range(ROWS)]
+    write(tmp_path, {f"in/{D1}.jsonl": body(rows, ""), f"in/{D2}.jsonl": body(second_day, "")})
     ws = Workspace(tmp_path)
     assert ingest(spec_of(0), ws, D1).manifest.rows["quarantined"] == 1
     manifest = ingest(spec_of(1), ws, D2).manifest
     assert manifest.facts["days"] == [D1, D2]
     assert len(read_table(spark, ws, "quarantine")) == 0
-    assert_rows(read_table(spark, ws), pd.concat([expected(rows, narrow=False), expected(other, narrow=False)]))
+    assert_rows(read_table(spark, ws), pd.concat([expected(rows, narrow=False), expected(second_day, narrow=False)]))
 
 
 def test_rows_go_for_good_and_small_files_are_joined(spark: SparkSession, tmp_path: Path) -> None:
-    one, two = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
-    write(tmp_path, {f"in/{D1}.jsonl": body(one, ""), f"in/{D2}.jsonl": body(two, "")})
+    first_day, second_day = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]
+    write(tmp_path, {f"in/{D1}.jsonl": body(first_day, ""), f"in/{D2}.jsonl": body(second_day, "")})
     ws = Workspace(tmp_path)
     first = int(ingest(spec_of(0), ws, D1).manifest.outputs[0].version)
     ingest(spec_of(1), ws, D2)
     table = ws.events("reported")
-    gone = pa.array([2, 2 + 2**35], pa.int64())
+    forgotten = pa.array([2, 2 + 2**35], pa.int64())
 
     def apply(rows: pa.Table) -> tuple[pa.Table, int]:
-        kept = rows.filter(pc.invert(pc.is_in(rows["user_id"].cast(pa.int64()), gone)))
-        return kept, rows.num_rows - kept.num_rows
+        remaining = rows.filter(pc.invert(pc.is_in(rows["user_id"].cast(pa.int64()), forgotten)))
+        return remaining, rows.num_rows - remaining.num_rows
 
-    rows = pd.concat([expected(one, narrow=True), expected(two, narrow=False)])
+    rows = pd.concat([expected(first_day, narrow=True), expected(second_day, narrow=False)])
     assert (
         erase(table, Change(("user_id",), apply), "request", delete=True).rows
         == rows.user_id.isin([2, 2 + 2**35]).sum()
@@ -236,11 +240,11 @@ def test_rows_go_for_good_and_small_files_are_joined(spark: SparkSession, tmp_pa
     # The narrow version is read without the person, and its features are made again in the wider types.
     assert first < (DeltaLog(table).version or 0)
     features = {"workflow": WORKFLOW, "carried": ["event_id"]}
-    made = []
+    frames = []
     for engine in ("arrow", "spark"):
         folder = dataset(ws, build_features(spec_of(1, **features, engine=engine), ws, D2).manifest)
-        made.append(pd.concat([read(folder, split) for split in ("train", "valid")]))
-    for frame in made:
+        frames.append(pd.concat([read(folder, split) for split in ("train", "valid")]))
+    for frame in frames:
         assert sorted(frame.event_id) == sorted(rest.event_id)
 
 
@@ -324,11 +328,11 @@ def test_scores_follow_the_types_of_their_keys(spark: SparkSession, tmp_path: Pa
     days[D2] = (spark.createDataFrame([(2**40, 2**41, 1, 0.25, D2)], schema.format("bigint")), "long")
     for ds, (frame, key) in days.items():
         context: Any = SimpleNamespace(ds=ds, key="k", fence=None)
-        wanted = {"user_id": key, "item_id": key, "rank": "integer", "score": "float", "ds": "string"}
-        check_columns(table, wanted, "its keys were others")
+        types = {"user_id": key, "item_id": key, "rank": "integer", "score": "float", "ds": "string"}
+        check_columns(table, types, "its keys were others")
         write_day(frame, table, context, "score")
-    found = spark.read.format("delta").load(str(table)).orderBy("ds")
-    assert dict(found.dtypes)["item_id"] == "bigint"
-    assert [tuple(r) for r in found.collect()] == [(7, 9, 1, 0.5, D1), (2**40, 2**41, 1, 0.25, D2)]
+    stored = spark.read.format("delta").load(str(table)).orderBy("ds")
+    assert dict(stored.dtypes)["item_id"] == "bigint"
+    assert [tuple(r) for r in stored.collect()] == [(7, 9, 1, 0.5, D1), (2**40, 2**41, 1, 0.25, D2)]
     with pytest.raises(UserError, match=r"'user_id': 'bigint'.*its keys were others"):
-        check_columns(table, {**wanted, "user_id": "integer"}, "its keys were others")
+        check_columns(table, {**types, "user_id": "integer"}, "its keys were others")

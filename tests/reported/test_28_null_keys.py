@@ -36,15 +36,15 @@ def test_rows_without_a_key_stay(spark: SparkSession, ws: Workspace, tmp_path: P
     spec = pipeline(source, columns, table=table)
     if form == "csv":
         ingest(spec, ws, DAYS[2])
-        found = read_table(spark, ws)
+        actual = read_table(spark, ws)
     else:
-        found = kept_rows(spark, spec, ws, DAYS[2])
+        actual = kept_rows(spark, spec, ws, DAYS[2])
     expected = rows.drop([59, 119])
     assert not expected.event_id.dropna().duplicated().any()
-    assert int(found.event_id.isna().sum()) == int(expected.event_id.isna().sum()) > 20
-    assert sorted(found.event_id.dropna()) == sorted(expected.event_id.dropna())
-    assert int(found.user_id.isna().sum()) == int(expected.user_id.isna().sum())
+    assert int(actual.event_id.isna().sum()) == int(expected.event_id.isna().sum()) > 20
+    assert sorted(actual.event_id.dropna()) == sorted(expected.event_id.dropna())
+    assert int(actual.user_id.isna().sum()) == int(expected.user_id.isna().sum())
     key = ["ts", "price"]
-    merged = expected[key].merge(found[key], on=key, how="outer", indicator=True)
+    merged = expected[key].merge(actual[key], on=key, how="outer", indicator=True)
     assert set(merged["_merge"]) == {"both"}
-    assert pd.Series(found.ds).value_counts().to_dict() == expected.ts.dt.date.astype(str).value_counts().to_dict()
+    assert pd.Series(actual.ds).value_counts().to_dict() == expected.ts.dt.date.astype(str).value_counts().to_dict()

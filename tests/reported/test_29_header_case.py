@@ -48,9 +48,9 @@ def test_values_are_read_under_either_name(spark: SparkSession, tmp_path: Path, 
     names = {D1: "event_id,price,clicked,country", D2: "EVENT_ID,Price,clicked,Country"}
     files = {}
     for k, (ds, header) in enumerate(names.items()):
-        made = rows(100 * k)
-        nested = json_text(header, made, "geo" if ds == D1 else "Geo")
-        body = {"csv": csv_text(header, made), "jsonl": json_text(header, made), "nested": nested}[form]
+        records = rows(100 * k)
+        nested = json_text(header, records, "geo" if ds == D1 else "Geo")
+        body = {"csv": csv_text(header, records), "jsonl": json_text(header, records), "nested": nested}[form]
         files[f"in/{ds}.{form}{ending}"] = pa.compress(body, "zstd", asbytes=True) if ending else body
     ws = Workspace(tmp_path)
     write(tmp_path, files)
@@ -58,8 +58,8 @@ def test_values_are_read_under_either_name(spark: SparkSession, tmp_path: Path, 
     spec = pipeline(source, NESTED if form == "nested" else COLUMNS)
     manifest = ingest(spec, ws, D2).manifest
     assert manifest.facts["drift"] == []
-    found = read_table(spark, ws)[["event_id", "price", "clicked", "country"]]
-    assert [tuple(row) for row in found.itertuples(index=False)] == rows(0) + rows(100)
+    actual = read_table(spark, ws)[["event_id", "price", "clicked", "country"]]
+    assert [tuple(row) for row in actual.itertuples(index=False)] == rows(0) + rows(100)
 
 
 def test_fields_of_one_object_that_differ_in_case_alone(spark: SparkSession, tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_fields_of_one_object_that_differ_in_case_alone(spark: SparkSession, tmp
     for columns in (COLUMNS, NESTED):
         spec = pipeline({"format": "jsonl", "path": "in/{ds}.jsonl"}, columns)
         ingest(spec, ws, D1)
-        found = read_table(spark, ws)
+        actual = read_table(spark, ws)
         bad = read_table(spark, ws, "quarantine")
         nested = columns is NESTED
-        kept = {1: 1.0, 2: 2.0, 5: 5.0} if nested else {1: 1.0, 2: 2.0, 4: 4.0, 5: 5.0}
-        assert dict(zip(found.event_id, found.price, strict=True)) == kept
-        assert found.country.dropna().tolist() == (["b"] if nested else [])
+        prices = {1: 1.0, 2: 2.0, 5: 5.0} if nested else {1: 1.0, 2: 2.0, 4: 4.0, 5: 5.0}
+        assert dict(zip(actual.event_id, actual.price, strict=True)) == prices
+        assert actual.country.dropna().tolist() == (["b"] if nested else [])
         several = ": several fields have this name or differ from it in case alone; name one exactly, by path"
         assert bad._reason.tolist() == [f"price{several}", *([f"country{several}"] if nested else [])]
         assert bad._source_line.tolist() == ([3, 4] if nested else [3])

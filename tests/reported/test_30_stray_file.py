@@ -38,5 +38,5 @@ def test_a_partition_column_that_files_have_too(spark: SparkSession, ws: Workspa
     spec = pipeline(
         {"format": "parquet", "path": str(tmp_path / "data"), "day": {"partition": "dt"}}, [*COLUMNS, {"name": "dt"}]
     )
-    found = kept_rows(spark, spec, ws, DAYS[2])
-    assert found["dt"].tolist() == rows.ts.dt.date.astype(str).tolist()
+    actual = kept_rows(spark, spec, ws, DAYS[2])
+    assert actual["dt"].tolist() == rows.ts.dt.date.astype(str).tolist()

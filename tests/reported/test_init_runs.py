@@ -24,7 +24,7 @@ from tests.reported.support import build_features, ingest
 _MUST_RUN = 0.7
 
 
-def run_to_features(given: GeneratedInput, ws: Workspace, folder: Path) -> str:
+def run_to_features(generated: GeneratedInput, ws: Workspace, folder: Path) -> str:
     """Write a pipeline for an input and run it; return "features", or the refusal's message.
 
     Raises:
@@ -32,18 +32,18 @@ def run_to_features(given: GeneratedInput, ws: Workspace, folder: Path) -> str:
     """
     file = folder / "pipeline.yaml"
     try:
-        init(str(given.path), file, None, Named(), force=False)
+        init(str(generated.path), file, None, Named(), force=False)
     except UserError as e:
         return f"init: {e}"
     try:
         spec = load_spec(file, ["features.min_row_groups=1"])
-        ds = spec.ds or max(given.rows)
+        ds = spec.ds or max(generated.rows)
         dry = CliRunner().invoke(app, ["run", str(file), "--ds", ds, "--dry-run", "--home", str(ws.home)])
         assert dry.exit_code in (0, 2), dry.output
         if dry.exit_code == 2:
             return f"dry run: {dry.output}"
         loaded = ingest(spec, ws, ds).manifest
-        assert loaded.rows["read"] == sum(given.rows.values()), loaded.rows
+        assert loaded.rows["read"] == sum(generated.rows.values()), loaded.rows
         assert (
             loaded.rows["kept"] + loaded.rows["quarantined"] + loaded.rows.get("duplicates", 0) == loaded.rows["read"]
         )
@@ -61,14 +61,14 @@ def check(seeds: range, form: Form, folder: Path) -> str:
     for seed in seeds:
         place = folder / str(seed)
         place.mkdir()
-        given = generate(seed, form, place)
+        generated = generate(seed, form, place)
         try:
-            outcome = run_to_features(given, Workspace(place / "home"), place)
+            outcome = run_to_features(generated, Workspace(place / "home"), place)
         except Exception:
-            traces.append(f"{given.drawn}\n{traceback.format_exc(limit=-4)}")
+            traces.append(f"{generated.drawn}\n{traceback.format_exc(limit=-4)}")
             continue
         if outcome != "features":
-            refusals[f"{given.drawn}\n    {outcome}"] += 1
+            refusals[f"{generated.drawn}\n    {outcome}"] += 1
         shutil.rmtree(place)
     assert not traces, f"{len(traces)} of {len(seeds)} inputs\n" + "\n\n".join(traces)
     assert sum(refusals.values()) <= (1 - _MUST_RUN) * len(seeds), "\n".join(refusals)

@@ -64,27 +64,27 @@ def main(home: Path, out: Path) -> None:
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
     scored_rows._TASK_PAIRS = 60  # many parts
     with session(conf, ws, "joined") as spark:
-        said = spark.sparkContext.accumulator([], Said())
-        given: Callable[..., DataFrame] = joined_rows.map_with_table_rows
+        reports = spark.sparkContext.accumulator([], Said())
+        original: Callable[..., DataFrame] = joined_rows.map_with_table_rows
 
         def looked_at(*args: Any) -> DataFrame:
             """With workers that say what they hold when they are given what they work on."""
-            *before, work, schema, held = args
-            task: JoinedModel = before[1]
+            *leading, work, schema, held = args
+            task: JoinedModel = leading[1]
 
             def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in batches:
                     network = network_of(task.load()[0])
                     assert network is not None
-                    said.add([held_by(network.model)])
+                    reports.add([held_by(network.model)])
                     yield batch
 
-            return given(*before, lambda batches: work(look(batches)), schema, held)
+            return original(*leading, lambda batches: work(look(batches)), schema, held)
 
         joined_rows.map_with_table_rows = looked_at  # type: ignore[assignment]
         run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "joined"}), ws, DS)
         scores(spark, ws).to_parquet(out)
-        print(json.dumps(said.value))
+        print(json.dumps(reports.value))
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ def of_executor(numbers: Iterator[int]) -> Iterator[tuple[int, str, list[str]]]:
 
 def executors(spark: SparkSession) -> dict[int, tuple[str, list[str]]]:
     """By process."""
-    found: dict[int, tuple[str, list[str]]] = {}
-    while len(found) < 2:
-        said = numbered(spark.sparkContext, 2).mapPartitions(of_executor).collect()
-        found |= {process: (folder, files) for process, folder, files in said}
-    return found
+    by_process: dict[int, tuple[str, list[str]]] = {}
+    while len(by_process) < 2:
+        reports = numbered(spark.sparkContext, 2).mapPartitions(of_executor).collect()
+        by_process |= {process: (folder, files) for process, folder, files in reports}
+    return by_process
 
 
 def lost_once(spark: SparkSession, marker: Path) -> list[list[int]]:
@@ -89,11 +89,11 @@ class Lost:
     marker: Path
 
     def __call__(self, number: int) -> Iterator[Any]:
-        found = list(self.work(number))
+        results = list(self.work(number))
         try:
             self.marker.touch(exist_ok=False)
         except FileExistsError:
-            yield from found
+            yield from results
         else:
             os.kill(executor(), signal.SIGKILL)
 
@@ -113,17 +113,17 @@ def refused(table: FileKeyedTable) -> pa.Table:
     raise AssertionError(f"the driver reads all of {table.path}")
 
 
-def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[str, Any]:
+def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[str, Any]:
     """By both engines; an executor is lost with its folder after the fit."""
-    said = dict[str, Any]()
+    report = dict[str, Any]()
     transport.most_in_driver = lambda spark: 0
-    tables = said["tables"] = {"arrow": list[str](), "spark": list[str]()}
+    tables = report["tables"] = {"arrow": list[str](), "spark": list[str]()}
 
     def noted(engine: str) -> Callable[..., Any]:
         def made(*args: Any) -> Any:
-            found = transport.keyed_tables(*args)
-            tables[engine] += sorted(name for learned in found.values() for name in learned.tables)
-            return found
+            by_key = transport.keyed_tables(*args)
+            tables[engine] += sorted(name for learned in by_key.values() for name in learned.tables)
+            return by_key
 
         return made
 
@@ -134,17 +134,17 @@ def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[st
 
     def after(step: str) -> None:
         if step == "fit":
-            there = executors(spark)
-            said["decoded"] = [files for _, files in there.values()]
-            process, (folder, _) = there.popitem()
+            holders = executors(spark)
+            report["decoded"] = [files for _, files in holders.values()]
+            process, (folder, _) = holders.popitem()
             os.kill(process, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
 
     for engine in ("arrow", "spark"):
-        given["features"]["engine"] = engine
+        fields["features"]["engine"] = engine
         stage = BuildFeatures(count_day, after if engine == "arrow" else lambda step: None)
-        said[engine] = run_stage(stage, build_spec(given), ws, ds).manifest.model_dump(mode="json")
-    return said
+        report[engine] = run_stage(stage, build_spec(fields), ws, ds).manifest.model_dump(mode="json")
+    return report
 
 
 def ingest(spec: Spec, ws: Workspace, ds: str) -> Any:
@@ -172,22 +172,22 @@ def score(spec: Spec, ws: Workspace, ds: str) -> Any:
 
 def main(folder: Path) -> None:
     """Print what was made and what was seen on the way, as JSON."""
-    given = json.loads((folder / "specs.json").read_text())
-    homes = {stage: Workspace(folder / stage) for stage in given}
-    for data, _ in given.values():
+    specs = json.loads((folder / "specs.json").read_text())
+    homes = {stage: Workspace(folder / stage) for stage in specs}
+    for data, _ in specs.values():
         data["spark"] = {"master": MASTER, "scratch": "own", "properties": FEW_ROWS | {"spark.executor.memory": "1g"}}
     for ws, place in ((homes["ingest"], "spark/ingest"), (homes["score"], "spark/score"), (homes["score"], "mapped")):
         (ws.scratch / place).put_text("no folder is here")
-    spark_settings = build_spec(given["features"][0]).spark
+    spark_settings = build_spec(specs["features"][0]).spark
     with session(spark_settings, homes["features"], "own") as spark:
-        said = features(spark, given["features"][0], homes["features"], given["features"][1])
+        report = features(spark, specs["features"][0], homes["features"], specs["features"][1])
         for stage, run in (("ingest", ingest), ("score", score)):
-            data, ds = given[stage]
-            said[stage] = run(build_spec(data), homes[stage], ds)
-        own = (Path(folder) for folder, _ in executors(spark).values())
-        said["mapped"] = sorted({p.name for place in own for p in place.glob("mapped/shop/*/*/*") if p.is_dir()})
-        said["lost"] = lost_once(spark, folder / "marker")
-    print(json.dumps(said))
+            data, ds = specs[stage]
+            report[stage] = run(build_spec(data), homes[stage], ds)
+        folders = (Path(folder) for folder, _ in executors(spark).values())
+        report["mapped"] = sorted({p.name for place in folders for p in place.glob("mapped/shop/*/*/*") if p.is_dir()})
+        report["lost"] = lost_once(spark, folder / "marker")
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -40,11 +40,11 @@ def main(master: str, archive: str, home: str, lake: str) -> None:
     os.environ.update(environment(conf))
     ws = Workspace(Path(home), lake_uri=lake)
     with session(conf, ws, "packed") as spark:
-        said = spark.sparkContext.parallelize(range(6), 2).mapPartitions(of_executor).collect()
+        reports = spark.sparkContext.parallelize(range(6), 2).mapPartitions(of_executor).collect()
         numbers = (ws.lake / "numbers").uri
         spark.range(6).coalesce(1).write.parquet(numbers)
         read = sorted(row.id for row in spark.read.schema("id long").parquet(numbers).collect())
-    print(json.dumps({"tasks": said, "numbers": read}))
+    print(json.dumps({"tasks": reports, "numbers": read}))
 
 
 if __name__ == "__main__":

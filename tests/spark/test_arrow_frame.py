@@ -86,9 +86,9 @@ def test_a_large_vocabulary_goes_with_no_task(
     )
     vocabularies = VocabularyTable(spark, local(tmp_path / "vocabulary"), "2026-01-03")
     pinned = vocabularies.update(counted, {"user": VocabularyRule()})["user"]
-    there = spark.read.format("delta").load(str(tmp_path / "vocabulary")).toPandas()
-    assert there.set_index("value")["code"].to_dict() == dict(zip(*pinned.to_pydict().values(), strict=True))
-    assert len(there) == len(values)
+    stored = spark.read.format("delta").load(str(tmp_path / "vocabulary")).toPandas()
+    assert stored.set_index("value")["code"].to_dict() == dict(zip(*pinned.to_pydict().values(), strict=True))
+    assert len(stored) == len(values)
     assert "large" not in spark_warnings()
 
 

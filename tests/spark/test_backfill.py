@@ -63,14 +63,14 @@ def make_spec() -> Spec:
 def deliver(ws: Workspace) -> None:
     """Each day brings new users, rows of the day before, some of them again, and bad ones."""
     for k, ds in enumerate(DAYS):
-        before = DAYS[max(k - 1, 0)]
-        shown = [
+        previous_day = DAYS[max(k - 1, 0)]
+        impressions = [
             {"id": 100 * k + i, "user": f"u{(7 * i) % (4 + 3 * k)}", "ts": f"{ds}T{i:02d}:15:00Z"} for i in range(24)
         ]
-        late = [{"id": 100 * k + 50 + i, "user": f"u{i}", "ts": f"{before}T12:00:00Z"} for i in range(3)]
-        again = [{"id": 100 * max(k - 1, 0) + 3, "user": "twice", "ts": f"{before}T03:15:00Z"}]
-        put(ws, f"shown/{ds}/a.json", jsonl([*shown, *late, *again, f"bad {k}"]))
-        clicks = [{**row, "ts": row["ts"].replace(":15:", ":40:")} for row in shown[:: 2 + k % 2]]
+        late = [{"id": 100 * k + 50 + i, "user": f"u{i}", "ts": f"{previous_day}T12:00:00Z"} for i in range(3)]
+        again = [{"id": 100 * max(k - 1, 0) + 3, "user": "twice", "ts": f"{previous_day}T03:15:00Z"}]
+        put(ws, f"shown/{ds}/a.json", jsonl([*impressions, *late, *again, f"bad {k}"]))
+        clicks = [{**row, "ts": row["ts"].replace(":15:", ":40:")} for row in impressions[:: 2 + k % 2]]
         put(ws, f"clicks/{ds}/a.json", jsonl(clicks))
 
 
@@ -113,11 +113,13 @@ def write_sample(path: Path) -> None:
     rng = np.random.default_rng(3)
     lines = ["ip,app,device,os,channel,click_time,attributed_time,is_attributed"]
     for k, second in enumerate(np.sort(rng.integers(0, 4 * 86_400, 800))):
-        at = pd.Timestamp("2017-11-06") + pd.Timedelta(seconds=int(second))
-        installed = at + pd.Timedelta(seconds=int(rng.integers(60, 30 * 3_600))) if rng.random() < 0.2 else None
-        there = installed is not None and installed < pd.Timestamp("2017-11-10")
+        click_time = pd.Timestamp("2017-11-06") + pd.Timedelta(seconds=int(second))
+        installed = click_time + pd.Timedelta(seconds=int(rng.integers(60, 30 * 3_600))) if rng.random() < 0.2 else None
+        attributed = installed is not None and installed < pd.Timestamp("2017-11-10")
         ip, app, channel = rng.integers(0, (40, 12, 8))
-        lines.append(f"{ip},{app},{k},{k % 5},{channel},{at},{installed if there else ''},{int(there)}")
+        lines.append(
+            f"{ip},{app},{k},{k % 5},{channel},{click_time},{installed if attributed else ''},{int(attributed)}"
+        )
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -156,6 +158,6 @@ def compare(
 
 def files(ws: Workspace, manifest: Manifest, split: str) -> dict[str, Any]:
     folder = ws.home / manifest.output("dataset").name / split
-    found = {p.name: p.read_bytes() for p in sorted(folder.glob("*.parquet"))}
+    contents = {p.name: p.read_bytes() for p in sorted(folder.glob("*.parquet"))}
     assert pads.dataset(folder, format="parquet").count_rows() == manifest.rows[split] > 0
-    return found
+    return contents

@@ -72,11 +72,11 @@ def test_a_day(
     columns = {c: valid[c].to_numpy() for c in valid.columns}
     answers = load_predictor(folder).predict(columns)
     label = columns["click"]
-    said = m.facts["metrics"]
-    assert said["auc"] == pytest.approx(roc_auc_score(label, answers), abs=1e-12)
-    assert said["log_loss"] == pytest.approx(log_loss(label, answers.astype(float)), abs=1e-9)
-    assert said["calibration"] == pytest.approx(answers.mean(dtype=float) / label.mean(dtype=float), rel=1e-9)
-    assert said["auc"] > 0.65
+    metrics = m.facts["metrics"]
+    assert metrics["auc"] == pytest.approx(roc_auc_score(label, answers), abs=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(label, answers.astype(float)), abs=1e-9)
+    assert metrics["calibration"] == pytest.approx(answers.mean(dtype=float) / label.mean(dtype=float), rel=1e-9)
+    assert metrics["auc"] > 0.65
     assert sum(b["rows"] for b in m.facts["calibration_bins"]) == 900
     assert m.peak_memory_mib["worker"] > 50
 
@@ -88,8 +88,8 @@ def test_a_day(
     x = np.stack([*(train[c].to_numpy() for c in names[:2]), *as_matrix.values()], axis=1)
     alone.fit(x, train["click"].to_numpy())
     of_valid = [*(columns[c] for c in names[:2]), *(np.where(columns[c] == 0, np.nan, columns[c]) for c in names[2:])]
-    other = roc_auc_score(label, alone.predict_proba(np.stack(of_valid, axis=1))[:, 1])
-    assert said["auc"] == pytest.approx(other, abs=0.03)
+    reference_auc = roc_auc_score(label, alone.predict_proba(np.stack(of_valid, axis=1))[:, 1])
+    assert metrics["auc"] == pytest.approx(reference_auc, abs=0.03)
 
     # The curve falls, a row a tree; the importance names features, not columns.
     curve = [point["loss"] for point in m.facts["curve"]]
@@ -100,12 +100,12 @@ def test_a_day(
     splits = splits[splits["Feature"] != "Leaf"]
     feature = splits["Feature"].map(dict(zip([f"f{i}" for i in range(7)], [*names[:4], *["tags"] * 3], strict=True)))
     by_feature = splits.groupby(feature).agg(gain=("Gain", "mean"), cover=("Cover", "mean"), weight=("Gain", "size"))
-    for told in m.facts["importance"]:
-        if told["weight"]:
-            row = by_feature.loc[told["feature"]]
-            assert told["weight"] == row["weight"]
-            assert (told["gain"], told["cover"]) == pytest.approx((row["gain"], row["cover"]), rel=1e-4, abs=1e-3)
-    assert sum(told["weight"] for told in m.facts["importance"]) == len(splits)
+    for entry in m.facts["importance"]:
+        if entry["weight"]:
+            row = by_feature.loc[entry["feature"]]
+            assert entry["weight"] == row["weight"]
+            assert (entry["gain"], entry["cover"]) == pytest.approx((row["gain"], row["cover"]), rel=1e-4, abs=1e-3)
+    assert sum(entry["weight"] for entry in m.facts["importance"]) == len(splits)
 
     assert registry.champion(ws, "clicks-baseline") is None  # registering is not promoting
     (version,) = versions(ws, "clicks-baseline")
@@ -113,14 +113,14 @@ def test_a_day(
     assert m.facts["registered"] == {"name": "clicks-baseline", "version": version.version}
 
     # A rerun does nothing; a damaged model is made again, the same to the bit, and registered once.
-    before = (folder / "model.ubj").read_bytes()
+    model_bytes = (folder / "model.ubj").read_bytes()
     assert run_stage(TrainBaseline(), spec(), ws, DS).skipped
-    (folder / "model.ubj").write_bytes(before[:100])
+    (folder / "model.ubj").write_bytes(model_bytes[:100])
     again = run_stage(TrainBaseline(), spec(), ws, DS)
     assert not again.skipped
-    assert (folder / "model.ubj").read_bytes() == before
+    assert (folder / "model.ubj").read_bytes() == model_bytes
     assert again.manifest.facts["registered"] == m.facts["registered"]
-    assert again.manifest.facts["metrics"] == said
+    assert again.manifest.facts["metrics"] == metrics
 
     # A sample says so, and is the same each time it is drawn.
     small = spec(baseline={"rounds": 3, "workers": 1, "max_rows": 777})
@@ -164,9 +164,9 @@ def with_targets(ws: Workspace, manifest: Manifest) -> Manifest:
         pq.write_table(table, path, row_group_size=-(-table.num_rows // groups))
     schema = manifest.dataset_schema
     more = [Feature(name=n, kind=Kind.CARRIED, dtype="float64") for n in ("dwell", "propensity")]
-    found = manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, *more))})
-    found.save(ws.manifest(found.pipeline, found.ds, "features"))
-    return found
+    extended = manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, *more))})
+    extended.save(ws.manifest(extended.pipeline, extended.ds, "features"))
+    return extended
 
 
 def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
@@ -200,19 +200,19 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     curve = [p["loss"] for p in m.facts["validation_curve"]]
     assert len(curve) == m.facts["steps"] == int(np.argmax(curve)) + 1 + 5
     lists = [
-        (columns["click"][mine], scores[mine])
+        (columns["click"][in_query], scores[in_query])
         for q in np.unique(columns["query"])
-        if columns["click"][mine := columns["query"] == q].any()
+        if columns["click"][in_query := columns["query"] == q].any()
     ]
     # Among equal scores clicks stand last.
     ndcg = np.mean([ndcg_score([y], [-np.argsort(np.lexsort((y, -s)))], k=5) for y, s in lists])
     assert m.facts["evaluation"]["valid_lists"]["metrics"]["ndcg_at_k"] == pytest.approx(ndcg, abs=1e-12)
     assert ndcg > np.mean([ndcg_score([y], [np.arange(20)], k=5) for y, _ in lists]) + 0.05
-    said = m.facts["evaluation"]["valid"]
-    assert said["metrics"]["auc"] == pytest.approx(roc_auc_score(columns["click"], scores), abs=1e-12)
-    assert "log_loss" not in said["metrics"]  # the scores are no probabilities
-    assert {s["value"]: s["rows"] for s in said["slices"]} == {"true": 300, "false": 300}
-    assert said["intervals"]["auc"][0] < said["metrics"]["auc"] < said["intervals"]["auc"][1]
+    valid_facts = m.facts["evaluation"]["valid"]
+    assert valid_facts["metrics"]["auc"] == pytest.approx(roc_auc_score(columns["click"], scores), abs=1e-12)
+    assert "log_loss" not in valid_facts["metrics"]  # the scores are no probabilities
+    assert {s["value"]: s["rows"] for s in valid_facts["slices"]} == {"true": 300, "false": 300}
+    assert valid_facts["intervals"]["auc"][0] < valid_facts["metrics"]["auc"] < valid_facts["intervals"]["auc"][1]
     assert m.rows["rank"] == 300
     # What stands beside the neural model's is of the same lists.
     of_rank = m.facts["evaluation"]["rank"]["metrics"]
@@ -222,19 +222,19 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     m, regressor = trained(objective="regression", label="dwell", early_stopping_rounds=5)
     known = ~np.isnan(columns["dwell"])
     error = regressor.predict(columns)[known] - columns["dwell"][known].astype(np.float32)
-    said = m.facts["evaluation"]["valid"]
-    assert said["rows"] == known.sum()
-    assert said["metrics"]["rmse"] == pytest.approx(np.sqrt((error.astype(float) ** 2).mean()), rel=1e-9)
-    assert said["metrics"]["mae"] == pytest.approx(np.abs(error.astype(float)).mean(), rel=1e-9)
-    assert said["metrics"]["r2"] > 0.8
+    valid_facts = m.facts["evaluation"]["valid"]
+    assert valid_facts["rows"] == known.sum()
+    assert valid_facts["metrics"]["rmse"] == pytest.approx(np.sqrt((error.astype(float) ** 2).mean()), rel=1e-9)
+    assert valid_facts["metrics"]["mae"] == pytest.approx(np.abs(error.astype(float)).mean(), rel=1e-9)
+    assert valid_facts["metrics"]["r2"] > 0.8
 
     # Codes split into sets; one worker finds about what two find.
     settings = {"enable_categorical": True, "max_categories": 45, "early_stopping_rounds": 5, "learning_rate": 0.3}
     m, two = trained(**settings)
-    one = trained(**settings, workers=1)[0]
+    single = trained(**settings, workers=1)[0]
     kinds = dict(zip((f"f{i}" for i in range(7)), two.booster.feature_types, strict=True))
     assert kinds == {"f0": "q", "f1": "q", "f2": "q", "f3": "c", "f4": "c", "f5": "c", "f6": "c"}  # 60 users are many
-    assert m.facts["metrics"]["auc"] == pytest.approx(one.facts["metrics"]["auc"], abs=0.02)
+    assert m.facts["metrics"]["auc"] == pytest.approx(single.facts["metrics"]["auc"], abs=0.02)
     answers = two.predict(columns)
     assert m.facts["metrics"]["auc"] == pytest.approx(roc_auc_score(columns["click"], answers), abs=1e-12)
     wrong = zero_one_loss(columns["click"], answers > 0.5)
@@ -253,11 +253,11 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     rows, schema = read(ws, features, "train"), _schema(features)
     alone = xgb.XGBClassifier(n_estimators=5, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
     x = matrix(schema, {c: rows[c].to_numpy() for c in rows.columns})
-    told = load_predictor(ws.home / m.output("model").name).predict(columns)
+    predictions = load_predictor(ws.home / m.output("model").name).predict(columns)
     for weights, same in ((rows["propensity"].to_numpy(np.float32), True), (None, False)):
         alone.fit(x, rows["click"].to_numpy(), sample_weight=weights)
         expected = alone.predict_proba(matrix(schema, columns))[:, 1]
-        assert np.allclose(told, expected, atol=1e-5) == same
+        assert np.allclose(predictions, expected, atol=1e-5) == same
 
     # A code that no row had, one that the vocabulary lacks, and none: each has an answer.
     strange = {c: columns[c][:3].copy() for c in columns}

@@ -15,8 +15,8 @@ COLUMNS = "id bigint, ds string, v decimal(9,2), at timestamp, tags array<string
 
 def rows(spark: SparkSession, ds: str | None, first: int, count: int = 3) -> DataFrame:
     values = [(i, ds, i / 4, None, ["a", None] if i % 2 else None, (i, f"ü{i}")) for i in range(first, first + count)]
-    given = spark.createDataFrame(values, COLUMNS.replace("v decimal(9,2)", "v double"))
-    return given.selectExpr("id", "ds", "cast(v as decimal(9,2)) v", "timestamp_millis(id * 1111) at", "tags", "s")
+    frame = spark.createDataFrame(values, COLUMNS.replace("v decimal(9,2)", "v double"))
+    return frame.selectExpr("id", "ds", "cast(v as decimal(9,2)) v", "timestamp_millis(id * 1111) at", "tags", "s")
 
 
 def write(frame: DataFrame, table: Location, **options: str) -> None:
@@ -30,13 +30,13 @@ def read_by(frame: DataFrame) -> str:
 
 
 def same(spark: SparkSession, table: Location, version: int, plain: bool, ds: str | None = None) -> None:
-    found = read_version(spark, table, version, lambda of: ds is None or of["ds"] == ds)
+    actual = read_version(spark, table, version, lambda partition: ds is None or partition["ds"] == ds)
     expected = spark.read.format("delta").option("versionAsOf", version).load(str(table))
     if ds is not None:
-        found, expected = found.where(f"ds = '{ds}'"), expected.where(f"ds = '{ds}'")
-    assert found.dtypes == expected.dtypes
-    assert sorted(found.collect(), key=str) == sorted(expected.collect(), key=str)
-    assert ("delta" in read_by(found)) is not plain
+        actual, expected = actual.where(f"ds = '{ds}'"), expected.where(f"ds = '{ds}'")
+    assert actual.dtypes == expected.dtypes
+    assert sorted(actual.collect(), key=str) == sorted(expected.collect(), key=str)
+    assert ("delta" in read_by(actual)) is not plain
 
 
 def test_it_is_what_delta_reads(spark: SparkSession, ws: Workspace) -> None:
@@ -71,16 +71,16 @@ def test_it_is_what_delta_reads(spark: SparkSession, ws: Workspace) -> None:
 def test_what_executors_have_used_is_what_their_stages_read_and_wrote(spark: SparkSession, ws: Workspace) -> None:
     """As a cluster's executors, which are on other machines, are accounted for: by Spark's store of stages."""
     folder = ws.table("shop", "numbers")
-    before = executors_use(spark)
+    use_before = executors_use(spark)
     spark.range(300_000).coalesce(1).write.parquet(str(folder))
     wrote = executors_use(spark)
     spark.read.parquet(str(folder)).selectExpr("sum(id)").collect()
     read = executors_use(spark)
     (file,) = [f for f in folder.entries() if f.suffix == ".parquet"]
-    assert wrote.written_bytes - before.written_bytes == file.size()
+    assert wrote.written_bytes - use_before.written_bytes == file.size()
     assert read.read_bytes > wrote.read_bytes
-    assert before.core_seconds < wrote.core_seconds < read.core_seconds
-    assert wrote.core_seconds - before.core_seconds < 60
+    assert use_before.core_seconds < wrote.core_seconds < read.core_seconds
+    assert wrote.core_seconds - use_before.core_seconds < 60
 
 
 @pytest.mark.parametrize("name", ["a{b,c}", "x[y]", "s*"])

@@ -69,37 +69,39 @@ def test_small_files_of_a_table_that_only_grows(
     create(spark, tmp_path, appendOnly="true")
     for n in range(2):
         spark.range(40 + n, 41 + n).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
-    before = {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()}
+    expected_rows = {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()}
     days, _ = crowded(table, 2, 1 << 20)
     assert "d0" in days
     # Another one adds meanwhile: files that are there stay.
     log, fence, real = DeltaLog(table), Fence("lease", 1), Transaction.join
 
-    def later(self: Transaction, *of: Any) -> int:
+    def later(self: Transaction, *arguments: Any) -> int:
         spark.range(50, 51).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
-        return real(self, *of)
+        return real(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "join", later)
         join_files(table, ["d0"], 1 << 20, fence)
     version = log.version
     assert version is not None
-    before |= {(50, "d0")}
-    assert {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()} == before
+    expected_rows |= {(50, "d0")}
+    assert {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()} == expected_rows
     join_files(table, crowded(table, 2, 1 << 20)[0], 1 << 20, fence)
     assert crowded(table, 2, 1 << 20) == ([], 0)
-    found = spark.read.format("delta").load(str(table))
-    assert {(r["id"], r["ds"]) for r in found.collect()} == before
+    frame = spark.read.format("delta").load(str(table))
+    assert {(r["id"], r["ds"]) for r in frame.collect()} == expected_rows
     # Spark takes the counts of these from the log's statistics.
-    assert found.where("ds = 'd0'").agg({"id": "min"}).collect()[0][0] == min(i for i, ds in before if ds == "d0")
-    assert (found.count(), found.where("id >= 50").count()) == (len(before), 1)
+    assert frame.where("ds = 'd0'").agg({"id": "min"}).collect()[0][0] == min(
+        i for i, ds in expected_rows if ds == "d0"
+    )
+    assert (frame.count(), frame.where("id >= 50").count()) == (len(expected_rows), 1)
     assert all(not action["add"]["dataChange"] for action in log.actions(version) if "add" in action)
     # Who was paused names no file after a later holder's commit, which may have removed what nothing named.
     spark.range(60, 61).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
 
-    def overtaken(self: Transaction, *of: Any) -> int:
+    def overtaken(self: Transaction, *arguments: Any) -> int:
         claim(table, Fence("lease", 2))
-        return real(self, *of)
+        return real(self, *arguments)
 
     monkeypatch.setattr(Transaction, "join", overtaken)
     newest = log.version
@@ -129,14 +131,14 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     join_files(table, days, 1 << 20, None)
     assert crowded(table, 2, 1 << 20) == ([], 0)
     assert remove_days_before(table, "d1") == 7
-    before = {version: at(version) for version in range(8)}
-    gone = unused_files(table, {3}, None, 2**62)
-    assert gone
-    for file in [*gone, *unused_log_files(table, {3}, None, 2**62)]:
+    rows_before = {version: at(version) for version in range(8)}
+    unused = unused_files(table, {3}, None, 2**62)
+    assert unused
+    for file in [*unused, *unused_log_files(table, {3}, None, 2**62)]:
         file.remove()
     spark.catalog.clearCache()
-    assert [at(3), at(7)] == [before[3], before[7]]
-    assert {ds for _, ds in before[7]} == {"d1"}
+    assert [at(3), at(7)] == [rows_before[3], rows_before[7]]
+    assert {ds for _, ds in rows_before[7]} == {"d1"}
     with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
         at(6)
     assert unused_files(table, {3}, None, 2**62) == []
@@ -148,7 +150,7 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
 
 def test_spark_reads_every_kept_version_after_files_of_the_log_went(spark: SparkSession, tmp_path: Path) -> None:
     """A table that keeps 24 days, written by Spark and by us, with two commits a day."""
-    table, kept = local(tmp_path), 24
+    table, retained = local(tmp_path), 24
     versions: dict[int, int] = {}
     for n in range(60):
         if n % 6 == 5:
@@ -159,22 +161,24 @@ def test_spark_reads_every_kept_version_after_files_of_the_log_went(spark: Spark
             version = write_rows(table, day(n), [n])
         assert version is not None
         versions[n] = version
-        remove_days_before(table, day(n - kept + 1))
+        remove_days_before(table, day(n - retained + 1))
         if n < 40:
             continue
-        for file in unused_log_files(table, {v for m, v in versions.items() if m > n - kept}, day(n - kept + 1), 2**62):
+        for file in unused_log_files(
+            table, {v for m, v in versions.items() if m > n - retained}, day(n - retained + 1), 2**62
+        ):
             file.remove()
     log = DeltaLog(table)
     assert min(log.versions()) > 40
     spark.catalog.clearCache()
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    for n in range(60 - kept, 60):
+    for n in range(60 - retained, 60):
         frame = spark.read.format("delta").option("versionAsOf", versions[n]).load(str(table)).select("ds")
         days = {f.split("ds=")[1][:10] for f in frame.inputFiles()}
-        assert days == {day(m) for m in range(n - kept, n + 1)}, n
+        assert days == {day(m) for m in range(n - retained, n + 1)}, n
     newest = spark.read.format("delta").load(str(table))
-    assert sorted(r["user_id"] for r in newest.collect()) == list(range(60 - kept, 60))
+    assert sorted(r["user_id"] for r in newest.collect()) == list(range(60 - retained, 60))
     with pytest.raises(Exception, match=r"VERSION|version|recreate"):
         spark.read.format("delta").option("versionAsOf", 1).load(str(table)).count()
 
@@ -192,11 +196,11 @@ def test_a_dataset_has_no_rows_that_a_deletion_vector_marks(spark: SparkSession,
     outputs = (manifest.outputs[0].model_copy(update={"version": version}), manifest.outputs[1])
     manifest.model_copy(update={"outputs": outputs}).save(ws.manifest(spec.pipeline, DS, "ingest"))
     folder = dataset(ws, build(spec, ws).manifest)
-    found = {e for split in ("train", "valid") for e in read(folder, split)["event_id"]}
+    event_ids = {e for split in ("train", "valid") for e in read(folder, split)["event_id"]}
     deleted = set(events["event_id"][events["user_country"] == "ländle3"])
     assert deleted
-    assert not found & deleted
-    assert len(found) > len(events) / 2
+    assert not event_ids & deleted
+    assert len(event_ids) > len(events) / 2
 
 
 @pytest.mark.parametrize("kind", ["classic", "parts", "v2 parquet", "v2 json"])
@@ -224,14 +228,14 @@ def test_checkpoints(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     assert (tmp_path / "_delta_log" / "_sidecars").is_dir() == kind.startswith("v2")
     spark.range(40, 42).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(tmp_path))
     log = DeltaLog(local(tmp_path))
-    before = log.files(2)
+    files_before = log.files(2)
     # The commits before a checkpoint may be gone.
     for version in (0, 1):
         (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
     files = log.files(2)
     assert files is not None
-    assert before is not None
-    assert sorted(str(f) for f in files) == sorted(str(f) for f in before)
+    assert files_before is not None
+    assert sorted(str(f) for f in files) == sorted(str(f) for f in files_before)
     assert sum(f.rows or 0 for f in files) == rows(spark, tmp_path, 2) == 39
     assert log.columns() == {"id": "long", "ds": "string"}
 
@@ -254,16 +258,16 @@ def test_spark_reads_what_is_committed_without_it(spark: SparkSession, tmp_path:
         writer = DataFileWriter(folder, ds, schema, "snappy")
         values = list(range(first, first + count))
         writer.add(pa.table({"id": values, "tags": [[str(v)] for v in values]}, schema=schema))
-        found = writer.close()
-        assert found is not None
-        return found
+        file = writer.close()
+        assert file is not None
+        return file
 
     def commit(days: list[str], files: list[WrittenFile], columns: str = "") -> None:
         commit_files(spark, folder, days, files, f"of {','.join(days)}", columns)
 
     def read(version: int) -> list[tuple[int, str]]:
-        found = spark.read.format("delta").option("versionAsOf", version).load(str(folder))
-        return sorted((r["id"], r["ds"]) for r in found.collect())
+        frame = spark.read.format("delta").option("versionAsOf", version).load(str(folder))
+        return sorted((r["id"], r["ds"]) for r in frame.collect())
 
     d1, d2 = "2026-03-01", "2026-03-02"
     commit([d1, d2], [write(d1, 0, 3), write(d2, 10, 2)])

@@ -25,9 +25,12 @@ def test_days_of_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
         writer = frame.write.format("delta").mode("overwrite").partitionBy("ds").option("mergeSchema", "true")
         save_delta(writer.option("replaceWhere", f"ds = '{ds}'"), table, None, frame.schema)
         assert DeltaLog(table).columns().keys() == {"ds", *NAMES}
-    found = spark.read.format("delta").load(str(table))
-    assert sorted(found.groupBy("ds").agg(F.sum(column(NAMES[0]))).collect()) == [("2026-01-01", 3), ("2026-01-02", 21)]
-    assert found.where(column(NAMES[4]) == 2).count() == 2
+    stored = spark.read.format("delta").load(str(table))
+    assert sorted(stored.groupBy("ds").agg(F.sum(column(NAMES[0]))).collect()) == [
+        ("2026-01-01", 3),
+        ("2026-01-02", 21),
+    ]
+    assert stored.where(column(NAMES[4]) == 2).count() == 2
     spark.sql(f"DELETE FROM delta.`{table}` WHERE `{NAMES[3]}` = 1")
     assert spark.read.format("delta").load(str(table)).where(column(NAMES[1]) == 1).count() == 0
     assert len(DeltaLog(table).files(DeltaLog(table).version) or []) >= 2

@@ -37,18 +37,18 @@ def with_drift(spec: Spec, **section: Any) -> Spec:
 
 def with_raw_ids(spec: Spec) -> Spec:
     """With a feature of raw ids, of which some are negative."""
-    found = spec.model_dump(mode="json", by_alias=True)
+    fields = spec.model_dump(mode="json", by_alias=True)
     ops = ["raw_id", {"rename": {"to": "country_raw"}}]
-    found["features"]["workflow"].append({"columns": ["user_country"], "ops": ops})
-    return Spec.model_validate(found)
+    fields["features"]["workflow"].append({"columns": ["user_country"], "ops": ops})
+    return Spec.model_validate(fields)
 
 
 def table(spark: SparkSession, ws: Workspace, manifest: Manifest | None = None) -> pd.DataFrame:
     reader = spark.read.format("delta")
     if manifest is not None:
-        (made,) = [o for o in manifest.outputs if o.kind == "delta"]
-        assert made.name == "lake/clicks/statistics"
-        reader = reader.option("versionAsOf", made.version)
+        (output,) = [o for o in manifest.outputs if o.kind == "delta"]
+        assert output.name == "lake/clicks/statistics"
+        reader = reader.option("versionAsOf", output.version)
     frame = reader.load(str(ws.table("clicks", "statistics"))).toPandas()
     return frame.set_index(["ds", "split", "side", "column"]).sort_index()
 
@@ -64,18 +64,18 @@ def inside(r: Any, x: float) -> bool:
     return bool(low <= x < high)
 
 
-def check(found: pd.Series, values: list[Any], number: bool, estimated: bool = False) -> None:
+def check(stats: pd.Series, values: list[Any], number: bool, estimated: bool = False) -> None:
     """One row of the table against the values themselves."""
-    assert found["values"] == len(values)
+    assert stats["values"] == len(values)
     # Spark's own estimate where Spark counts, exact where NumPy does.
     close = pytest.approx(len(set(values)), rel=0.06, abs=1)
-    assert found["distinct"] == (close if estimated else len(set(values)))
-    bins = list(found["histogram"])
+    assert stats["distinct"] == (close if estimated else len(set(values)))
+    bins = list(stats["histogram"])
     if number:
         x = np.array(values, float)
-        assert (found["min"], found["max"]) == (x.min(), x.max())
-        assert found["mean"] == pytest.approx(math.fsum(x) / len(x), rel=1e-12)
-        assert found["std"] == pytest.approx(np.std(x, ddof=1), rel=1e-9)
+        assert (stats["min"], stats["max"]) == (x.min(), x.max())
+        assert stats["mean"] == pytest.approx(math.fsum(x) / len(x), rel=1e-12)
+        assert stats["std"] == pytest.approx(np.std(x, ddof=1), rel=1e-9)
         assert [r["count"] for r in bins] == [sum(inside(r, v) for v in x) for r in bins]
     else:
         named = [r["value"] for r in bins[:-1]]
@@ -87,7 +87,7 @@ def check(found: pd.Series, values: list[Any], number: bool, estimated: bool = F
 
 
 def compare(
-    found: pd.DataFrame, ws: Workspace, spec: Spec, manifest: Manifest, events: pd.DataFrame, estimated: bool = False
+    stats: pd.DataFrame, ws: Workspace, spec: Spec, manifest: Manifest, events: pd.DataFrame, estimated: bool = False
 ) -> None:
     """All of the table against pandas: columns over the events, features over the dataset."""
     day = np.array([t.day for t in events["ts"]])
@@ -101,23 +101,23 @@ def compare(
         for n, v in FittedWorkflow.load(local(folder / "workflow")).vocabularies.items()
     }
     features = [f for f in schema.features if f.kind in ("continuous", "categorical")]
-    assert len(found) == 2 * (len(raw) + len(features))
+    assert len(stats) == 2 * (len(raw) + len(features))
     for split, rows in parts.items():
-        here = found.loc[(DS, split)]
-        assert set(here["rows"]) == {len(rows)}
+        of_split = stats.loc[(DS, split)]
+        assert set(of_split["rows"]) == {len(rows)}
         days = ("2026-01-02", "2026-01-04") if split == "train" else (DS, DS)
-        assert set(zip(here["from_day"], here["to_day"], strict=True)) == {days}
+        assert set(zip(of_split["from_day"], of_split["to_day"], strict=True)) == {days}
         for column in raw:
-            r = here.loc[("input", column)]
+            r = of_split.loc[("input", column)]
             empty = [c is None or c == [] or (isinstance(c, float) and math.isnan(c)) for c in rows[column]]
             assert r["missing"] == sum(empty), column
             assert r["kind"] == ("number" if column in NUMBERS else "category")
             check(r, values_of(rows[column]), column in NUMBERS, estimated)
-        made = read_padded(
+        padded = read_padded(
             sorted((folder / split).glob("*.parquet")), FittedWorkflow.load(local(folder / "workflow")).schema
         )
         for f in features:
-            r, cells = here.loc[("feature", f.name)], made[list(f.physical)].to_numpy()
+            r, cells = of_split.loc[("feature", f.name)], padded[list(f.physical)].to_numpy()
             if f.kind == "continuous":
                 check(r, cells.ravel().tolist(), True, estimated)
                 assert (r["missing"], pd.isna(r["oov"])) == (0, True)
@@ -140,12 +140,12 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     spec, events = with_drift(with_raw_ids(clicks()), top_values=3), make_clicks()
     land(spark, ws, spec, events)
     manifest = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
-    found = table(spark, ws, manifest)
-    compare(found, ws, spec, manifest, events)
+    stats = table(spark, ws, manifest)
+    compare(stats, ws, spec, manifest, events)
     (raw,) = [f for f in manifest.dataset_schema.features if f.dynamic] if manifest.dataset_schema else []
     assert (raw.name, raw.dtype, raw.cardinality) == ("country_raw", "int64", None)
     # Deciles of a sample of 400 are about deciles.
-    shares = [r["share"] for r in found.loc[(DS, "train", "input", "user_activity"), "histogram"]]
+    shares = [r["share"] for r in stats.loc[(DS, "train", "input", "user_activity"), "histogram"]]
     assert len(shares) == 12
     assert shares[0] + shares[-1] < 0.02
     assert all(0.05 < s < 0.16 for s in shares[1:-1])
@@ -155,13 +155,13 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert again.outputs == manifest.outputs
     other_spec = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3)
-    other = run_stage(BuildFeatures(count_day), other_spec, ws, DS).manifest
+    recounted = run_stage(BuildFeatures(count_day), other_spec, ws, DS).manifest
     replaced = table(spark, ws)
-    compare(replaced, ws, other_spec, other, events, estimated=True)
-    assert len(replaced) == len(found)
+    compare(replaced, ws, other_spec, recounted, events, estimated=True)
+    assert len(replaced) == len(stats)
     assert len(replaced.loc[(DS, "train", "input", "user_activity"), "histogram"]) == 6
-    assert other.key != manifest.key
-    assert len(table(spark, ws, manifest)) == len(found)
+    assert recounted.key != manifest.key
+    assert len(table(spark, ws, manifest)) == len(stats)
     # Limits are not the features' business.
     limits = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3, max_psi=9.0)
     assert run_stage(BuildFeatures(count_day), limits, ws, DS).skipped
@@ -181,14 +181,14 @@ def test_a_day_that_moved_stops_by_name_and_heals(spark: SparkSession, ws: Works
     assert quiet.rows["over_limit"] == 0, quiet.facts
     with pytest.raises(UserError, match=f"drift of 'clicks' stops {NEXT}") as stopped:
         run_stage(JudgeDrift(), spec, ws, NEXT)
-    told = {line.split(":")[0].strip() for line in str(stopped.value).splitlines()[1:-1]}
+    moved_columns = {line.split(":")[0].strip() for line in str(stopped.value).splitlines()[1:-1]}
     names = {"user_activity", "device", "item_category"}
-    assert told == {f"{side} {name}" for side in ("input", "feature") for name in names}
+    assert moved_columns == {f"{side} {name}" for side in ("input", "feature") for name in names}
     assert re.search(r"feature device: (4|5)\d\.\d % of the values are not in the vocabulary", str(stopped.value))
     assert not Path(ws.manifest("clicks", NEXT, "drift")).exists()
     healed = run_stage(JudgeDrift(), with_drift(clicks(), action="warn"), ws, NEXT).manifest
-    assert healed.rows["over_limit"] == len(told)
+    assert healed.rows["over_limit"] == len(moved_columns)
     # Both days are kept, each once.
-    found = table(spark, ws)
-    assert found.index.is_unique
-    assert {ds for ds, *_ in found.index} == {DS, NEXT}
+    stats = table(spark, ws)
+    assert stats.index.is_unique
+    assert {ds for ds, *_ in stats.index} == {DS, NEXT}

@@ -51,9 +51,9 @@ def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, d
 
 def inodes(folder: Path, day: str) -> dict[str, int]:
     """Of a day's files, wherever they are."""
-    found = sorted(folder.glob(f"*/day-{day}-*.parquet"))
-    assert found, day
-    return {p.name: p.stat().st_ino for p in found}
+    files = sorted(folder.glob(f"*/day-{day}-*.parquet"))
+    assert files, day
+    return {p.name: p.stat().st_ino for p in files}
 
 
 def whole(folder: Path) -> pd.DataFrame:
@@ -62,13 +62,13 @@ def whole(folder: Path) -> pd.DataFrame:
     return pd.concat(parts).set_index("event_id").sort_index()
 
 
-def assert_rows(found: pd.DataFrame, expected: pd.DataFrame, columns: list[str]) -> None:
-    assert found.index.tolist() == expected.index.tolist()
+def assert_rows(actual: pd.DataFrame, expected: pd.DataFrame, columns: list[str]) -> None:
+    assert actual.index.tolist() == expected.index.tolist()
     for column in columns:
         if expected[column].dtype == np.float32:
-            np.testing.assert_allclose(found[column], expected[column], rtol=2e-6, atol=2e-6, err_msg=column)
+            np.testing.assert_allclose(actual[column], expected[column], rtol=2e-6, atol=2e-6, err_msg=column)
         else:
-            assert found[column].tolist() == expected[column].tolist(), column
+            assert actual[column].tolist() == expected[column].tolist(), column
 
 
 def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,18 +87,18 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
         return events[landing <= day_of(number)]
 
     def of_days(first: int, last: int, seen: int) -> pd.DataFrame:
-        mine = landed(seen)
-        return mine[[first <= t.day <= last for t in mine["ts"]]]
+        landed_rows = landed(seen)
+        return landed_rows[[first <= t.day <= last for t in landed_rows["ts"]]]
 
     def expected(rows: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
         return expected_split(rows, train).set_index("event_id").sort_index()
 
     def put(number: int, into: Workspace) -> None:
-        mine = [events[landing == day_of(number)], bots[bots["ds"] == day_of(number)]]
-        land(spark, into, spec, pd.concat(mine), day_of(number))
+        parts = [events[landing == day_of(number)], bots[bots["ds"] == day_of(number)]]
+        land(spark, into, spec, pd.concat(parts), day_of(number))
 
-    def put_first(into: Workspace, of: Spec) -> None:
-        land(spark, into, of, pd.concat([landed(5), bots[bots["ds"] <= day_of(5)]]), day_of(5))
+    def put_first(into: Workspace, pipeline_spec: Spec) -> None:
+        land(spark, into, pipeline_spec, pd.concat([landed(5), bots[bots["ds"] <= day_of(5)]]), day_of(5))
 
     # The first day writes everything: a full build, but for the names of its files.
     put_first(ws, spec)
@@ -120,7 +120,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    before = {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()}
+    files_before = {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()}
     with monkeypatch.context() as patch:
         patch.setattr(build_run, "write_lake_rows", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -137,7 +137,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     second = run(spec, ws, day_of(6)).manifest
     assert second.key == key
     assert not leftover.exists()
-    assert {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()} == before
+    assert {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()} == files_before
     assert second.facts["append"]["kept"] == [day_of(d) for d in (3, 4, 5)]
     assert second.facts["append"]["written"] == [day_of(6)]
     folder = dataset(ws, second)
@@ -147,21 +147,21 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     assert [i.name for i in second.inputs if i.kind == "dataset"] == [first.output("dataset").name]
 
     # What the documentation says it equals. Days taken over: the base's fit, codes and numbers.
-    found = whole(folder)
-    kept, new = of_days(3, 5, 6), of_days(6, 6, 6)
-    assert found.loc[kept["event_id"], "split"].eq("train").all()
-    assert found.loc[new["event_id"], "split"].eq("valid").all()
-    assert len(found) == len(kept) + len(new) == sum(second.rows.values())
-    assert_rows(found.loc[sorted(kept["event_id"])], expected(kept, learned_from), [*NUMBERS, *rest])
+    actual = whole(folder)
+    kept_rows, new = of_days(3, 5, 6), of_days(6, 6, 6)
+    assert actual.loc[kept_rows["event_id"], "split"].eq("train").all()
+    assert actual.loc[new["event_id"], "split"].eq("valid").all()
+    assert len(actual) == len(kept_rows) + len(new) == sum(second.rows.values())
+    assert_rows(actual.loc[sorted(kept_rows["event_id"])], expected(kept_rows, learned_from), [*NUMBERS, *rest])
     # The new day: numbers by the base's fit, codes as a full build of the same days gives them.
-    mine = found.loc[sorted(new["event_id"])]
-    assert_rows(mine, expected(new, learned_from), NUMBERS)
-    other = Workspace(tmp_path / "other")
-    put_first(other, plain)
-    run(plain, other, day_of(5))
-    put(6, other)
-    full = run(plain, other, day_of(6)).manifest
-    assert_rows(mine, whole(dataset(other, full)).loc[mine.index], rest)
+    new_rows = actual.loc[sorted(new["event_id"])]
+    assert_rows(new_rows, expected(new, learned_from), NUMBERS)
+    second_ws = Workspace(tmp_path / "other")
+    put_first(second_ws, plain)
+    run(plain, second_ws, day_of(5))
+    put(6, second_ws)
+    full = run(plain, second_ws, day_of(6)).manifest
+    assert_rows(new_rows, whole(dataset(second_ws, full)).loc[new_rows.index], rest)
     assert full.dataset_schema == second.dataset_schema
     assert full.rows == second.rows
     for split in full.rows:
@@ -183,10 +183,10 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     for number in (5, 6):
         assert inodes(latest, day_of(number)) == inodes(folder, day_of(number))
     assert not set(inodes(latest, day_of(4)).values()) & set(inodes(folder, day_of(4)).values())
-    found = whole(latest)
-    assert sorted(found.index) == sorted(of_days(4, 7, 7)["event_id"])
-    assert set(events["event_id"].iloc[late]) <= set(found.index)
-    assert_rows(found, expected(of_days(4, 7, 7), learned_from), NUMBERS)
+    actual = whole(latest)
+    assert sorted(actual.index) == sorted(of_days(4, 7, 7)["event_id"])
+    assert set(events["event_id"].iloc[late]) <= set(actual.index)
+    assert_rows(actual, expected(of_days(4, 7, 7), learned_from), NUMBERS)
 
     # A base that is damaged is not built upon.
     victim = next(iter(sorted((folder / "train").glob("*.parquet"))))
@@ -209,8 +209,8 @@ def test_a_day_goes_from_test_to_valid_to_train(spark: SparkSession, ws: Workspa
     assert second.facts["append"]["kept"] == [day_of(d) for d in (3, 4, 5)]
     for manifest, last in ((first, 5), (second, 6)):
         for split, days in (("train", (last - 3, last - 2)), ("valid", (last - 1,)), ("test", (last,))):
-            mine = events[events["ds"].isin([day_of(d) for d in days])]
-            assert sorted(read(dataset(ws, manifest), split)["event_id"]) == sorted(mine["event_id"])
+            expected_rows = events[events["ds"].isin([day_of(d) for d in days])]
+            assert sorted(read(dataset(ws, manifest), split)["event_id"]) == sorted(expected_rows["event_id"])
 
 
 def run_key(built: BuildFeatures, spec: Spec, ws: Workspace, ds: str) -> str:

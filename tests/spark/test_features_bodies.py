@@ -185,9 +185,11 @@ def test_vocabularies_too_large_to_broadcast(
     threshold = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
     try:
-        made = transform(FittedWorkflow.load(local(tmp_path / "w")), frame, {"at": "at"}, local(tmp_path / "w"), most)
-        plan = made._jdf.queryExecution().sparkPlan().toString()
-        by_spark = made.toArrow().sort_by("at").drop_columns(["at"])
+        transformed = transform(
+            FittedWorkflow.load(local(tmp_path / "w")), frame, {"at": "at"}, local(tmp_path / "w"), most
+        )
+        plan = transformed._jdf.queryExecution().sparkPlan().toString()
+        by_spark = transformed.toArrow().sort_by("at").drop_columns(["at"])
     finally:
         spark.conf.set("spark.sql.autoBroadcastJoinThreshold", threshold)
     assert (plan.count("BroadcastHashJoin"), plan.count("SortMergeJoin")) == (broadcasts, sorts)
@@ -228,17 +230,17 @@ def test_numpy_twins_are_spark(spark: SparkSession) -> None:
             [0.0, -0.0, -1, -2, np.inf, 5e-324, 1.7e308, 0.41421356237, -0.29289321881],
         ]
     )
-    found = spark.createDataFrame(pa.table({"x": x})).select("x", F.log1p("x").alias("y")).toArrow()
-    a, b = found["y"].to_numpy(zero_copy_only=False), log1p(found["x"].to_numpy())
+    by_spark = spark.createDataFrame(pa.table({"x": x})).select("x", F.log1p("x").alias("y")).toArrow()
+    a, b = by_spark["y"].to_numpy(zero_copy_only=False), log1p(by_spark["x"].to_numpy())
     assert np.array_equal(np.isnan(a), np.isnan(b))
     assert a[~np.isnan(a)].tobytes() == b[~np.isnan(b)].tobytes()
 
     texts = ["", "a", "é", *("x" * n for n in range(100)), "日本語" * 20]
-    found = spark.createDataFrame(pa.table({"s": texts})).select("s", F.xxhash64("s").alias("h")).toArrow()
-    assert xxhash64_strings(pa.array(found["s"].to_pylist())).tolist() == found["h"].to_pylist()
+    by_spark = spark.createDataFrame(pa.table({"s": texts})).select("s", F.xxhash64("s").alias("h")).toArrow()
+    assert xxhash64_strings(pa.array(by_spark["s"].to_pylist())).tolist() == by_spark["h"].to_pylist()
     numbers = [0, -1, 2**63 - 1, -(2**63), 42]
-    found = spark.createDataFrame(pa.table({"n": numbers})).select("n", F.xxhash64("n").alias("h")).toArrow()
-    assert xxhash64_integers(found["n"].to_numpy()).tolist() == found["h"].to_pylist()
+    by_spark = spark.createDataFrame(pa.table({"n": numbers})).select("n", F.xxhash64("n").alias("h")).toArrow()
+    assert xxhash64_integers(by_spark["n"].to_numpy()).tolist() == by_spark["h"].to_pylist()
 
 
 def test_partition_keys_spread_the_files(spark: SparkSession) -> None:
@@ -269,8 +271,8 @@ def test_statistics_are_exact_and_do_not_depend_on_partitioning(spark: SparkSess
 def test_passes_do_not_grow_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
     """Two passes for all means and deviations, one for all vocabularies: counted by the scans of the rows."""
     w = build()
-    one = dict.fromkeys(w.input_columns) | {"x": 1.0, "y": 2.0, "f": 3.0, "b": 4, "s": "a"}
-    rows = as_frame(spark, w, as_batch(w, [one]))
+    row = dict.fromkeys(w.input_columns) | {"x": 1.0, "y": 2.0, "f": 3.0, "b": 4, "s": "a"}
+    rows = as_frame(spark, w, as_batch(w, [row]))
     seen = spark.sparkContext.accumulator(0)
 
     def watch(batches: Any) -> Any:

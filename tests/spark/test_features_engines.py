@@ -85,14 +85,14 @@ PREPARED = [{"columns": ["spent"], "ops": ["fill_missing", "normalize"]}, {"colu
 
 def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Manifests of the stage from files, and from a frame in another workspace's dataset folder."""
-    one = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
-    first = digests(dataset(ws, one))
+    first_run = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+    first = digests(dataset(ws, first_run))
     assert list(ws.encoded(spec.pipeline).local_path().glob("*/*/0.arrow"))
     monkeypatch.setattr(run, "day_files", lambda *_: nullcontext())
     ws.manifest(spec.pipeline, DS, "features").remove()
     two = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert digests(dataset(ws, two)) == first
-    return one, two
+    return first_run, two
 
 
 def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,19 +104,19 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
     assert row_preparation(spec) is not None
     # Several files a day, days of which no row is seen, rows that landed a day late.
     land(spark, ws, spec, make_clicks(1200, days=6), partitions=2)
-    one, two = both(ws, spec, monkeypatch)
-    assert one.facts == two.facts
-    assert one.rows == two.rows
-    assert one.dataset_schema == two.dataset_schema
-    ranges = [one.facts[f"{split}_range"] for split in ("train", "valid", "test")]
+    first_run, two = both(ws, spec, monkeypatch)
+    assert first_run.facts == two.facts
+    assert first_run.rows == two.rows
+    assert first_run.dataset_schema == two.dataset_schema
+    ranges = [first_run.facts[f"{split}_range"] for split in ("train", "valid", "test")]
     assert ranges == [["2026-01-01", "2026-01-03"], ["2026-01-04"] * 2, ["2026-01-05"] * 2]
-    assert {split for split, rows in one.rows.items() if rows} == {"train", "valid", "test"}
+    assert {split for split, rows in first_run.rows.items() if rows} == {"train", "valid", "test"}
     monkeypatch.undo()
     # Of keys with more text than an array holds Spark merges the statistics, and the next turn maps their tables.
-    first, merged_by_key, asked = digests(dataset(ws, one)), fit.merged_by_key, list[str]()
+    first, merged_by_key, requested = digests(dataset(ws, first_run)), fit.merged_by_key, list[str]()
 
     def watched(*args: Any) -> Any:
-        asked.extend(name for _, _, name in args[3].statistics)
+        requested.extend(name for _, _, name in args[3].statistics)
         return merged_by_key(*args)
 
     def refused(table: FileKeyedTable) -> pa.Table:
@@ -129,12 +129,12 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
         ws.manifest(spec.pipeline, DS, "features").remove()
         again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert digests(dataset(ws, again)) == first
-    assert sorted(asked) == ["groups", "item_category_te", "user_country", "user_id"]
+    assert sorted(requested) == ["groups", "item_category_te", "user_country", "user_id"]
     # And by the Spark engine, whose lists are not padded either.
     data["features"]["engine"] = "spark"
     three = run_stage(BuildFeatures(count_day), build_spec(data), ws, DS).manifest
-    assert_same_dataset(dataset(ws, three), dataset(ws, one))
-    assert three.facts == one.facts
+    assert_same_dataset(dataset(ws, three), dataset(ws, first_run))
+    assert three.facts == first_run.facts
 
 
 def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
     for spec in (snapshot(), snapshot(split={"by": "column", "column": "part"})):
         with monkeypatch.context() as patch:
             land(spark, ws, spec, events)
-            one, two = both(ws, spec, patch)
-            assert one.facts == two.facts
-            assert one.rows == two.rows
+            first_run, two = both(ws, spec, patch)
+            assert first_run.facts == two.facts
+            assert first_run.rows == two.rows
 
 
 TYPES: list[dict[str, Any]] = [
@@ -192,20 +192,20 @@ def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, m
     data = SNAPSHOT | {"table": {"columns": TYPES}, "features": features}
     spec = build_spec(data)
     land(spark, ws, spec, events)
-    one, two = both(ws, spec, monkeypatch)
-    assert one.facts == two.facts
+    first_run, two = both(ws, spec, monkeypatch)
+    assert first_run.facts == two.facts
     monkeypatch.undo()
-    rows = pd.concat([read(dataset(ws, one), split) for split in ("train", "valid")])
+    rows = pd.concat([read(dataset(ws, first_run), split) for split in ("train", "valid")])
     assert sorted(rows["price"]) == sorted(-1.0 if p is None else np.float32(float(p)) for p in events["price"])
     assert sorted(rows["age"]) == sorted(events["age"])
     # A timestamp is carried as its microseconds.
     micros = [int(v.timestamp()) * 1_000_000 + v.microsecond for v in events["local"].dropna()]
     assert sorted(rows["local"].dropna().astype("int64")) == sorted(micros)
     assert rows["local"].isna().sum() == n - len(micros) > 0
-    schema = one.dataset_schema
+    schema = first_run.dataset_schema
     assert schema is not None
     assert [f.name for f in schema.features if f.is_timestamp] == ["local"]
-    fitted = FittedWorkflow.load(ws.locate(one.output("dataset").name) / "workflow")
+    fitted = FittedWorkflow.load(ws.locate(first_run.output("dataset").name) / "workflow")
     # A decimal as a category is its text, with all digits of its scale.
     assert sorted(fitted.vocabularies["ladder"].table.column("value").to_pylist()) == ["0.0", "0.5", "1.0", "1.5"]
 

@@ -387,10 +387,10 @@ def check(rows: list[Row], transformed: pa.Table, training: bool) -> None:
     # History and candidate share one vocabulary: the same value is the same code.
     by_word = {r["c"]: code for r, code in zip(rows, codes, strict=True) if r["c"] is not None}
     for r, *pair in zip(rows, transformed["cs__0"].to_pylist(), transformed["cs__1"].to_pylist(), strict=True):
-        wanted = [*(r["cs"] or []), None, None][:2]
+        expected_words = [*(r["cs"] or []), None, None][:2]
         assert all(
             code == by_word.get(word, code) and (code == 0) == (word is None)
-            for word, code in zip(wanted, pair, strict=True)
+            for word, code in zip(expected_words, pair, strict=True)
         )
 
 

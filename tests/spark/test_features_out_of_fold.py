@@ -36,11 +36,11 @@ def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) 
     assert len(train) > 200
     assert len(valid) > 50
 
-    def expected(row: Any, others: pd.DataFrame) -> float:
-        mine = others[others["item_category"] == row["item_category"]]["clicked"]
-        return float((mine.sum() + 4 * others["clicked"].mean()) / (len(mine) + 4))
+    def expected(row: Any, other_folds: pd.DataFrame) -> float:
+        same_category = other_folds[other_folds["item_category"] == row["item_category"]]["clicked"]
+        return float((same_category.sum() + 4 * other_folds["clicked"].mean()) / (len(same_category) + 4))
 
-    wanted = [expected(row, train[train["fold"] != row["fold"]]) for _, row in train.iterrows()]
-    np.testing.assert_allclose(train["item_category_te"], wanted, rtol=1e-6)
-    wanted = [expected(row, train) for _, row in valid.iterrows()]
-    np.testing.assert_allclose(valid["item_category_te"], wanted, rtol=1e-6)
+    expected_means = [expected(row, train[train["fold"] != row["fold"]]) for _, row in train.iterrows()]
+    np.testing.assert_allclose(train["item_category_te"], expected_means, rtol=1e-6)
+    expected_means = [expected(row, train) for _, row in valid.iterrows()]
+    np.testing.assert_allclose(valid["item_category_te"], expected_means, rtol=1e-6)

@@ -89,8 +89,8 @@ def reading(spark: SparkSession, bought: list[Row]) -> Callable[[SourceRead], Da
 
 def run(spark: SparkSession, rows: list[Row], bought: list[Row]) -> dict[tuple[str, int], Row]:
     nowhere = ExternalReader(Workspace("/nonexistent"))  # type: ignore[arg-type]
-    found = prepared(*OPS).spark(as_frame(spark, as_table(rows)), nowhere, sources=reading(spark, bought))
-    return by_identity(found.toArrow())
+    frame = prepared(*OPS).spark(as_frame(spark, as_table(rows)), nowhere, sources=reading(spark, bought))
+    return by_identity(frame.toArrow())
 
 
 class Told:
@@ -106,28 +106,28 @@ class Told:
         if row["ts"] is None or row[key[0]] is None:
             return self.all.iloc[:0]
         t = micros(row["ts"]) - delay
-        mine = self.all[(self.all[key[1]] == row[key[0]]) & (self.all["us"] < t)]
-        mine = mine if window is None else mine[mine["us"] >= t - window]
-        order = mine.assign(f=mine["_source_file"].map(lambda f: f.encode()))
+        purchases = self.all[(self.all[key[1]] == row[key[0]]) & (self.all["us"] < t)]
+        purchases = purchases if window is None else purchases[purchases["us"] >= t - window]
+        order = purchases.assign(f=purchases["_source_file"].map(lambda f: f.encode()))
         return order.sort_values(["us", "f", "_source_line"], kind="stable")
 
-    def of(self, row: Row) -> Row:
+    def features_of(self, row: Row) -> Row:
         e: Row = {}
         by, day, six = ("user", "buyer"), DAY // DAY.resolution, 6 * HOUR // HOUR.resolution
         for name, window in (("1d", day), ("all", None)):
-            of = self.before(row, by, window=window)
-            e[f"user_bought_count_{name}"] = len(of)
-            finite = [v for v in of["amount"] if v is not None and math.isfinite(v)]
+            purchases = self.before(row, by, window=window)
+            e[f"user_bought_count_{name}"] = len(purchases)
+            finite = [v for v in purchases["amount"] if v is not None and math.isfinite(v)]
             total = sum(round(v * 2**20) for v in finite) / 2**20
             e[f"user_bought_amount_sum_{name}"] = float(total)
             e[f"user_bought_amount_mean_{name}"] = total / len(finite) if finite else None
-        of = self.before(row, ("item", "thing"), six, 5 * day // 2)
-        e["item_bought_count_2.5d"] = sum(n is not None and n > 0 for n in of["n"])
-        of = self.before(row, by)
-        e["bought_thing_history"] = [v for v in of["thing"] if v is not None][-3:]
-        e["bought_n_history"] = [v for v in of["n"] if v is not None][-3:]
-        of = self.before(row, by, six)
-        known = [v for v in of["n"] if v is not None]
+        purchases = self.before(row, ("item", "thing"), six, 5 * day // 2)
+        e["item_bought_count_2.5d"] = sum(n is not None and n > 0 for n in purchases["n"])
+        purchases = self.before(row, by)
+        e["bought_thing_history"] = [v for v in purchases["thing"] if v is not None][-3:]
+        e["bought_n_history"] = [v for v in purchases["n"] if v is not None][-3:]
+        purchases = self.before(row, by, six)
+        known = [v for v in purchases["n"] if v is not None]
         e["bought_n_recent"] = known[-2:][::-1]
         prior = None
         if row["ts"] is not None:
@@ -142,8 +142,8 @@ class Told:
         near = last[-1:] if row["ts"] is None else last[last["us"] > micros(row["ts"]) - 2 * day][-1:]
         for c in ("thing", "amount"):
             e[f"last_{c}"] = None if near.empty else near.iloc[0][c]
-        of = self.before(row, by)
-        e["before_n"] = None if of.empty else of.iloc[-1]["n"]
+        purchases = self.before(row, by)
+        e["before_n"] = None if purchases.empty else purchases.iloc[-1]["n"]
         e["plan_n"] = None if last.empty else last.iloc[-1]["n"]
         return e
 
@@ -152,34 +152,35 @@ class Told:
 @given(ROWS, PURCHASES)
 def test_what_was_before_in_another_source(spark: SparkSession, rows: list[Row], bought: list[Row]) -> None:
     rows, bought = number(rows), number(bought)
-    found, told = run(spark, rows, bought), Told(bought)
-    assert len(found) == len(rows)
+    actual, history = run(spark, rows, bought), Told(bought)
+    assert len(actual) == len(rows)
     for row in rows:
-        mine = found[row["_source_file"], row["_source_line"]]
-        for name, value in told.of(row).items():
-            assert same(mine[name], value), (row, name, mine[name], value)
+        actual_row = actual[row["_source_file"], row["_source_line"]]
+        for name, value in history.features_of(row).items():
+            assert same(actual_row[name], value), (row, name, actual_row[name], value)
         for name, value in row.items():
-            assert same(mine[name], value), (row, name)
+            assert same(actual_row[name], value), (row, name)
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ROWS, ROWS, PURCHASES, PURCHASES, st.integers(1, 13))
 def test_nothing_of_a_sources_future_is_seen(
-    spark: SparkSession, rows: list[Row], others: list[Row], bought: list[Row], changed: list[Row], quarter: int
+    spark: SparkSession, rows: list[Row], other_rows: list[Row], bought: list[Row], changed: list[Row], quarter: int
 ) -> None:
     """Purchases and events from an instant on are others, as many and as few as may be: rows before it are the same."""
-    at: datetime = START + quarter * DAY / 4
-    kept = [r for r in number(bought) if r["at"] is not None and r["at"] < at]
+    instant: datetime = START + quarter * DAY / 4
+    past = [r for r in number(bought) if r["at"] is not None and r["at"] < instant]
     future = [
-        {**r, "at": max(r["at"] or at, at), "_source_file": "new", "_source_line": i} for i, r in enumerate(changed)
+        {**r, "at": max(r["at"] or instant, instant), "_source_file": "new", "_source_line": i}
+        for i, r in enumerate(changed)
     ]
-    now, then = perturbed(rows, others, at)
-    told = []
-    for mine, theirs in ((now, number(bought)), (then, [*future, *kept])):
+    now, then = perturbed(rows, other_rows, instant)
+    pasts = []
+    for events, purchases in ((now, number(bought)), (then, [*future, *past])):
         nowhere = ExternalReader(Workspace("/nonexistent"))  # type: ignore[arg-type]
-        frame = prepared(*OPS).spark(as_frame(spark, as_table(mine)), nowhere, sources=reading(spark, theirs))
-        told.append(past_of(frame.toArrow(), at))
-    assert_same_rows(*told)
+        frame = prepared(*OPS).spark(as_frame(spark, as_table(events)), nowhere, sources=reading(spark, purchases))
+        pasts.append(past_of(frame.toArrow(), instant))
+    assert_same_rows(*pasts)
 
 
 def labels(
@@ -190,9 +191,9 @@ def labels(
     nowhere = ExternalReader(Workspace("/nonexistent"))  # type: ignore[arg-type]
     frame = as_frame(spark, as_table(rows)).drop("click")
     seen = None if until is None else micros(until)
-    found = p.spark(frame, nowhere, sources=reading(spark, bought), seen_until=seen).toArrow()
-    assert found.num_rows == len(rows)
-    return {key: (r["click"], r["__label_known"]) for key, r in by_identity(found).items()}
+    labelled = p.spark(frame, nowhere, sources=reading(spark, bought), seen_until=seen).toArrow()
+    assert labelled.num_rows == len(rows)
+    return {key: (r["click"], r["__label_known"]) for key, r in by_identity(labelled).items()}
 
 
 _LABEL = {"from": "bought", "keys": {"user": "buyer"}, "add": "click"}
@@ -208,44 +209,46 @@ WITHIN = (6 * HOUR, 36 * HOUR, 36 * HOUR)
 @given(ROWS, PURCHASES)
 def test_labels_are_what_follows_in_another_source(spark: SparkSession, rows: list[Row], bought: list[Row]) -> None:
     rows, bought = number(rows), number(bought)
-    shown = pd.DataFrame([{"user": r["user"], "ts": r["ts"]} for r in rows if r["user"] and r["ts"]] or None)
-    for op, within in zip(LABELS, WITHIN, strict=True):
-        found = labels(spark, rows, bought, op)
+    impressions = pd.DataFrame([{"user": r["user"], "ts": r["ts"]} for r in rows if r["user"] and r["ts"]] or None)
+    for op, window in zip(LABELS, WITHIN, strict=True):
+        actual = labels(spark, rows, bought, op)
         # To whom each purchase is credited: (user, instant).
         credited = set()
         for b in bought:
-            if b["buyer"] is None or b["at"] is None or shown.empty:
+            if b["buyer"] is None or b["at"] is None or impressions.empty:
                 continue
             if "where" in op and not (b["n"] is not None and b["n"] > 0):
                 continue
-            mine = shown[(shown["user"] == b["buyer"]) & (shown["ts"] <= b["at"]) & (shown["ts"] > b["at"] - within)][
-                "ts"
-            ]
-            if mine.empty:
+            matching = impressions[
+                (impressions["user"] == b["buyer"])
+                & (impressions["ts"] <= b["at"])
+                & (impressions["ts"] > b["at"] - window)
+            ]["ts"]
+            if matching.empty:
                 continue
-            chosen = {"last": [mine.max()], "first": [mine.min()]}.get(str(op.get("credit")), list(mine))
+            chosen = {"last": [matching.max()], "first": [matching.min()]}.get(str(op.get("credit")), list(matching))
             credited |= {(b["buyer"], t) for t in chosen}
         times = [r["ts"] for r in rows if r["ts"]] + [b["at"] for b in bought if b["at"]]
-        wait = within + (HOUR if "wait" in op else 0 * HOUR)
+        wait = window + (HOUR if "wait" in op else 0 * HOUR)
         for r in rows:
             known = r["ts"] is not None and r["ts"] + wait < max(times)
             label = int((r["user"], r["ts"]) in credited)
-            assert found[r["_source_file"], r["_source_line"]] == (label, known), (op, r)
+            assert actual[r["_source_file"], r["_source_line"]] == (label, known), (op, r)
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ROWS, ROWS, PURCHASES, PURCHASES, st.integers(4, 13))
 def test_a_known_label_never_changes(
-    spark: SparkSession, rows: list[Row], others: list[Row], bought: list[Row], changed: list[Row], quarter: int
+    spark: SparkSession, rows: list[Row], other_rows: list[Row], bought: list[Row], changed: list[Row], quarter: int
 ) -> None:
     """Whatever comes from the end of the day on: a row that a dataset of that day may have keeps its label."""
-    at: datetime = START + quarter * DAY / 4
-    kept = [r for r in number(bought) if r["at"] is not None and r["at"] < at]
-    future = [{**r, "at": max(r["at"] or at, at), "_source_file": "new"} for r in number(changed)]
-    now, then = perturbed(rows, others, at)
+    instant: datetime = START + quarter * DAY / 4
+    past = [r for r in number(bought) if r["at"] is not None and r["at"] < instant]
+    future = [{**r, "at": max(r["at"] or instant, instant), "_source_file": "new"} for r in number(changed)]
+    now, then = perturbed(rows, other_rows, instant)
     for op in LABELS:
-        told = [labels(spark, r, b, op, at) for r, b in ((now, number(bought)), (then, [*future, *kept]))]
-        known = [{key: label for key, (label, known) in found.items() if known} for found in told]
+        results = [labels(spark, r, b, op, instant) for r, b in ((now, number(bought)), (then, [*future, *past]))]
+        known = [{key: label for key, (label, known) in labels_by_row.items() if known} for labels_by_row in results]
         assert known[0] == known[1]
 
 

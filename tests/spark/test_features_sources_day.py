@@ -58,20 +58,20 @@ def make_spec(engine: str = "arrow") -> Spec:
 
 def make_rows(days: int) -> dict[str, pd.DataFrame]:
     """What lands in so many days; of fewer days it is the same but for the days that are missing."""
-    made: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+    records: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     for k in range(days):
         rng, midnight = np.random.default_rng(k), START + k * timedelta(days=1)
         ds = midnight.date().isoformat()
         for i in range(60):
-            at = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
-            made["events"].append((1000 * k + i, int(rng.integers(0, 9)), at, ds))
+            moment = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
+            records["events"].append((1000 * k + i, int(rng.integers(0, 9)), moment, ds))
         for _ in range(40):
-            at = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
-            made["clicks"].append((1000 * (k - int(rng.integers(0, 3))) + int(rng.integers(0, 60)), at, ds))
+            moment = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
+            records["clicks"].append((1000 * (k - int(rng.integers(0, 3))) + int(rng.integers(0, 60)), moment, ds))
         for _ in range(10):
-            made["purchases"].append((int(rng.integers(0, 9)), midnight.date(), ds))
-        made["plans"] += [(u, 10 * k + u, ds) for u in range(8)]
-    return {name: pd.DataFrame(rows, columns=[*TABLES[name], "ds"]) for name, rows in made.items()}
+            records["purchases"].append((int(rng.integers(0, 9)), midnight.date(), ds))
+        records["plans"] += [(u, 10 * k + u, ds) for u in range(8)]
+    return {name: pd.DataFrame(rows, columns=[*TABLES[name], "ds"]) for name, rows in records.items()}
 
 
 def land(spark: SparkSession, ws: Workspace, rows: dict[str, pd.DataFrame], version: int) -> None:
@@ -86,8 +86,8 @@ def land(spark: SparkSession, ws: Workspace, rows: dict[str, pd.DataFrame], vers
         frame = frame.selectExpr("*", "concat(ds, '.json') AS _source_file", "xxhash64(*) AS _source_line")
         frame.write.format("delta").partitionBy("ds").mode("overwrite").save(str(ws.table("shop", name)))
         outputs.append(Output(kind="delta", name=f"lake/shop/{name}", version=str(version)))
-    made = Manifest(stage="ingest", pipeline="shop", ds=DS, key=f"k{version}", spec_hash="", outputs=tuple(outputs))
-    made.save(ws.manifest("shop", DS, "ingest"))
+    manifest = Manifest(stage="ingest", pipeline="shop", ds=DS, key=f"k{version}", spec_hash="", outputs=tuple(outputs))
+    manifest.save(ws.manifest("shop", DS, "ingest"))
 
 
 def expected(rows: dict[str, pd.DataFrame], first: int, last: int) -> pd.DataFrame:
@@ -98,43 +98,51 @@ def expected(rows: dict[str, pd.DataFrame], first: int, last: int) -> pd.DataFra
     hits = events.merge(rows["clicks"], on="id")
     hits = set(hits[(hits["at"] >= hits["ts"]) & (hits["at"] < hits["ts"] + day)]["id"])
     bought = rows["purchases"].assign(known=pd.to_datetime(rows["purchases"]["day"], utc=True) + day)
-    told = []
+    records = []
     for e in events.itertuples():
-        mine = bought[bought["buyer"] == e.user]["known"]
+        purchases = bought[bought["buyer"] == e.user]["known"]
         # Known in the last microsecond of its day.
-        count = int(((mine <= e.ts) & (mine > e.ts - 3 * day)).sum())
+        count = int(((purchases <= e.ts) & (purchases > e.ts - 3 * day)).sum())
         dumps = rows["plans"]
         dumps = dumps[(dumps["user"] == e.user) & (dumps["ds"] < e.ts.date().isoformat())]
-        told.append((e.id, float(e.id in hits), float(count), float(dumps["plan"].iloc[-1]) if len(dumps) else 0.0))
-    return pd.DataFrame(told, columns=["id", "clicked", "user_purchases_count_3d", "plan"])
+        records.append((e.id, float(e.id in hits), float(count), float(dumps["plan"].iloc[-1]) if len(dumps) else 0.0))
+    return pd.DataFrame(records, columns=["id", "clicked", "user_purchases_count_3d", "plan"])
 
 
 def test_a_day_of_several_sources(spark: SparkSession, ws: Workspace) -> None:
     rows = make_rows(8)
     land(spark, ws, rows, 0)
-    made = run_stage(BuildFeatures(), make_spec(), ws, DS).manifest
+    features_manifest = run_stage(BuildFeatures(), make_spec(), ws, DS).manifest
     assert run_stage(BuildFeatures(), make_spec(), ws, DS).skipped
-    assert {i.name: i.version for i in made.inputs if i.kind == "delta"} == {
+    assert {i.name: i.version for i in features_manifest.inputs if i.kind == "delta"} == {
         f"lake/shop/{name}": "0" for name in TABLES
     }
     # Labels take a day: the 7th is the last one whose rows have theirs.
-    assert (made.facts["train_range"], made.facts["valid_range"]) == (["2026-01-04", "2026-01-06"], ["2026-01-07"] * 2)
+    assert (features_manifest.facts["train_range"], features_manifest.facts["valid_range"]) == (
+        ["2026-01-04", "2026-01-06"],
+        ["2026-01-07"] * 2,
+    )
 
     def dataset(manifest: Manifest, split: str) -> Any:
         return pads.dataset(ws.home / manifest.output("dataset").name / split, format="parquet").to_table()
 
     for split, first, last in (("train", 3, 5), ("valid", 6, 6)):
-        wanted = expected(rows, first, last)
-        assert 0 < wanted["clicked"].sum() < len(wanted)
-        assert wanted["user_purchases_count_3d"].nunique() > 2
-        found = dataset(made, split).to_pandas().sort_values("id")[list(wanted.columns)].reset_index(drop=True)
-        pd.testing.assert_frame_equal(found, wanted, check_dtype=False)
+        expected_rows = expected(rows, first, last)
+        assert 0 < expected_rows["clicked"].sum() < len(expected_rows)
+        assert expected_rows["user_purchases_count_3d"].nunique() > 2
+        actual = (
+            dataset(features_manifest, split)
+            .to_pandas()
+            .sort_values("id")[list(expected_rows.columns)]
+            .reset_index(drop=True)
+        )
+        pd.testing.assert_frame_equal(actual, expected_rows, check_dtype=False)
 
     # Landing days after ds, which a later run loaded, are not seen; nor does the engine matter.
     more = make_rows(10)
     assert date.fromisoformat(more["clicks"]["ds"].max()) > date.fromisoformat(DS)
     land(spark, ws, more, 1)
     again = run_stage(BuildFeatures(), make_spec("spark"), ws, DS).manifest
-    assert again.key != made.key
+    assert again.key != features_manifest.key
     for split in ("train", "valid"):
-        assert dataset(again, split).equals(dataset(made, split))
+        assert dataset(again, split).equals(dataset(features_manifest, split))

@@ -67,9 +67,9 @@ def clicks(**features: Any) -> Spec:
 def make_clicks(rows: int = 1500, days: int = 5, seed: int = 0) -> pd.DataFrame:
     """Events of 2026-01-01 .. `days` days on, some landing a day late; users appear day by day."""
     rng = np.random.default_rng(seed)
-    at = datetime(2026, 1, 1, tzinfo=UTC)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
     seconds = rng.integers(0, days * 86_400, rows)
-    ts = [at + timedelta(seconds=int(s)) for s in seconds]
+    ts = [start + timedelta(seconds=int(s)) for s in seconds]
     landed = np.minimum(seconds // 86_400 + (rng.random(rows) < 0.05), days - 1)
     pick = rng.random
     users = rng.integers(0, 10 + 4 * (seconds // 86_400 + 1))
@@ -94,7 +94,7 @@ def make_clicks(rows: int = 1500, days: int = 5, seed: int = 0) -> pd.DataFrame:
             "hour": (seconds // 3600 % 24).astype(np.int32),
             "_source_file": [f"landing/clicks/part-{i % 3}.json.gz" for i in range(rows)],
             "_source_line": np.arange(rows) // 3,
-            "ds": [(at + timedelta(days=int(d))).strftime("%Y-%m-%d") for d in landed],
+            "ds": [(start + timedelta(days=int(d))).strftime("%Y-%m-%d") for d in landed],
         }
     )
 
@@ -149,18 +149,18 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def assert_same_dataset(found: Path, expected: Path) -> None:
+def assert_same_dataset(actual: Path, expected: Path) -> None:
     """The same files with the same rows in the same order in the same row groups; the bits of every value."""
     names = [
         sorted(str(p.relative_to(f)) for p in f.rglob("*") if p.is_file() and p.name != "_files.json")
-        for f in (found, expected)
+        for f in (actual, expected)
     ]
     assert names[0] == names[1]
     for name in names[0]:
         if name.startswith("workflow/"):
-            assert (found / name).read_bytes() == (expected / name).read_bytes()
+            assert (actual / name).read_bytes() == (expected / name).read_bytes()
             continue
-        left, right = pq.ParquetFile(found / name), pq.ParquetFile(expected / name)
+        left, right = pq.ParquetFile(actual / name), pq.ParquetFile(expected / name)
         assert left.schema_arrow.remove_metadata().equals(right.schema_arrow.remove_metadata()), name
         assert [left.metadata.row_group(g).num_rows for g in range(left.num_row_groups)] == [
             right.metadata.row_group(g).num_rows for g in range(right.num_row_groups)
@@ -228,14 +228,14 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     assert manifest.facts["train_range"] == ["2026-01-02", "2026-01-04"]
     assert manifest.facts["valid_range"] == ["2026-01-05", "2026-01-05"]
     for split, part in parts.items():
-        found = read(folder, split).set_index("event_id").sort_index()
+        actual = read(folder, split).set_index("event_id").sort_index()
         expected = expected_split(part, parts["train"]).set_index("event_id").sort_index()
-        assert sorted(found.columns) == sorted(expected.columns)
+        assert sorted(actual.columns) == sorted(expected.columns)
         for column in expected.columns:
-            if found[column].dtype == np.float32:
-                np.testing.assert_allclose(found[column], expected[column], rtol=2e-6, atol=2e-6, err_msg=column)
+            if actual[column].dtype == np.float32:
+                np.testing.assert_allclose(actual[column], expected[column], rtol=2e-6, atol=2e-6, err_msg=column)
             else:
-                assert found[column].tolist() == expected[column].tolist(), column
+                assert actual[column].tolist() == expected[column].tolist(), column
 
     # The files: physical types, no nulls but in carried columns, plain pages, even row groups.
     schema = manifest.dataset_schema
@@ -271,8 +271,8 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     # Order: neither the source's, nor by label, user or time.
     train = read(folder, "train")
     number = train["event_id"].str[1:].astype(int).to_numpy()
-    for other in (number, train["clicked"], train["user_id"], train["hour"]):
-        assert abs(np.corrcoef(np.arange(len(train)), other)[0, 1]) < 0.1
+    for values in (number, train["clicked"], train["user_id"], train["hour"]):
+        assert abs(np.corrcoef(np.arange(len(train)), values)[0, 1]) < 0.1
 
     facts = {c["name"]: c for c in manifest.facts["columns"]}
     both = pd.concat(parts.values())
@@ -308,16 +308,16 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     assert run(spec, ws).skipped
     unknown = sorted({str(u) for u in set(parts["valid"]["user_id"].dropna()) - users.keys()})
     assert unknown
-    told = {"name": "user_id", "count": 9, "day": 0}
+    fields = {"name": "user_id", "count": 9, "day": 0}
     older = VocabularyTable(spark, ws.table("clicks", "vocabulary"), "2026-01-03")
-    older.update(pa.Table.from_pylist([{"value": u} | told for u in unknown]), Workflow.from_spec(spec).rules)
+    older.update(pa.Table.from_pylist([{"value": u} | fields for u in unknown]), Workflow.from_spec(spec).rules)
     assert older.version == 1
-    before = digests(folder)
+    digests_before = digests(folder)
     victim = folder / "train" / "part-00000-001.parquet"
     victim.write_bytes(victim.read_bytes()[:-1])
     again = run(spec, ws)
     assert "part-00000-001.parquet has" in again.reason
-    assert digests(folder) == before
+    assert digests(folder) == digests_before
     assert again.manifest.facts == manifest.facts
     assert again.manifest.key == manifest.key
 
@@ -327,7 +327,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     damaged.local_path().write_bytes(b"")
     again = run(spec, ws)
     assert again.reason.startswith(f"{damaged} has 0 bytes")
-    assert digests(folder) == before
+    assert digests(folder) == digests_before
     assert again.manifest.facts == manifest.facts
     assert vocabulary_rows(ws) == codes
 
@@ -335,10 +335,10 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     shutil.rmtree(ws.table("clicks", "vocabulary"))
     ws.manifest("clicks", DS, "features").remove()  # else the table is made again from the dataset
     land(spark, ws, spec, events.sample(frac=1, random_state=1), partitions=1)
-    other = run(clicks(engine="spark"), ws)
-    assert other.manifest.key != manifest.key
-    assert_same_dataset(dataset(ws, other.manifest), folder)
-    assert other.manifest.facts == manifest.facts
+    values = run(clicks(engine="spark"), ws)
+    assert values.manifest.key != manifest.key
+    assert_same_dataset(dataset(ws, values.manifest), folder)
+    assert values.manifest.facts == manifest.facts
 
 
 def test_the_next_day_keeps_codes(spark: SparkSession, ws: Workspace) -> None:
@@ -355,9 +355,9 @@ def test_the_next_day_keeps_codes(spark: SparkSession, ws: Workspace) -> None:
     assert second.facts["vocabulary_version"] == 1
     # Killed after the vocabulary's commit, before the manifest: the rerun finds its values there.
     ws.manifest("clicks", "2026-01-06", "features").local_path().unlink()
-    before = digests(dataset(ws, second))
+    digests_before = digests(dataset(ws, second))
     again = run(spec, ws, "2026-01-06").manifest
-    assert digests(dataset(ws, again)) == before
+    assert digests(dataset(ws, again)) == digests_before
     assert again.facts == second.facts
 
 
@@ -433,13 +433,13 @@ def test_split_by_column(spark: SparkSession, ws: Workspace) -> None:
 
     # Labels that are any numbers, by both engines.
     for engine in ("arrow", "spark"):
-        given = {**SNAPSHOT["features"], "split": {"by": "column", "column": "part"}, "engine": engine}
-        given |= {"label": "a.b", "label_type": "number", "workflow": [{"columns": ["user"], "ops": ["categorify"]}]}
-        numbers = build_spec(SNAPSHOT | {"features": given, "model": {"loss": "squared_error"}})
+        features = {**SNAPSHOT["features"], "split": {"by": "column", "column": "part"}, "engine": engine}
+        features |= {"label": "a.b", "label_type": "number", "workflow": [{"columns": ["user"], "ops": ["categorify"]}]}
+        numbers = build_spec(SNAPSHOT | {"features": features, "model": {"loss": "squared_error"}})
         labels = read(dataset(ws, run(numbers, ws).manifest), "valid")["a.b"]
         np.testing.assert_allclose(np.sort(labels), np.arange(1, 40, 4) / 3, rtol=1e-6)
     with pytest.raises(UserError, match=r"neither 0 nor 1 in \d+ of 40 rows.* or set features\.label_type: number"):
-        run(build_spec(SNAPSHOT | {"features": {**given, "label_type": "binary"}}), ws)
+        run(build_spec(SNAPSHOT | {"features": {**features, "label_type": "binary"}}), ws)
 
     land(spark, ws, spec, make_snapshot(("train", "valid", "tset")))
     with pytest.raises(UserError, match=r"'part' must hold train, valid, test or rank, not 'tset' \(13 rows\)"):
@@ -465,9 +465,9 @@ def test_what_the_user_can_mend_is_said(spark: SparkSession, ws: Workspace) -> N
     retyped = spec.table.model_dump(mode="json")
     retyped["columns"] = [c | ({"type": "string"} if c["name"] == "hour" else {}) for c in retyped["columns"]]
     retyped["expectations"]["ranges"].pop("hour")
-    other = build_spec(spec.model_dump(mode="json", by_alias=True, exclude_none=True) | {"table": retyped})
+    retyped_spec = build_spec(spec.model_dump(mode="json", by_alias=True, exclude_none=True) | {"table": retyped})
     with pytest.raises(UserError, match=r"column 'hour' is declared string, but lake/clicks/events .* has it as int"):
-        run(other, ws)
+        run(retyped_spec, ws)
     assert not list(ws.home.glob("datasets/**/*.parquet"))
 
 
@@ -475,13 +475,13 @@ def test_a_split_has_no_leak(spark: SparkSession, ws: Workspace) -> None:
     """Changing what only valid holds changes nothing of train, nor of what was learned."""
     spec, events = clicks(), make_clicks(400)
     land(spark, ws, spec, events)
-    one = run(spec, ws).manifest
+    first_run = run(spec, ws).manifest
     valid = np.array([t.day == 5 for t in events["ts"]])
     events.loc[valid, ["user_activity", "item_price"]] = 1e7
     events.loc[valid, "device"] = "never seen"
     land(spark, ws, spec, events)
     two = run(spec, ws).manifest
-    a, b = digests(dataset(ws, one)), digests(dataset(ws, two))
+    a, b = digests(dataset(ws, first_run)), digests(dataset(ws, two))
     changed = {name.split("/")[0] for name in a if a[name] != b[name]}
     assert changed == {"valid"}
     assert (read(dataset(ws, two), "valid")["device"] == 1).all()
@@ -502,7 +502,7 @@ def test_what_spark_writes_is_read_without_arrows_decoder(spark: SparkSession, t
     expected = pq.read_table(path)
     with StoredRowGroup(str(path), 0, list("abcde"), BufferPool()) as stored:
         for name in "abcd":
-            found = stored.column(name)
-            assert isinstance(found, pa.Array), name  # else Arrow decoded it
-            assert found.equals(expected.column(name).combine_chunks())
+            column = stored.column(name)
+            assert isinstance(column, pa.Array), name  # else Arrow decoded it
+            assert column.equals(expected.column(name).combine_chunks())
         assert stored.column("e").null_count == expected.column("e").null_count > 0

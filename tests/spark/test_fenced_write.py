@@ -30,10 +30,10 @@ def rows(spark: SparkSession, n: int) -> DataFrame:
 def paused_while(rows: DataFrame, table: Location, later: Callable[[], object]) -> None:
     """Have a first holder's Spark job stand in the middle of its write, until a later one has done something."""
     folder = Path(str(table)).parent
-    began, go = folder / "began", folder / "go"
+    started, go = folder / "began", folder / "go"
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        began.touch()
+        started.touch()
         while not go.exists():
             time.sleep(0.02)
         yield from batches
@@ -43,7 +43,7 @@ def paused_while(rows: DataFrame, table: Location, later: Callable[[], object]) 
     with ThreadPoolExecutor(1) as pool:
         paused = pool.submit(save_delta, writer(slow), table, Fence("l", 1))
         try:
-            while not began.exists():
+            while not started.exists():
                 assert not paused.done(), paused.result()
                 time.sleep(0.02)
             later()
@@ -120,9 +120,9 @@ def test_files_are_joined_by_the_holder_alone(
     """Rows, their changes and older versions stay; a later holder's commit in between refuses the joined files."""
     table, old, new = local(tmp_path / "table"), Fence("l", 1), Fence("l", 2)
     for n in range(4):
-        made = rows(spark, 2 * n).unionAll(rows(spark, 2 * n + 1)).coalesce(1).write.format("delta").mode("append")
-        made = made.partitionBy("ds") if partitioned else made
-        made.option("delta.enableChangeDataFeed", "true").option("delta.enableDeletionVectors", vectors).save(
+        writing = rows(spark, 2 * n).unionAll(rows(spark, 2 * n + 1)).coalesce(1).write.format("delta").mode("append")
+        writing = writing.partitionBy("ds") if partitioned else writing
+        writing.option("delta.enableChangeDataFeed", "true").option("delta.enableDeletionVectors", vectors).save(
             str(table)
         )
     spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3")
@@ -144,16 +144,16 @@ def test_files_are_joined_by_the_holder_alone(
 
     more = rows(spark, 9).write.format("delta").mode("append")
     (more.partitionBy("ds") if partitioned else more).save(str(table))
-    before = set(table.files())
+    files_before = set(table.files())
     real = Transaction.join
 
-    def overtaken(self: Transaction, *of: Any) -> int:
+    def overtaken(self: Transaction, *arguments: Any) -> int:
         claim(table, new)
-        return real(self, *of)
+        return real(self, *arguments)
 
     monkeypatch.setattr(Transaction, "join", overtaken)
     with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
         join_files(table, days, 1 << 20, old)
     assert log.version == 7
     assert log.files(7) == log.files(6)
-    assert {f for f in set(table.files()) - before if f.suffix == ".parquet"} == set()
+    assert {f for f in set(table.files()) - files_before if f.suffix == ".parquet"} == set()

@@ -110,16 +110,18 @@ def make_day(spark: SparkSession, ws: Workspace, ds: str) -> None:
         Output(kind="quarantine", name="lake/shop/quarantine", version="0"),
     )
     for stage, facts in (("ingest", {}), ("train", {"metrics": {}})):
-        given = outputs if stage == "ingest" else ()
-        manifest = Manifest(stage=stage, pipeline="shop", ds=ds, key=stage, spec_hash="", outputs=given, facts=facts)
+        manifest_outputs = outputs if stage == "ingest" else ()
+        manifest = Manifest(
+            stage=stage, pipeline="shop", ds=ds, key=stage, spec_hash="", outputs=manifest_outputs, facts=facts
+        )
         manifest.save(ws.manifest("shop", ds, stage))
     run_stage(BuildFeatures(), spec(), ws, ds)
     run_stage(TrainBaseline(), spec(), ws, ds)
 
 
 def judged(ws: Workspace, ds: str, **gate: Any) -> tuple[Manifest, Manifest, Manifest]:
-    found = [run_stage(stage, spec(**gate), ws, ds).manifest for stage in (Evaluate(), JudgeModel(), Promote())]
-    return found[0], found[1], found[2]
+    results = [run_stage(stage, spec(**gate), ws, ds).manifest for stage in (Evaluate(), JudgeModel(), Promote())]
+    return results[0], results[1], results[2]
 
 
 def scoring_version(ws: Workspace, ds: str) -> str:
@@ -190,9 +192,9 @@ def _check_estimates(ws: Workspace, events: pd.DataFrame) -> None:
     sections = spec().model_dump(mode="json", by_alias=True, exclude_unset=True)
     sections["train"]["evaluation"]["off_policy"] = policy
     sections |= {"outcomes": {}, "experiments": {"ranker": {"arms": arms}}}
-    asked = Spec.model_validate(sections)
-    manifest = run_stage(EstimatePolicies(), asked, ws, SECOND).manifest
-    assert run_stage(EstimatePolicies(), asked, ws, SECOND).skipped
+    estimate_spec = Spec.model_validate(sections)
+    manifest = run_stage(EstimatePolicies(), estimate_spec, ws, SECOND).manifest
+    assert run_stage(EstimatePolicies(), estimate_spec, ws, SECOND).skipped
     train = events[(events.ts >= "2026-01-03") & (events.ts < "2026-01-05")]
     rows, actions = events[events.ds == SECOND].reset_index(drop=True), sorted(train.item.unique())
     raw = rows.drop(columns=["_source_file", "_source_line", "ds"])
@@ -201,28 +203,28 @@ def _check_estimates(ws: Workspace, events: pd.DataFrame) -> None:
     assert manifest.rows == {"rows": len(rows), "models": 2, "actions": len(actions)}
     r, values = rows.click.to_numpy(), {}
     for version in ("1", "2"):
-        (found,) = (v for v in versions(ws, "shop-baseline") if v.version == version)
-        predictor = hr.Predictor(str(found.source))
+        (registered,) = (v for v in versions(ws, "shop-baseline") if v.version == version)
+        predictor = hr.Predictor(str(registered.source))
         q = np.stack([np.asarray(predictor.predict(raw.assign(item=a)), np.float64) for a in actions], 1)
         share = (q / (1 - q)) ** (1 / 0.7)
         share /= share.sum(1, keepdims=True)
         chosen = np.array([0.0 if np.isnan(i) else share[n, int(i)] for n, i in enumerate(logged)])
         w = np.minimum(chosen / rows.propensity.to_numpy(), 6.0)
-        own = np.asarray(predictor.predict(raw), np.float64)
+        predictions = np.asarray(predictor.predict(raw), np.float64)
         dm = (share * q).sum(1)
         values[version] = {
             "logged_value": r.mean(),
             "ips": (w * r).mean(),
             "snips": (w * r).sum() / w.sum(),
             "dm": dm.mean(),
-            "dr": (dm + w * (r - own)).mean(),
+            "dr": (dm + w * (r - predictions)).mean(),
             "effective_sample_size": w.sum() ** 2 / (w**2).sum(),
         }
-    for of, version in zip(manifest.facts["arms"], ("1", "2", "2"), strict=True):
-        assert (of["version"], of["values"]) == (version, pytest.approx(values[version], rel=1e-4))
-        assert all(low <= of["values"][m] <= high for m, (low, high) in of["intervals"].items())
-        assert set(of["intervals"]) == set(values[version])
-    control, second, again = (of["minus_control"] for of in manifest.facts["arms"])
+    for arm, version in zip(manifest.facts["arms"], ("1", "2", "2"), strict=True):
+        assert (arm["version"], arm["values"]) == (version, pytest.approx(values[version], rel=1e-4))
+        assert all(low <= arm["values"][m] <= high for m, (low, high) in arm["intervals"].items())
+        assert set(arm["intervals"]) == set(values[version])
+    control, second, again = (arm["minus_control"] for arm in manifest.facts["arms"])
     assert (control, again) == ({}, second)
     assert second["dr"]["value"] == pytest.approx(values["2"]["dr"] - values["1"]["dr"], abs=1e-4)
     assert second["dr"]["low"] < second["dr"]["value"] < second["dr"]["high"]
@@ -230,18 +232,18 @@ def _check_estimates(ws: Workspace, events: pd.DataFrame) -> None:
     file = ws.home / "shop.yaml"
     file.write_text(json.dumps(sections))
     words = ["experiment", "estimate", "ranker", str(file), "--ds", SECOND, "--home", str(ws.home)]
-    told = CliRunner().invoke(app, [*words, "--json"])
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout)["arms"] == manifest.facts["arms"]
-    shown = CliRunner().invoke(app, words)
-    assert f"{len(rows)} logged rows of {SECOND}, split valid; {len(actions)} actions" in shown.output
+    json_output = CliRunner().invoke(app, [*words, "--json"])
+    assert json_output.exit_code == 0, json_output.output
+    assert json.loads(json_output.stdout)["arms"] == manifest.facts["arms"]
+    table_output = CliRunner().invoke(app, words)
+    assert f"{len(rows)} logged rows of {SECOND}, split valid; {len(actions)} actions" in table_output.output
 
 
 def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
     """A day's neural model of one step, and its challenger of many: a third model on the same rows."""
     trees = {"model": "neural", "champion": {}, "slices": {}, "rules": {}, "challenger": "promote"}
     gate = Gate.model_validate(GATE | trees)
-    made = spec().model_copy(update={"gate": gate, "score": None, "challenger": Challenger(behind=0.001)})
+    base_spec = spec().model_copy(update={"gate": gate, "score": None, "challenger": Challenger(behind=0.001)})
     features = Manifest.load(ws.manifest("shop", SECOND, "features"))
     assert features is not None
     keys = {"train": 1, "challenger": 200}
@@ -257,27 +259,31 @@ def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
         done.model_copy(update={"facts": facts}).save(ws.manifest("shop", SECOND, stage))
 
     def judge(how: str) -> tuple[Manifest, Manifest, Manifest]:
-        asked = made.model_copy(update={"gate": gate.model_copy(update={"challenger": how})})
-        found = [run_stage(stage, asked, ws, SECOND).manifest for stage in (Evaluate(), JudgeModel(), Promote())]
-        assert {check_stage(stage, asked, ws, SECOND) for stage in (Evaluate(), JudgeModel(), Promote())} == {None}
-        return found[0], found[1], found[2]
+        challenged_spec = base_spec.model_copy(update={"gate": gate.model_copy(update={"challenger": how})})
+        results = [
+            run_stage(stage, challenged_spec, ws, SECOND).manifest for stage in (Evaluate(), JudgeModel(), Promote())
+        ]
+        assert {check_stage(stage, challenged_spec, ws, SECOND) for stage in (Evaluate(), JudgeModel(), Promote())} == {
+            None
+        }
+        return results[0], results[1], results[2]
 
     evaluated, verdict, promoted = judge("promote")
-    found = evaluated.facts["challenger"]
+    challenger_facts = evaluated.facts["challenger"]
     y, auc = rows.click.to_numpy(), {}
     raw = rows.drop(columns=["_source_file", "_source_line", "ds"])
     for role in ("model", "challenger"):
-        told = evaluated.facts[role]
-        p = np.asarray(hr.Predictor(str(ws.locate(told["name"]))).predict(raw), np.float64)
+        figures = evaluated.facts[role]
+        p = np.asarray(hr.Predictor(str(ws.locate(figures["name"]))).predict(raw), np.float64)
         auc[role] = roc_auc_score(y, p)
-        assert told["metrics"]["auc"] == pytest.approx(auc[role], abs=1e-9)
-        assert told["metrics"]["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
-    assert found["beside_champion"] is None
-    assert found["beside_model"]["auc"]["value"] == pytest.approx(auc["challenger"] - auc["model"], abs=1e-9)
+        assert figures["metrics"]["auc"] == pytest.approx(auc[role], abs=1e-9)
+        assert figures["metrics"]["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
+    assert challenger_facts["beside_champion"] is None
+    assert challenger_facts["beside_model"]["auc"]["value"] == pytest.approx(auc["challenger"] - auc["model"], abs=1e-9)
     assert auc["challenger"] > auc["model"] + 0.05
-    told = verdict.facts["challenger"]
-    assert (told["version"], told["verdict"], told["becomes_champion"]) == ("2", "passed", True)
-    (better,) = (r for r in told["rules"] if r["key"] == "challenger.behind")
+    figures = verdict.facts["challenger"]
+    assert (figures["version"], figures["verdict"], figures["becomes_champion"]) == ("2", "passed", True)
+    (better,) = (r for r in figures["rules"] if r["key"] == "challenger.behind")
     losses = [evaluated.facts[role]["metrics"]["log_loss"] for role in ("model", "challenger")]
     assert better["value"] == pytest.approx(losses[0] - losses[1], abs=1e-9)
     assert (verdict.facts["verdict"], verdict.facts["model"]["version"]) == ("passed", "1")
@@ -290,8 +296,8 @@ def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
     # Reported alone, the day's model is champion; what was measured stands.
     again, verdict, promoted = judge("report")
     assert again.key == evaluated.key
-    told = verdict.facts["challenger"]
-    assert (told["verdict"], told["becomes_champion"]) == ("passed", False)
+    figures = verdict.facts["challenger"]
+    assert (figures["verdict"], figures["becomes_champion"]) == ("passed", False)
     assert [v.status for v in versions(ws, "shop")] == ["promoted", "registered"]
     assert promoted.facts["models"]["shop"]["champion"] == "1"
 
@@ -300,15 +306,15 @@ def _check_figures(ws: Workspace, evaluated: Manifest, rows: pd.DataFrame) -> No
     """Both models' metrics, of all rows and by slice, by other means."""
     facts, y = evaluated.facts, rows.click.to_numpy()
     assert evaluated.rows == {"rows": len(rows)}
-    found = {}
+    predictions = {}
     for name in ("model", "champion"):
         folder = ws.locate(facts[name]["name"])
         p = hr.Predictor(str(folder)).predict(rows.drop(columns=["_source_file", "_source_line", "ds"]))
-        found[name] = p = np.asarray(p, np.float64)
-        told = facts[name]["metrics"]
-        assert told["auc"] == pytest.approx(roc_auc_score(y, p), abs=1e-9)
-        assert told["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
-        assert told["calibration"] == pytest.approx(p.sum() / y.sum(), rel=1e-6)
+        predictions[name] = p = np.asarray(p, np.float64)
+        metrics = facts[name]["metrics"]
+        assert metrics["auc"] == pytest.approx(roc_auc_score(y, p), abs=1e-9)
+        assert metrics["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
+        assert metrics["calibration"] == pytest.approx(p.sum() / y.sum(), rel=1e-6)
         assert facts[name]["finite"] == len(rows)
         assert facts[name]["bytes"] == sum(f.stat().st_size for f in folder.local_path().rglob("*") if f.is_file())
         assert facts[name]["rows_per_second"] == pytest.approx(64 / facts[name]["batch_ms"] * 1e3, rel=1e-2)
@@ -316,19 +322,23 @@ def _check_figures(ws: Workspace, evaluated: Manifest, rows: pd.DataFrame) -> No
         known = set(hr.FittedWorkflow.load(folder / "workflow").vocabularies["item"]["value"].to_pylist())
         assert facts[name]["known"]["item"] == [len(rows), int(rows.item.isin(known).sum())]
     assert facts["champion"]["known"]["item"][1] < facts["model"]["known"]["item"][1]
-    assert np.abs(found["model"] - found["champion"]).max() > 0.01
-    for metric, said in facts["differences"].items():
-        if said is not None:
-            mine, other = (facts[name]["metrics"][metric] for name in ("model", "champion"))
-            assert said["value"] == pytest.approx(mine - other, abs=1e-12)
-            assert said["low"] <= said["high"]
+    assert np.abs(predictions["model"] - predictions["champion"]).max() > 0.01
+    for metric, difference in facts["differences"].items():
+        if difference is not None:
+            model_value, champion_value = (facts[name]["metrics"][metric] for name in ("model", "champion"))
+            assert difference["value"] == pytest.approx(model_value - champion_value, abs=1e-12)
+            assert difference["low"] <= difference["high"]
     by_city = {s["value"]: s for s in facts["slices"]}
     assert {city: s["rows"] for city, s in by_city.items()} == rows.city.value_counts().to_dict()
-    for city, said in by_city.items():
-        here = (rows.city == city).to_numpy()
-        mine, other = (roc_auc_score(y[here], found[name][here]) for name in ("model", "champion"))
-        assert (said["metrics"]["auc"], said["champion"]["auc"]) == pytest.approx((mine, other), abs=1e-9)
-        assert said["differences"]["auc"]["value"] == pytest.approx(mine - other, abs=1e-9)
+    for city, slice_facts in by_city.items():
+        in_city = (rows.city == city).to_numpy()
+        model_value, champion_value = (
+            roc_auc_score(y[in_city], predictions[name][in_city]) for name in ("model", "champion")
+        )
+        assert (slice_facts["metrics"]["auc"], slice_facts["champion"]["auc"]) == pytest.approx(
+            (model_value, champion_value), abs=1e-9
+        )
+        assert slice_facts["differences"]["auc"]["value"] == pytest.approx(model_value - champion_value, abs=1e-9)
     bins = facts["score_bins"]
     assert sum(bins["model"]) == sum(bins["champion"]) == len(rows)
     share = [np.maximum(np.array(bins[name]) / len(rows), 1e-4) for name in ("model", "champion")]

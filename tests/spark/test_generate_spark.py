@@ -45,7 +45,9 @@ def test_spark_writes_what_the_local_writer_writes(
 
 def test_a_task_that_fails_leaves_no_day(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody can make a file there.
-    monkeypatch.setattr(Location, "begin", lambda here, token, *_: replace(here, path=PurePosixPath("/proc/no")))
+    monkeypatch.setattr(
+        Location, "begin", lambda location, token, *_: replace(location, path=PurePosixPath("/proc/no"))
+    )
     with pytest.raises(Exception, match="FileNotFoundError"):
         generate(load_spec("clicks", OVERRIDES), ws, DAYS[:1], spark=True)
     assert not ws.landing("clicks").exists()

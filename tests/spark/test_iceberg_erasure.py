@@ -37,16 +37,16 @@ def target(spark: SparkSession, tmp_path: Path) -> Iterator[IcebergTarget]:
     if "iceberg" not in places.settings:
         pytest.skip("Iceberg's jar is not here: make iceberg")
     spec = load_spec("clicks", ["score.top_k=4", *places.overrides("iceberg")])
-    with spark_settings(spark, places.properties), open_target(spec, Workspace(tmp_path / "home")) as found:
-        assert isinstance(found, IcebergTarget)
+    with spark_settings(spark, places.properties), open_target(spec, Workspace(tmp_path / "home")) as opened:
+        assert isinstance(opened, IcebergTarget)
         for ds in DAYS:
             df = spark.createDataFrame([(ds, u, 7, 1, 0.5, "m") for u in USERS], SCHEMA).coalesce(1)
-            found.create(df.dtypes)
-            with found.stage(df, ds, ds) as staged:
-                found.swap(staged, "s", [])
-        for table in (found.table, found.current):
+            opened.create(df.dtypes)
+            with opened.stage(df, ds, ds) as staged:
+                opened.swap(staged, "s", [])
+        for table in (opened.table, opened.current):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version' = '2', '{MODE}' = 'merge-on-read')")
-        yield found
+        yield opened
 
 
 def on_disk(folder: Path) -> set[int]:
@@ -81,7 +81,7 @@ def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
 
 def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target: IcebergTarget) -> None:
     """By others, who have deleted them in their way: no reader sees them, and they are in live files."""
-    first, hidden, by_value, other = USERS[20], USERS[3], USERS[5], USERS[6]
+    first, hidden, by_value, deleted = USERS[20], USERS[3], USERS[5], USERS[6]
     assert target.erase("user_id", [first]) == ""  # no older snapshots from here on
     spark.sql(f"DELETE FROM {target.table} WHERE user_id = {hidden}")
     spark.sql(f"DELETE FROM {target.current} WHERE user_id = {hidden}")
@@ -98,7 +98,7 @@ def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target
         assert users(spark, table) == left
         assert spark.sql(f"SHOW TBLPROPERTIES {table} ('{MODE}')").collect()[0][1] == "merge-on-read"
     # What others hide has not to go.
-    spark.sql(f"DELETE FROM {target.table} WHERE user_id = {other}")
+    spark.sql(f"DELETE FROM {target.table} WHERE user_id = {deleted}")
     assert target.leftovers("user_id", [hidden, by_value]) == 0
 
 
@@ -122,26 +122,26 @@ def test_killed_at_each_step(
         (SnapshotExpiry, "_expire", after),
         (SnapshotExpiry, "_delete", within),
     ]
-    gone = [USERS[0], USERS[7], USERS[29]]
+    forgotten = [USERS[0], USERS[7], USERS[29]]
     spark.sql(f"DROP TABLE {target.current} PURGE")
-    for owner, name, what in kills:
+    for owner, name, fault in kills:
         real = getattr(owner, name)
 
-        def kill(self: Any, *args: Any, what: Any = what, real: Any = real) -> None:
-            what(real, self, *args)
+        def kill(self: Any, *args: Any, fault: Any = fault, real: Any = real) -> None:
+            fault(real, self, *args)
             raise Killed
 
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, kill)
             with pytest.raises(Killed):
-                target.erase("user_id", gone)
-        assert target.rows_with("user_id", gone) == {}
-        assert {*gone} <= on_disk(tmp_path), name
-        assert target.leftovers("user_id", gone) > 0, name
-    assert target.erase("user_id", gone) == ""
-    assert target.leftovers("user_id", gone) == 0
-    assert on_disk(tmp_path) == {*USERS} - {*gone}
-    assert users(spark, target.table) == {*USERS} - {*gone}
+                target.erase("user_id", forgotten)
+        assert target.rows_with("user_id", forgotten) == {}
+        assert {*forgotten} <= on_disk(tmp_path), name
+        assert target.leftovers("user_id", forgotten) > 0, name
+    assert target.erase("user_id", forgotten) == ""
+    assert target.leftovers("user_id", forgotten) == 0
+    assert on_disk(tmp_path) == {*USERS} - {*forgotten}
+    assert users(spark, target.table) == {*USERS} - {*forgotten}
     assert target.rows_by_day() == dict.fromkeys(DAYS, 27)
     assert not [f for f in target.expired.entries() if f.is_file()]
 

@@ -34,12 +34,12 @@ SCHEMA = "ds string, user_id bigint, item_id bigint, rank int, score float, mode
 @pytest.fixture
 def places(spark: SparkSession, tmp_path: Path) -> Iterator[Warehouses]:
     """A catalog that keeps no table in memory: whoever loads one is as another process to the catalog."""
-    found = Warehouses(tmp_path)
-    if "iceberg" not in found.settings:
+    warehouses = Warehouses(tmp_path)
+    if "iceberg" not in warehouses.settings:
         pytest.skip("Iceberg's jar is not here: make iceberg")
-    (catalog,) = (key for key in found.properties if key.count(".") == 3)
-    with spark_settings(spark, found.properties | {f"{catalog}.cache-enabled": "false"}):
-        yield found
+    (catalog,) = (key for key in warehouses.properties if key.count(".") == 3)
+    with spark_settings(spark, warehouses.properties | {f"{catalog}.cache-enabled": "false"}):
+        yield warehouses
 
 
 class Table:
@@ -70,9 +70,9 @@ def table(spark: SparkSession, places: Warehouses) -> Table:
     return Table(spark, places)
 
 
-def once(what: Callable[[], object]) -> Callable[[], None]:
+def once(action: Callable[[], object]) -> Callable[[], None]:
     """The same, at the first call alone."""
-    calls = [what]
+    calls = [action]
 
     def act() -> None:
         if calls:
@@ -95,12 +95,12 @@ class Operations:
         self.real.commit(base, changed)
 
 
-def before_the_commit(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Have something done after a change has looked at the table for the last time, once."""
-    real, before = iceberg_fencing._Change._commit, once(what)
+    real, action_once = iceberg_fencing._Change._commit, once(action)
 
-    def commit(self: Any, ops: Any, *of: Any) -> bool:
-        return real(self, Operations(ops, before), *of)
+    def commit(self: Any, ops: Any, *arguments: Any) -> bool:
+        return real(self, Operations(ops, action_once), *arguments)
 
     monkeypatch.setattr(iceberg_fencing._Change, "_commit", commit)
 
@@ -125,14 +125,14 @@ def test_of_two_holders_the_later_one_commits(
         before_the_commit(monkeypatch, theirs)
     with pytest.raises(LeaseLost, match="the table: a later run of the pipeline has been at work"):
         table.add(4, OLD, then)
-    there = [1, 2, 3, 7] if later == "adds" else [1, 2, 3]
-    assert table.rows() == there
+    expected_rows = [1, 2, 3, 7] if later == "adds" else [1, 2, 3]
+    assert table.rows() == expected_rows
     for late in (lambda: table.add(5, OLD), lambda: claim(table.spark, table.name, "the table", OLD)):
         with pytest.raises(LeaseLost):
             late()
     assert table.refs() == ["main"]
     table.add(6, NEW)
-    assert table.rows() == sorted([*there, 6])
+    assert table.rows() == sorted([*expected_rows, 6])
 
 
 @pytest.mark.parametrize("paused", ["after its write", "before its commit"])
@@ -168,7 +168,9 @@ def test_an_answer_that_is_lost(table: Table, monkeypatch: pytest.MonkeyPatch) -
             self.real.commit(base, changed)
             self.real.commit(base, changed)  # raises: the first one is there
 
-    monkeypatch.setattr(iceberg_fencing._Change, "_commit", lambda self, ops, *of: real(self, Lost(ops, list), *of))
+    monkeypatch.setattr(
+        iceberg_fencing._Change, "_commit", lambda self, ops, *arguments: real(self, Lost(ops, list), *arguments)
+    )
     table.add(1, OLD)
     assert (table.rows(), table.refs()) == ([1], ["main"])
 
@@ -176,14 +178,14 @@ def test_an_answer_that_is_lost(table: Table, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("conflict", ["at its commit", "with rows of others", "before its commit"])
 def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conflict: str) -> None:
     """They come to an end: after a few tries, with longer and longer waits, and where the lease is lost."""
-    waits, asked, others = list[float](), list[int](), list[int]()
+    waits, lease_checks, other_commits = list[float](), list[int](), list[int]()
     monkeypatch.setattr(iceberg_fencing, "time", SimpleNamespace(sleep=waits.append))
     monkeypatch.setattr(iceberg_fencing, "random", SimpleNamespace(uniform=lambda least, most: most))
 
     def theirs(statement: str) -> None:
-        others.append(len(others))
-        assert len(others) < 20, "it has no end"
-        table.spark.sql(statement.format(table=table.name, n=len(others)))
+        other_commits.append(len(other_commits))
+        assert len(other_commits) < 20, "it has no end"
+        table.spark.sql(statement.format(table=table.name, n=len(other_commits)))
 
     alter = "ALTER TABLE {table} SET TBLPROPERTIES ('a' = '{n}')"
     if conflict == "at its commit":
@@ -191,7 +193,7 @@ def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conf
         monkeypatch.setattr(
             iceberg_fencing._Change,
             "_commit",
-            lambda self, ops, *of: real(self, Operations(ops, lambda: theirs(alter)), *of),
+            lambda self, ops, *arguments: real(self, Operations(ops, lambda: theirs(alter)), *arguments),
         )
 
     def write(branch: str) -> None:
@@ -209,27 +211,27 @@ def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conf
     def lost() -> None:
         raise LeaseLost("taken")
 
-    told = {"with rows of others": "another writer has changed the table meanwhile"}.get(conflict, "changed|exists")
+    reason = {"with rows of others": "another writer has changed the table meanwhile"}.get(conflict, "changed|exists")
     with pytest.raises(
-        IncompleteError, match=rf"the table: .* was tried 8 times .* the last time: .*({told})"
+        IncompleteError, match=rf"the table: .* was tried 8 times .* the last time: .*({reason})"
     ) as raised:
-        change(table.spark, table.name, "the table", OLD, write, lambda: asked.append(1))
+        change(table.spark, table.name, "the table", OLD, write, lambda: lease_checks.append(1))
     assert raised.value.exit_code == 75
-    assert (len(others), len(asked), len(waits)) == (8, 7, 7)
+    assert (len(other_commits), len(lease_checks), len(waits)) == (8, 7, 7)
     assert all(later == 2 * earlier for earlier, later in pairwise(waits))
     assert (0 in table.rows(), [ref for ref in table.refs() if ref != "main"]) == (False, [])
     with pytest.raises(LeaseLost, match="taken"):
         change(table.spark, table.name, "the table", OLD, write, lost)
-    assert len(others) == 9
+    assert len(other_commits) == 9
 
 
 def test_branches_of_people_stay(table: Table) -> None:
     table.add(1, OLD)
-    theirs = ["headrace_write_x", "headrace_write_a_b_c", f"headrace_write_l_one_{'0' * 32}"]
-    for branch in theirs:
+    branches = ["headrace_write_x", "headrace_write_a_b_c", f"headrace_write_l_one_{'0' * 32}"]
+    for branch in branches:
         load_table(table.spark, table.name).manageSnapshots().createBranch(branch).commit()
     table.add(2, OLD)
-    assert (table.rows(), table.refs()) == ([1, 2], sorted([*theirs, "main"]))
+    assert (table.rows(), table.refs()) == ([1, 2], sorted([*branches, "main"]))
 
 
 def test_a_branch_that_cannot_be_removed(
@@ -289,8 +291,8 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
                 target.swap(staged, "s", [])
 
     def there() -> list[list[tuple[str, str]]]:
-        found = [places.read("iceberg", ws, DS, current=current) for current in (False, True)]
-        return [sorted({*zip(f["ds"], f["model_version"], strict=True)}) for f in found]
+        frames = [places.read("iceberg", ws, DS, current=current) for current in (False, True)]
+        return [sorted({*zip(f["ds"], f["model_version"], strict=True)}) for f in frames]
 
     def claimed() -> None:
         with opened(holding(2)) as target:

@@ -103,7 +103,7 @@ def plain_value(name: str, value: Any) -> tuple[Any, bool]:
 
 def plain_ingest(ws: Workspace, days: Sequence[str], late_days: int = 1) -> tuple[list[Any], list[Any], Counter[str]]:
     """(events, quarantine without reasons' wording, rows by outcome) of days loaded in order."""
-    kept: list[Any] = []
+    good: list[Any] = []
     bad: list[Any] = []
     seen: dict[str, datetime] = {}
     counts: Counter[str] = Counter()
@@ -135,8 +135,8 @@ def plain_ingest(ws: Workspace, days: Sequence[str], late_days: int = 1) -> tupl
                 else:
                     seen[row["id"]] = start
                     counts["kept"] += 1
-                    kept.append({**row, "_source_file": name, "_source_line": number, "ds": ds})
-    return kept, bad, counts
+                    good.append({**row, "_source_file": name, "_source_line": number, "ds": ds})
+    return good, bad, counts
 
 
 # --- a day and what is wrong with it ---------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def test_rows_and_quarantine_equal_a_plain_reading(
     spark: SparkSession, loaded: tuple[Workspace, Spec, Manifest]
 ) -> None:
     ws, _, manifest = loaded
-    kept, bad, counts = plain_ingest(ws, [D1, D2])
+    good, bad, counts = plain_ingest(ws, [D1, D2])
     assert counts["duplicates"] == 8
     assert counts["quarantined"] > len(WRONG)
-    found = table(spark, ws, "events")
-    assert [{k: r[k] for k in (*NAMES, *POSITION, "ds")} for r in found] == kept
+    actual = table(spark, ws, "events")
+    assert [{k: r[k] for k in (*NAMES, *POSITION, "ds")} for r in actual] == good
     quarantine = table(spark, ws, "quarantine")
     positions = [(r["ds"], r["_source_file"], r["_source_line"], r["_raw"]) for r in quarantine]
     assert positions == [b[:4] for b in bad]
@@ -259,8 +259,8 @@ def test_rows_and_quarantine_equal_a_plain_reading(
 def test_reasons_name_column_value_and_type(
     spark: SparkSession, loaded: tuple[Workspace, Spec, Manifest], row: str, reason: str
 ) -> None:
-    (found,) = (r for r in _quarantine_once(spark, loaded[0]) if f'"{row}"' in r["_raw"])
-    assert found["_reason"] == reason
+    (quarantined,) = (r for r in _quarantine_once(spark, loaded[0]) if f'"{row}"' in r["_raw"])
+    assert quarantined["_reason"] == reason
 
 
 _QUARANTINE: dict[Path, list[dict[str, Any]]] = {}
@@ -295,7 +295,7 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     again = run(spec, ws, D2).manifest
     assert (again.rows, again.facts, again.outputs) == (manifest.rows, manifest.facts, manifest.outputs)
     # A data file that goes missing is loaded again, that day alone.
-    before = table(spark, ws, "events")
+    rows_before = table(spark, ws, "events")
     log = DeltaLog(ws.table("shop", "events"))
     files = log.files(int(manifest.output("delta").version))
     assert files is not None
@@ -304,4 +304,4 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     outcome = run(spec, ws, D2)
     assert outcome.reason == f"{lost.path} is gone"
     assert log.version == int(manifest.output("delta").version) + 1
-    assert table(spark, ws, "events") == before
+    assert table(spark, ws, "events") == rows_before

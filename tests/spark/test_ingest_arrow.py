@@ -67,8 +67,8 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     assert not isinstance(plan, str), plan
     read = read_by_arrow(batch, plan, scratch / "table", scratch / "arrow", "snappy")
     assert isinstance(read, ArrowRows), read
-    typed, where = rows_by_spark(batch, checked_reader(batch), scratch / "typed")
-    every = pq.read_table(where.local_path(), partitioning=None)
+    typed, folder = rows_by_spark(batch, checked_reader(batch), scratch / "typed")
+    every = pq.read_table(folder.local_path(), partitioning=None)
     names = [c.name for c in batch.table.columns]
     taken = 0
     if read.data:
@@ -76,10 +76,10 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
         rows = pq.read_table((read.table / data.file.path).local_path(), partitioning=None)
         taken = rows.num_rows
         lines = rows.column("_source_line")
-        mine = every.filter(pc.is_in(every.column("_line"), lines.combine_chunks())).sort_by("_line")
-        others = mine.filter(pc.not_equal(mine.column("_state"), GOOD))
-        assert others.select(["_line", "_raw", "_reason"]).to_pylist() == []
-        assert bits(rows.select(names)) == bits(mine.select(names))
+        same_lines = every.filter(pc.is_in(every.column("_line"), lines.combine_chunks())).sort_by("_line")
+        refused = same_lines.filter(pc.not_equal(same_lines.column("_state"), GOOD))
+        assert refused.select(["_line", "_raw", "_reason"]).to_pylist() == []
+        assert bits(rows.select(names)) == bits(same_lines.select(names))
         stats = json.loads(data.file.add["stats"])
         assert stats["numRecords"] == taken
         assert stats["nullCount"] == {n: rows.column(n).null_count for n in stats["nullCount"]}
@@ -98,9 +98,9 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     if read.left:
         rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.left_files)
         left, _ = rows_by_spark(rest, checked_reader(batch), scratch / "left-typed")
-    found = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
-    (whole,) = profiles(typed, batch.table, batch)
-    assert found == whole
+    profile = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
+    (whole_profile,) = profiles(typed, batch.table, batch)
+    assert profile == whole_profile
     return taken, int(pc.sum(pc.equal(every.column("_state"), GOOD)).as_py() or 0)
 
 
@@ -122,26 +122,28 @@ def test_arrow_takes_what_spark_would(spark: SparkSession, tmp_path: Path, form:
     plain = "e1,2026-03-01T05:06:07Z,1772323200000,3,-4,1.5,0.1,true,2026-03-01,a|b,1|2,0.5"
 
     if form == "jsonl":
-        whole = (
+        complete_line = (
             '{"id": "e1", "ts": "2026-03-01T05:06:07Z", "at": 1772323200000, "i": 3, "b": -4, "f": 1.5, "d": 0.1, '
             '"ok": true, "day": "2026-03-01", "tags": ["a", null], "sizes": [1], "weights": [0.5]}'
         )
 
         # Lists are read by Arrow alone; undeclared, they are passed over.
         scalars = [c for c in COLUMNS if not str(c["type"]).startswith("array")]
-        without = Table.model_validate(TABLE | {"columns": scalars, "expectations": {"null_rate": {"f": 1}}})
+        scalar_table = Table.model_validate(TABLE | {"columns": scalars, "expectations": {"null_rate": {"f": 1}}})
 
         @EXAMPLES
         @given(
-            st.lists(st.one_of(st.just(whole), json_lines()), min_size=40, max_size=120), st.booleans(), st.booleans()
+            st.lists(st.one_of(st.just(complete_line), json_lines()), min_size=40, max_size=120),
+            st.booleans(),
+            st.booleans(),
         )
         def run(lines: list[str], bom: bool, lists: bool) -> None:
             body = (b"\xef\xbb\xbf" if bom else b"") + joined(lines) + b'\n{"id": "\xff"}'
-            check(body, source(format="jsonl"), table if lists else without, "a.jsonl.gz")
+            check(body, source(format="jsonl"), table if lists else scalar_table, "a.jsonl.gz")
 
         def clean() -> None:
-            check(joined([whole] * 50), source(format="jsonl"), without, "a.jsonl")
-            check(joined([whole] * 50), source(format="jsonl"), table, "a.jsonl")
+            check(joined([complete_line] * 50), source(format="jsonl"), scalar_table, "a.jsonl")
+            check(joined([complete_line] * 50), source(format="jsonl"), table, "a.jsonl")
 
     elif form == "criteo":
         columns = [{"name": c, "type": "string" if c[0] == "C" else "int"} for c in CRITEO]

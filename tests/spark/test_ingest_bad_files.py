@@ -70,27 +70,27 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     spark: SparkSession, ws: Workspace, name: str
 ) -> None:
     del spark
-    whole, damage, why = BAD[name]
+    content, damage, reason = BAD[name]
     put(ws, f"in/{D1}/a.json", body(0, 20))
     file = Path(f"{ws.home}/in/{D1}/{name}")
-    file.write_bytes(damage(whole))
+    file.write_bytes(damage(content))
     put(ws, f"in/{D1}/c.csv", csv(50, 10))
     # The default: the file is named, and nothing of the day is loaded.
     with pytest.raises(UserError, match="max_bad_files") as refused:
         run(make_spec(), ws, D1)
     message = str(refused.value)
     assert message.startswith(f"landing file in/{D1}/{name}")
-    assert why in message
+    assert reason in message
     assert "\n" not in message
     assert ids(ws) == {}
 
     manifest = run(spec_with(1), ws, D1).manifest
-    others = [f"e{n}" for n in range(20)] + [f"e{n}" for n in range(50, 60)]
-    assert ids(ws) == {D1: others}
+    other_ids = [f"e{n}" for n in range(20)] + [f"e{n}" for n in range(50, 60)]
+    assert ids(ws) == {D1: other_ids}
     assert manifest.rows == {"read": 30, "kept": 30, "quarantined": 0, "duplicates": 0}
     (bad,) = manifest.facts["bad_files"]
     assert (bad["ds"], bad["file"]) == (D1, f"in/{D1}/{name}")
-    assert why in bad["reason"]
+    assert reason in bad["reason"]
     check = next(c for c in manifest.facts["expectations"] if c["name"] == "max_bad_files")
     assert (check["value"], check["limit"], check["ok"]) == (1, 1, True)
     assert told(manifest)[0] == f"warning: landing file in/{D1}/{name} was left out: {bad['reason']}"
@@ -98,14 +98,14 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     (table,) = (b for b in blocks if isinstance(b, Table) and b.title == "Files left out")
     assert table.rows == ((D1, Cell(f"in/{D1}/{name}", code=True), bad["reason"]),)
     # What is as it was is not looked at again.
-    before = version(ws)
+    version_before = version(ws)
     assert run(spec_with(1), ws, D1).skipped
-    assert version(ws) == before
+    assert version(ws) == version_before
 
-    file.write_bytes(whole)
+    file.write_bytes(content)
     manifest = run(spec_with(1), ws, D1).manifest
-    rows = 3000 if len(whole) > 3000 else 30
-    assert sorted(ids(ws)[D1]) == sorted([*others, *(f"e{n}" for n in range(100, 100 + rows))])
+    rows = 3000 if len(content) > 3000 else 30
+    assert sorted(ids(ws)[D1]) == sorted([*other_ids, *(f"e{n}" for n in range(100, 100 + rows))])
     assert "bad_files" not in manifest.facts
     assert told(manifest) == []
 

@@ -44,9 +44,9 @@ def spec() -> Spec:
 
 def rows_of(spark: SparkSession, ws: Workspace, table: str) -> list[str]:
     """Rows as text, floats by their bits; in the order of the source."""
-    found = spark.read.format("delta").load(str(ws.table("shop", table)))
-    rows = sorted(found.collect(), key=lambda r: (r["ds"], r["_source_file"], r["_source_line"]))
-    return [without_ending(repr({name: r[name] for name in sorted(found.columns)})) for r in rows]
+    frame = spark.read.format("delta").load(str(ws.table("shop", table)))
+    rows = sorted(frame.collect(), key=lambda r: (r["ds"], r["_source_file"], r["_source_line"]))
+    return [without_ending(repr({name: r[name] for name in sorted(frame.columns)})) for r in rows]
 
 
 def without_ending(text: str) -> str:
@@ -59,8 +59,8 @@ def loaded(spark: SparkSession, ws: Workspace, days: dict[str, dict[str, bytes]]
         for name, body in files.items():
             put(ws, f"in/{ds}/{name}{ending}", COMPRESS[ending](body))
     manifest = run(spec(), ws, D2).manifest
-    said = without_ending(json.dumps([manifest.rows, manifest.facts], ensure_ascii=False))
-    return [rows_of(spark, ws, "events"), rows_of(spark, ws, "quarantine"), json.loads(said)]
+    text = without_ending(json.dumps([manifest.rows, manifest.facts], ensure_ascii=False))
+    return [rows_of(spark, ws, "events"), rows_of(spark, ws, "quarantine"), json.loads(text)]
 
 
 def test_both_ways_commit_the_same(
@@ -71,7 +71,7 @@ def test_both_ways_commit_the_same(
     monkeypatch.setattr(bzip2, "LEAST_BYTES", 500)
     # So that hashes of keys are compared range by range.
     monkeypatch.setattr(arrow_rows, "_HASHES_AT_ONCE", 16)
-    numbers, kept = count(), 0
+    numbers, row_count = count(), 0
     lines = st.lists(st.one_of(st.just(WHOLE), json_lines()), min_size=30, max_size=80)
     records = st.lists(st.one_of(st.just(PLAIN), csv_lines()), min_size=30, max_size=80)
 
@@ -84,7 +84,7 @@ def test_both_ways_commit_the_same(
     )
     @given(lines, lines, records, st.sampled_from(["\n", "\r\n"]))
     def check(first: list[str], second: list[str], fields: list[str], end: str) -> None:
-        nonlocal kept
+        nonlocal row_count
         # Odd names of undeclared columns are refused both ways: test_ingest_refused.
         header = ",".join([*NAMES[:5], "z", *NAMES[6:]])
         days = {
@@ -105,8 +105,8 @@ def test_both_ways_commit_the_same(
         assert by_arrow == by_spark
         assert in_ranges == by_spark
         assert by_arrow[1]
-        kept += len(by_arrow[0])
+        row_count += len(by_arrow[0])
 
     with caplog.at_level("INFO", "headrace.lake"):
         check()
-    assert kept
+    assert row_count

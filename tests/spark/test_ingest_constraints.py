@@ -21,7 +21,7 @@ def test_rows_that_break_a_constraint_stop_their_day(spark: SparkSession, ws: Wo
     put(ws, f"in/{D1}/a.jsonl", jsonl([event(i, D1) for i in range(4)]))
     run(spec, ws, D1)
     spark.sql(f"ALTER TABLE delta.`{events}` ADD CONSTRAINT cheap CHECK (price < 100 AND ds > '2026')")
-    at = version(ws)
+    version_before = version(ws)
     good = [event(i, D2) for i in range(10, 14)]
     for bad, message in (
         (event(20, D2, price=100), "2 rows of 2026-03-02 break the constraint 'cheap'"),
@@ -32,7 +32,7 @@ def test_rows_that_break_a_constraint_stop_their_day(spark: SparkSession, ws: Wo
         put(ws, f"in/{D2}/a.jsonl", jsonl([*good, bad, bad | {"id": "e21"}]))
         with pytest.raises(UserError, match=message):
             run(spec, ws, D2)
-        assert version(ws) == at
+        assert version(ws) == version_before
         assert list(ids(ws)) == [D1]
     put(ws, f"in/{D2}/a.jsonl", jsonl(good))
     run(spec, ws, D2)

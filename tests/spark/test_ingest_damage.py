@@ -28,12 +28,12 @@ def loaded(spark: SparkSession, ws: Workspace) -> Workspace:
 
 
 def empty_files(ws: Workspace, table_name: str, pattern: str) -> list[Path]:
-    found = sorted(ws.table("shop", table_name).local_path().glob(pattern))
-    assert found
-    for path in found:
+    files = sorted(ws.table("shop", table_name).local_path().glob(pattern))
+    assert files
+    for path in files:
         path.write_bytes(b"")
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    return found
+    return files
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def empty_files(ws: Workspace, table_name: str, pattern: str) -> list[Path]:
 def test_what_is_empty_is_loaded_again_and_said(
     table_name: str, pattern: str, spark: SparkSession, loaded: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")]
+    rows_before = [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")]
     first = empty_files(loaded, table_name, pattern)[0]
     again = run(make_spec(), loaded, D2)
     assert not again.skipped
     assert ids(loaded) == EVENTS
-    assert [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")] == before
+    assert [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")] == rows_before
     assert f"{first} has 0 bytes, not" in caplog.text or f"{first} is not whole (0 bytes)" in caplog.text
     assert run(make_spec(), loaded, D2).skipped
 

@@ -48,20 +48,20 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     deliver(D1, 0)
     first = run(spec, ws, D1).manifest
     version = int(first.output("delta").version)
-    before = {name: table(spark, ws, name) for name in ("events", "quarantine")}
-    assert (len(before["events"]), len(before["quarantine"])) == (40, 3)
+    tables_before = {name: table(spark, ws, name) for name in ("events", "quarantine")}
+    assert (len(tables_before["events"]), len(tables_before["quarantine"])) == (40, 3)
     *_, (request, _) = forget(spec, ws, GONE, NOW)
     assert request.finished  # type: ignore[union-attr]
-    kept = {
-        "events": [r for r in before["events"] if r["user"] not in USERS],
-        "quarantine": [r for r in before["quarantine"] if not any(str(u) in r["_raw"] for u in USERS)],
+    remaining = {
+        "events": [r for r in tables_before["events"] if r["user"] not in USERS],
+        "quarantine": [r for r in tables_before["quarantine"] if not any(str(u) in r["_raw"] for u in USERS)],
     }
-    assert (len(kept["events"]), len(kept["quarantine"])) == (32, 1)
-    for name, rows in kept.items():
+    assert (len(remaining["events"]), len(remaining["quarantine"])) == (32, 1)
+    for name, rows in remaining.items():
         assert table(spark, ws, name) == rows
     # Older versions are read without them, by Spark too.
     old = read_version(spark, ws.table("shop", "events"), version, lambda _: True)
-    assert sorted(r["id"] for r in old.collect()) == sorted(r["id"] for r in kept["events"])
+    assert sorted(r["id"] for r in old.collect()) == sorted(r["id"] for r in remaining["events"])
     # The day stands, and the next one has none of them.
     again = run(spec, ws, D1)
     assert (again.skipped, again.manifest) == (True, first)
@@ -77,7 +77,7 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     assert records[D1].rows == expected | {"read": 45, "kept": 33, "forgotten": 11}
     assert records[D2].rows == expected
     assert len(ids(ws)[D1]) == 33
-    for name in kept:
+    for name in remaining:
         assert not any(str(u) in str(r) for u in USERS for r in table(spark, ws, name))
     assert len([r for r in table(spark, ws, "quarantine") if r["ds"] == D1]) == 1
 
@@ -100,8 +100,8 @@ def test_lines_are_recognised_by_the_words_of_a_value(spark: SparkSession) -> No
         "::": False,
     }
     frame = spark.createDataFrame([(text,) for text in [*lines, None]], "line string").coalesce(1)
-    found = [row[0] for row in frame.select(listed.spark_line("note", F.col("line"))).collect()]
-    assert found == [*lines.values(), False]
+    matched = [row[0] for row in frame.select(listed.spark_line("note", F.col("line"))).collect()]
+    assert matched == [*lines.values(), False]
 
 
 def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> N
     spec = table_support.make_spec({"format": "parquet", "path": str(folder), "day": {"partition": "dt"}})
     for ds in (D1, D2, D3):
         table_support.ingest(spec, ws, ds)
-    whole = table_support.ids(table_support.dataset(spec, ws, D3))
-    gone = Persons("user", False, frozenset(["u3", "u11"]))
-    places = [p for p in forget(spec, ws, gone, NOW) if not isinstance(p, tuple)]
+    all_ids = table_support.ids(table_support.dataset(spec, ws, D3))
+    forgotten = Persons("user", False, frozenset(["u3", "u11"]))
+    places = [p for p in forget(spec, ws, forgotten, NOW) if not isinstance(p, tuple)]
     assert [p.name for p in places if p.kind == "source"] == [f"parquet {folder}"]
     left = table_support.ids(table_support.dataset(spec, ws, D3))
-    theirs = set(rows["id"][rows["user"].isin(["u3", "u11"])])
-    assert left == {split: [i for i in of if i not in theirs] for split, of in whole.items()}
-    assert sum(map(len, left.values())) < sum(map(len, whole.values()))
+    forgotten_ids = set(rows["id"][rows["user"].isin(["u3", "u11"])])
+    assert left == {split: [i for i in split_ids if i not in forgotten_ids] for split, split_ids in all_ids.items()}
+    assert sum(map(len, left.values())) < sum(map(len, all_ids.values()))
     # A day that is taken after it counts them.
     pq.write_to_dataset(table_support.arrow_rows(table_support.make_rows(30, 900, D4)), folder, partition_cols=["dt"])
     counts = table_support.ingest(spec, ws, D4).rows
@@ -140,25 +140,25 @@ def test_the_next_day_brings_nobody_back(spark: SparkSession, tmp_path: Path) ->
         table_support.ingest(spec, ws, ds)
 
     def codes() -> dict[str, int]:
-        found = spark.read.format("delta").load(str(ws.table("shop", "vocabulary"))).where("name = 'user'").collect()
-        return {r["value"]: r["code"] for r in found}
+        entries = spark.read.format("delta").load(str(ws.table("shop", "vocabulary"))).where("name = 'user'").collect()
+        return {r["value"]: r["code"] for r in entries}
 
     for ds in (D2, D3):
         deliver(ds)
     table_support.dataset(spec, ws, D3)
-    before = codes()
-    gone = {"u3", "u11"}
-    assert gone < before.keys()
-    *_, (request, _) = forget(spec, ws, Persons("user", False, frozenset(gone)), NOW)
+    codes_before = codes()
+    forgotten = {"u3", "u11"}
+    assert forgotten < codes_before.keys()
+    *_, (request, _) = forget(spec, ws, Persons("user", False, frozenset(forgotten)), NOW)
     assert request.finished  # type: ignore[union-attr]
     deliver(D4)
-    made = table_support.dataset(spec, ws, D4)
+    frames = table_support.dataset(spec, ws, D4)
     after = codes()
-    assert sorted(after.values()) == sorted(before.values())
-    assert {v: c for v, c in before.items() if v not in gone}.items() <= after.items()
-    assert gone.isdisjoint(after)
+    assert sorted(after.values()) == sorted(codes_before.values())
+    assert {v: c for v, c in codes_before.items() if v not in forgotten}.items() <= after.items()
+    assert forgotten.isdisjoint(after)
     rows = pd.concat(delivered.values())
-    assert table_support.ids(made) == table_support.expected(rows[~rows["user"].isin(gone)], D4)
-    used = {code for frame in made.values() for code in frame["user"]}
-    assert used.isdisjoint({before[user] for user in gone})
+    assert table_support.ids(frames) == table_support.expected(rows[~rows["user"].isin(forgotten)], D4)
+    used = {code for frame in frames.values() for code in frame["user"]}
+    assert used.isdisjoint({codes_before[user] for user in forgotten})
     assert len(used) > 10

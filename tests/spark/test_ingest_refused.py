@@ -23,15 +23,15 @@ def test_expectations_stop_the_day_before_anything_of_it_is_committed(spark: Spa
     spec = make_spec(expectations=strict)
     with pytest.raises(UserError) as e:
         run(spec, ws, D2)
-    told = str(e.value).splitlines()
-    assert told[0] == f"{D2} breaks 4 of its expectations; nothing of the day was loaded:"
-    assert told[1:5] == [
+    lines = str(e.value).splitlines()
+    assert lines[0] == f"{D2} breaks 4 of its expectations; nothing of the day was loaded:"
+    assert lines[1:5] == [
         "  min_rows: 7 rows, at least 8 wanted",
         "  max_bad_rate: 0.3, at most 0.2 wanted",
         "  null_rate.note: 0.857143, at most 0.5 wanted",
         "  freshness_hours: the newest event is 37.5 hours before the end of the day, at most 12 wanted",
     ]
-    assert told[5] == "  bad rows: not a JSON object (3)"
+    assert lines[5] == "  bad rows: not a JSON object (3)"
     # The day before it was fine, and is loaded.
     assert list(ids(ws)) == [D1]
     assert table(spark, ws, "quarantine") == []
@@ -162,8 +162,8 @@ def test_blanks_around_fields_and_a_column_without_a_name(spark: SparkSession, w
         {"format": "csv", "trim": True, "null_value": "?"}, columns=columns, event_time=None, expectations={}
     )
     assert run(spec, ws, D1).manifest.rows["quarantined"] == 0
-    wanted = [(0, "a 1", 7, None), (1, "b", 8, '  x, "y" '), (2, "c", None, None), (3, "d", 9, "z z")]
-    assert [(r["column0"], r["id"], r["hour"], r["note"]) for r in table(spark, ws, "events")] == wanted
+    expected = [(0, "a 1", 7, None), (1, "b", 8, '  x, "y" '), (2, "c", None, None), (3, "d", 9, "z z")]
+    assert [(r["column0"], r["id"], r["hour"], r["note"]) for r in table(spark, ws, "events")] == expected
 
 
 def test_file_that_changes_while_it_is_read(

@@ -139,15 +139,15 @@ def test_plain_files_larger_than_a_split_keep_their_line_numbers(spark: SparkSes
             jsonl([r | {"id": f"{name}-{r['id']}"} if isinstance(r, dict) else r for r in rows]),
         )
     key = "spark.sql.files.maxPartitionBytes"
-    before = spark.conf.get(key)
+    setting_before = spark.conf.get(key)
     spark.conf.set(key, "4096")
     try:
         run(make_spec(), ws, D1)
         assert spark.conf.get(key) == "4096"
     finally:
-        spark.conf.set(key, before)
-    kept = [(r["id"], r["_source_line"]) for r in table(spark, ws, "events")]
-    assert kept == [(f"{name}-e{n}", n + 1) for name in "ab" for n in range(500) if n % 7]
+        spark.conf.set(key, setting_before)
+    positions = [(r["id"], r["_source_line"]) for r in table(spark, ws, "events")]
+    assert positions == [(f"{name}-e{n}", n + 1) for name in "ab" for n in range(500) if n % 7]
     bad = [(r["_source_file"], r["_source_line"]) for r in table(spark, ws, "quarantine")]
     assert bad == [(f"in/{D1}/{name}.json", n + 1) for name in "ab" for n in range(0, 500, 7)]
 
@@ -217,17 +217,17 @@ def test_a_day_is_taken_when_it_is_complete(
     with pytest.raises(IncompleteError, match=rf"{D3} is not complete yet: 'seen' has reached {D3}T23:59:59"):
         run(spec, ws, D3)
     assert f"{D2} is left out" in caplog.text
-    assert {ds: len(found) for ds, found in ids(ws).items()} == {D1: 4}
-    before = version(ws)
+    assert {ds: len(event_ids) for ds, event_ids in ids(ws).items()} == {D1: 4}
+    version_before = version(ws)
     # A repeated row is counted as one that was delivered. Others than the control file says: nothing is committed.
     put(ws, f"in/{D3}/b.json", jsonl([event(20, D3, seen=f"{D4}T00:00:00Z"), event(24, D3)]))
     with pytest.raises(UserError, match=r"6 rows were read, and the control file says 4"):
         run(spec, ws, D3)
-    assert version(ws) == before
+    assert version(ws) == version_before
     put(ws, f"count/{D3}.json", b'{"rows": 6}')
     put(ws, f"in/{D2}/b.json", jsonl([event(14, D2, seen=f"{D3}T00:00:00Z")]))
     put(ws, f"count/{D2}.json", b'{"rows": 5}')
     manifest = run(spec, ws, D3).manifest
-    assert {ds: len(found) for ds, found in ids(ws).items()} == {D1: 4, D2: 5, D3: 5}
+    assert {ds: len(event_ids) for ds, event_ids in ids(ws).items()} == {D1: 4, D2: 5, D3: 5}
     assert {"name": "control_rows", "value": 6, "limit": 6, "ok": True, "ds": D3} in manifest.facts["expectations"]
     assert run(spec, ws, D3).skipped

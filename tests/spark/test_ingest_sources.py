@@ -55,8 +55,8 @@ def make_spec(pipeline: str = "shop", main: dict[str, Any] = MAIN, **sources: An
 
 def deliver(ws: Workspace) -> None:
     for ds in (D1, D2):
-        shown = [{"id": n, "user": n % 3, "ts": f"{ds}T10:00:00Z"} for n in (1, 2, 2, 3 if ds == D1 else 4)]
-        put(ws, f"in/shown/{ds}/a.json", jsonl([*shown, "bad"]))
+        impressions = [{"id": n, "user": n % 3, "ts": f"{ds}T10:00:00Z"} for n in (1, 2, 2, 3 if ds == D1 else 4)]
+        put(ws, f"in/shown/{ds}/a.json", jsonl([*impressions, "bad"]))
         bought = [{"user": n, "amount": n / 2, "at": f"{ds}T0{n}:00:00"} for n in (1, 2, 3)]
         put(ws, f"in/purchases/{ds}/a.json.gz", jsonl([*bought, bought[0], {"user": None}]))
     put(ws, "in/users.csv", b"user,country\n1,de\n2,\n")
@@ -70,12 +70,16 @@ def test_a_named_source_becomes_what_it_would_as_the_main_one(spark: SparkSessio
     outputs = {o.name: o for o in manifest.outputs}
     for name, declared in (("purchases", PURCHASES), ("users", USERS)):
         alone = run(make_spec(f"only_{name}", declared), ws, D2).manifest
-        for mine, theirs in ((name, "events"), (f"{name}_quarantine", "quarantine")):
-            wanted = spark.read.format("delta").load(str(ws.table(f"only_{name}", theirs))).collect()
-            assert sorted(map(str, table(spark, ws, mine))) == sorted(str(r.asDict()) for r in wanted)
-            of_alone = next(o for o in alone.outputs if o.name == f"lake/only_{name}/{theirs}")
-            found = outputs[f"lake/shop/{mine}"]
-            assert (found.kind, found.version, found.rows) == (of_alone.kind, of_alone.version, of_alone.rows)
+        for named_table, main_table in ((name, "events"), (f"{name}_quarantine", "quarantine")):
+            expected = spark.read.format("delta").load(str(ws.table(f"only_{name}", main_table))).collect()
+            assert sorted(map(str, table(spark, ws, named_table))) == sorted(str(r.asDict()) for r in expected)
+            of_alone = next(o for o in alone.outputs if o.name == f"lake/only_{name}/{main_table}")
+            named_output = outputs[f"lake/shop/{named_table}"]
+            assert (named_output.kind, named_output.version, named_output.rows) == (
+                of_alone.kind,
+                of_alone.version,
+                of_alone.rows,
+            )
         assert {k.partition(".")[2]: n for k, n in manifest.rows.items() if k.startswith(f"{name}.")} == alone.rows
         assert manifest.facts["sources"][name] == alone.facts
         landed = {i.name.replace("only_", "shop/"): i.version for i in alone.inputs}
@@ -86,8 +90,8 @@ def test_a_named_source_becomes_what_it_would_as_the_main_one(spark: SparkSessio
     plain = run(make_spec("plain"), ws, D2).manifest
     assert plain.rows == {k: n for k, n in manifest.rows.items() if "." not in k}
     assert plain.facts == {k: v for k, v in manifest.facts.items() if k != "sources"}
-    made, output = lineage.find(lineage.load_runs(ws), "lake/shop/purchases")
-    assert (made.stage, output.name) == ("ingest", "lake/shop/purchases")
+    producing_run, output = lineage.find(lineage.load_runs(ws), "lake/shop/purchases")
+    assert (producing_run.stage, output.name) == ("ingest", "lake/shop/purchases")
 
     # Another file of one source: that one is loaded again, the others are as they were.
     put(ws, f"in/purchases/{D1}/b.json.gz", jsonl([{"user": 9, "amount": 1, "at": f"{D1}T09:00:00"}]))

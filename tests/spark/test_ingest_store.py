@@ -47,8 +47,10 @@ def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setenv("HEADRACE_CACHE", str(folder / "cache"))
         patch.setitem(location.STORES, "s3", ObjectStore("s3"))
         reads = Workspace(folder, reads=(f"s3://{BUCKET}/drops",))
-        given = store_properties(reads, server.environ, has_s3a=True)
-        with spark_settings(spark, {k.removeprefix("spark.hadoop."): v for k, v in given.items() if ".fs.s3" in k}):
+        properties = store_properties(reads, server.environ, has_s3a=True)
+        with spark_settings(
+            spark, {k.removeprefix("spark.hadoop."): v for k, v in properties.items() if ".fs.s3" in k}
+        ):
             yield location_of(f"s3://{BUCKET}/drops")
         for name in account:
             system.clearProperty(name)
@@ -81,7 +83,7 @@ def pipeline(root: str) -> Spec:
     events = make_spec(
         {"format": "csv", "path": f"{root}/{{ds}}/*.csv*", "complete": {"marker": f"{root}/{{ds}}.done"}}
     )
-    given = events.model_dump(exclude_unset=True) | {
+    fields = events.model_dump(exclude_unset=True) | {
         "sources": {
             name: {
                 "source": {"format": "csv", "path": f"{root}/people/{name}.c?v", option: True},
@@ -90,16 +92,16 @@ def pipeline(root: str) -> Spec:
             for name, option in (("users", "trim"), ("notes", "multiline"))
         }
     }
-    return build_spec(given)
+    return build_spec(fields)
 
 
 def loaded(spark: SparkSession, ws: Workspace, root: str) -> dict[str, Any]:
     """All rows, good and bad, and what the manifest says of them."""
     manifest = run(pipeline(root), ws, D2).manifest
     names = ("events", "quarantine", *(f"{name}{end}" for name in ("users", "notes") for end in ("", "_quarantine")))
-    found = {name: table(spark, ws, name) for name in names}
-    found |= {"rows": manifest.rows, "facts": manifest.facts}
-    normal: dict[str, Any] = json.loads(json.dumps(found, default=repr).replace(root, "ROOT"))
+    contents = {name: table(spark, ws, name) for name in names}
+    contents |= {"rows": manifest.rows, "facts": manifest.facts}
+    normal: dict[str, Any] = json.loads(json.dumps(contents, default=repr).replace(root, "ROOT"))
     return normal
 
 
@@ -138,15 +140,15 @@ def test_files_in_a_bucket_become_what_files_in_a_folder_become(
     (bucket / D1 / "b.csv.gz").put_bytes(gzip.compress((HEADER + line(23, D1)).encode()))
     manifest = run(spec, ws, D2).manifest
     assert manifest.facts["days"] == [D1, D2]
-    kept = {r["id"] for r in table(spark, ws, "events")}
-    assert "e23" in kept
-    assert "e22" not in kept
+    event_ids = {r["id"] for r in table(spark, ws, "events")}
+    assert "e23" in event_ids
+    assert "e22" not in event_ids
 
     # What cannot be read is named by its URI, and nothing of it is loaded.
     (bucket / D1 / "b.csv.gz").put_bytes(gzip.compress(HEADER.encode() * 1000)[:-9])
     with pytest.raises(UserError, match=rf"landing file {bucket}/{D1}/b\.csv\.gz cannot be read: it ends in the"):
         run(spec, ws, D2)
-    assert {r["id"] for r in table(spark, ws, "events")} == kept
+    assert {r["id"] for r in table(spark, ws, "events")} == event_ids
     (bucket / f"{D2}.done").remove()
     with pytest.raises(IncompleteError, match=rf"the marker {bucket}/{D2}\.done is not there"):
         run(spec, Workspace(tmp_path / "other"), D2)

@@ -15,7 +15,7 @@ ZONE = "spark.sql.session.timeZone"
 def test_landing_day_of_a_time_zone_and_clock_skew(spark: SparkSession, ws: Workspace) -> None:
     """The day of 23 hours on which Berlin goes from UTC+1 to UTC+2, times without an offset, and 30 seconds' skew."""
     ds = "2026-03-29"
-    kept = {
+    good = {
         "first": "2026-03-27T23:00:00Z",
         "winter": "2026-03-29 00:30:00",
         "summer": "2026-03-29T03:30:00.5",
@@ -25,13 +25,13 @@ def test_landing_day_of_a_time_zone_and_clock_skew(spark: SparkSession, ws: Work
         "ahead": "2026-03-29T22:00:29Z",
     }
     bad = {"late": "2026-03-27T22:59:59Z", "far ahead": "2026-03-29T22:00:30Z", "next day": "2026-03-30 00:00:30"}
-    rows = [event(1, ds, id=name, ts=time) for name, time in (kept | bad).items()]
+    rows = [event(1, ds, id=name, ts=time) for name, time in (good | bad).items()]
     put(ws, f"in/{ds}/a.json", jsonl(rows))
     spec = make_spec({"timezone": "Europe/Berlin"}, clock_skew_seconds=30)
     checks = run(spec, ws, ds).manifest.facts["expectations"]
     assert {c["name"]: c["ok"] for c in checks} == {"min_rows": True, "max_bad_rate": True}
-    found = {r["id"]: r["ts"].isoformat() for r in table(spark, ws, "events")}
-    assert found == {
+    times = {r["id"]: r["ts"].isoformat() for r in table(spark, ws, "events")}
+    assert times == {
         "first": "2026-03-27T23:00:00",
         "winter": "2026-03-28T23:30:00",
         "summer": "2026-03-29T01:30:00.500000",
@@ -52,7 +52,7 @@ def test_numbers_since_1970(spark: SparkSession, ws: Workspace) -> None:
     start = datetime.fromisoformat(D1)
     seconds = int((start - datetime(1970, 1, 1)).total_seconds())
     columns = [*COLUMNS[:3], COLUMNS[4], {"name": "seen", "type": "timestamp"}]
-    kept = {
+    good = {
         "whole": (seconds + 1, (seconds + 2) * 1000, start + timedelta(seconds=1), start + timedelta(seconds=2)),
         "fraction": (seconds + 0.25, seconds * 1000 + 7, *(start + timedelta(milliseconds=k) for k in (250, 7))),
         "text": (f"{seconds}.000001", f"{seconds}000.5", *(start + timedelta(microseconds=k) for k in (1, 500))),
@@ -67,7 +67,7 @@ def test_numbers_since_1970(spark: SparkSession, ws: Workspace) -> None:
         "huge": (seconds, "1e99"),
         "hex": (seconds, "0x10"),
     }
-    times = {name: row[:2] for name, row in kept.items()} | bad
+    times = {name: row[:2] for name, row in good.items()} | bad
     put(ws, f"in/{D1}/a.json", jsonl([{"id": k, "ts": a, "user": 1, "seen": b} for k, (a, b) in times.items()]))
     lines = [f"csv {k},{a},1,{'' if b is None else b}" for k, (a, b) in times.items()]
     put(ws, f"in/{D1}/b.csv", "\n".join(["id,ts,user,seen", *lines]).encode())
@@ -75,8 +75,8 @@ def test_numbers_since_1970(spark: SparkSession, ws: Workspace) -> None:
     source = {"timestamps": {"ts": "epoch_seconds", "seen": "epoch_milliseconds"}, "timezone": "Asia/Tokyo"}
     spec = make_spec(source, columns=columns, expectations={"max_bad_rate": 1})
     run(spec, ws, D1)
-    wanted = {prefix + name: row[2:] for name, row in kept.items() for prefix in ("", "csv ")}
-    assert {r["id"]: (r["ts"], r["seen"]) for r in table(spark, ws, "events")} == wanted
+    expected = {prefix + name: row[2:] for name, row in good.items() for prefix in ("", "csv ")}
+    assert {r["id"]: (r["ts"], r["seen"]) for r in table(spark, ws, "events")} == expected
     assert len(table(spark, ws, "quarantine")) == 2 * len(bad)
 
 

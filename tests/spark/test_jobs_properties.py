@@ -33,6 +33,6 @@ def test_java_reads_back_what_was_written(spark: SparkSession, tmp_path: Path) -
     reader = jvm.java.io.InputStreamReader(stream, "UTF-8")
     read.load(reader)
     reader.close()
-    found = {str(k): str(read.getProperty(k)) for k in read.stringPropertyNames()}
-    assert found == properties(spec.spark, ws)
-    assert {k: found[k] for k in hard} == hard
+    read_back = {str(k): str(read.getProperty(k)) for k in read.stringPropertyNames()}
+    assert read_back == properties(spec.spark, ws)
+    assert {k: read_back[k] for k in hard} == hard

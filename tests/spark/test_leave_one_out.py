@@ -37,9 +37,9 @@ def pins(ws: Workspace) -> Workspace:
 
 
 def test_other_files_of_the_same_form_need_their_path_alone(spark: SparkSession, pins: Workspace) -> None:
-    given = [f"source.path={pins.home / 'pins'}/*"]
+    overrides = [f"source.path={pins.home / 'pins'}/*"]
     neumf = load_overlay(checkout() / "conf" / "overlays" / "neumf.yaml")
-    spec = load_spec("movielens", given)
+    spec = load_spec("movielens", overrides)
     assert spec.ds is not None
     for stage in (Ingest(), BuildFeatures()):
         run_stage(stage, spec, pins, spec.ds)
@@ -53,7 +53,7 @@ def test_other_files_of_the_same_form_need_their_path_alone(spark: SparkSession,
     rank = read_padded(sorted((dataset / "rank").glob("*.parquet")), schema)
     torch.set_num_threads(1)
     for key, overlay in (("dlrm", []), ("neumf", neumf)):
-        spec = load_spec("movielens", [*overlay, *given])
+        spec = load_spec("movielens", [*overlay, *overrides])
         job = Job(
             home=pins.home,
             pipeline=spec.pipeline,
@@ -66,9 +66,9 @@ def test_other_files_of_the_same_form_need_their_path_alone(spark: SparkSession,
         report = train_local(job)
         rows = rank.assign(score=load_predictor(job.saved_model).predict({c: rank[c].to_numpy() for c in rank}))
         hits, gains = [], []
-        for _, mine in rows.groupby("user_id"):
-            (own,) = mine[mine.label == 1].score
-            place = int((mine[mine.label == 0].score >= own).sum())
+        for _, user_rows in rows.groupby("user_id"):
+            (positive_score,) = user_rows[user_rows.label == 1].score
+            place = int((user_rows[user_rows.label == 0].score >= positive_score).sum())
             hits.append(place < 10)
             gains.append(1 / np.log2(place + 2) if place < 10 else 0.0)
         assert len(hits) == USERS

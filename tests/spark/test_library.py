@@ -44,14 +44,14 @@ def test_a_spark_frame_gives_what_a_pandas_frame_gives(spark: SparkSession, tmp_
     by_pandas, by_spark = workflow().fit(df), workflow().fit(table, vocabulary=tmp_path / "codes", day="2026-01-05")
     assert by_spark.fitted.states == by_pandas.fitted.states
     assert by_spark.vocabularies["user"].equals(by_pandas.vocabularies["user"])
-    wanted = by_pandas.transform(df)
-    found = by_spark.transform(table).toPandas().sort_values("row").reset_index(drop=True)
-    pd.testing.assert_frame_equal(found[wanted.columns], wanted, check_dtype=False)
+    expected = by_pandas.transform(df)
+    actual = by_spark.transform(table).toPandas().sort_values("row").reset_index(drop=True)
+    pd.testing.assert_frame_equal(actual[expected.columns], expected, check_dtype=False)
 
     assert DeltaLog(local(tmp_path / "codes")).version == 0
     again = workflow().fit(table.where("row < 900"), vocabulary=tmp_path / "codes", day="2026-01-06")
-    kept = dict(zip(*by_spark.vocabularies["user"].to_pydict().values(), strict=True))
-    assert dict(zip(*again.vocabularies["user"].to_pydict().values(), strict=True)) == kept, "codes stay"
+    codes = dict(zip(*by_spark.vocabularies["user"].to_pydict().values(), strict=True))
+    assert dict(zip(*again.vocabularies["user"].to_pydict().values(), strict=True)) == codes, "codes stay"
 
     halves = [table.where("row < 1500"), table.where("row >= 1500")]
     counts = by_spark.write_dataset(halves[0], tmp_path / "data", valid=halves[1])
@@ -87,7 +87,7 @@ def test_a_look_at_the_future_is_seen(spark: SparkSession) -> None:
             "click": [0, 1, 0, 1, 1, 0],
         }
     )
-    made = check_table_operator(Rank(key="user"), table, label="click", time="at", spark=spark)
-    assert made.column("rank").to_pylist() == [1, 2, 1, 3, 2, 1]
+    result = check_table_operator(Rank(key="user"), table, label="click", time="at", spark=spark)
+    assert result.column("rank").to_pylist() == [1, 2, 1, 3, 2, 1]
     with pytest.raises(AssertionError, match="without the rows after it"):
         check_table_operator(Rank(key="user", backwards=True), table, label="click", time="at", spark=spark)

@@ -91,9 +91,14 @@ class Shop:
             start = datetime.combine(FIRST, datetime.min.time(), UTC) + timedelta(days=number + 1)
 
             def event(user: int, item: str, after: float, start: datetime = start) -> dict[str, Any]:
-                at = start + timedelta(days=after)
+                moment = start + timedelta(days=after)
                 lag = int(rng.choice([0, 1, 2], p=[0.7, 0.2, 0.1]))
-                return {"user": user, "item": item, "at": at, "landed": (at + timedelta(days=lag)).date().isoformat()}
+                return {
+                    "user": user,
+                    "item": item,
+                    "at": moment,
+                    "landed": (moment + timedelta(days=lag)).date().isoformat(),
+                }
 
             for user in range(USERS):
                 country = ("DE", "FR", None)[user % 3]
@@ -120,10 +125,10 @@ class Shop:
         for folder, frame, time in (("shop", self.events, "ts"), ("orders", self.orders, "at")):
             for number in range(days):
                 path = ws.landing(folder) / day(number)
-                mine = frame[frame.landed == day(number)]
+                day_rows = frame[frame.landed == day(number)]
                 rows = [
                     {**{k: v for k, v in r.items() if k not in ("at", "landed")}, time: r["at"].isoformat()}
-                    for r in mine.to_dict("records")
+                    for r in day_rows.to_dict("records")
                 ]
                 (path / "part.json").put_text("".join(json.dumps(r) + "\n" for r in rows))
 
@@ -131,9 +136,9 @@ class Shop:
         """The score stage's table and manifests."""
         table = ws.table("shop", "scores")
         for number in range(days):
-            mine = self.lists[self.lists.ds == day(number)]
+            day_lists = self.lists[self.lists.ds == day(number)]
             types = "ds string, user bigint, item string, rank int, score float, model_version string, arms string"
-            rows = [tuple(None if v is None else v for v in r) for r in mine.itertuples(index=False)]
+            rows = [tuple(None if v is None else v for v in r) for r in day_lists.itertuples(index=False)]
             frame = spark.createDataFrame([(*r[:4], float(r[4]), *r[5:]) for r in rows], types)
             version = write_day(frame, table, Context(spec, ws, day(number), key=f"k{number}"), "score")
             output = Output(
@@ -142,42 +147,42 @@ class Shop:
                 version=str(version),
                 rows=rows_of_day(table, version, day(number)),
             )
-            made = Manifest(
+            manifest = Manifest(
                 stage="score", pipeline="shop", ds=day(number), key=f"k{number}", spec_hash="", outputs=(output,)
             )
-            made.save(ws.manifest("shop", day(number), "score"))
+            manifest.save(ws.manifest("shop", day(number), "score"))
 
     def outcomes(self, ds: str, served: list[str]) -> pd.DataFrame:
         """What was shown of the served days and known on `ds`, by loops over everything."""
-        found = []
+        records = []
         for row in self.lists[self.lists.ds.isin(served)].to_dict("records"):
             start = pd.Timestamp(row["ds"], tz="UTC") + pd.Timedelta(days=1)
 
             def of(
-                frame: pd.DataFrame, within: int, row: dict[str, Any] = row, start: pd.Timestamp = start
+                frame: pd.DataFrame, days: int, row: dict[str, Any] = row, start: pd.Timestamp = start
             ) -> pd.DataFrame:
-                mine = frame[(frame.user == row["user"]) & (frame.item == row["item"]) & (frame.landed <= ds)]
-                return mine[(mine["at"] >= start) & (mine["at"] < start + pd.Timedelta(days=within))]
+                matching = frame[(frame.user == row["user"]) & (frame.item == row["item"]) & (frame.landed <= ds)]
+                return matching[(matching["at"] >= start) & (matching["at"] < start + pd.Timedelta(days=days))]
 
-            shown = of(self.events, 1)
-            if len(shown):
-                clicks, orders = shown[shown.clicked > 0], of(self.orders, WITHIN["purchase"])
-                first = shown.sort_values("at").iloc[0]
-                found.append(
+            impressions = of(self.events, 1)
+            if len(impressions):
+                clicks, orders = impressions[impressions.clicked > 0], of(self.orders, WITHIN["purchase"])
+                first = impressions.sort_values("at").iloc[0]
+                records.append(
                     row
-                    | {"shown_landed": shown.landed.min(), "slice_country": first.country}
+                    | {"shown_landed": impressions.landed.min(), "slice_country": first.country}
                     | {"click": int(len(clicks) > 0), "purchase": int(len(orders) > 0)}
                     | {"click_landed": clicks.landed.min() if len(clicks) else None}
-                    | {"purchase_landed": max(orders.landed.min(), shown.landed.min()) if len(orders) else None}
+                    | {"purchase_landed": max(orders.landed.min(), impressions.landed.min()) if len(orders) else None}
                 )
-        return pd.DataFrame(found)
+        return pd.DataFrame(records)
 
 
 def read(spark: SparkSession, ws: Workspace, manifest: Manifest, name: str) -> pd.DataFrame:
-    (made,) = [o for o in manifest.outputs if o.name == f"lake/shop/{name}"]
-    reader = spark.read.format("delta").option("versionAsOf", made.version)
+    (output,) = [o for o in manifest.outputs if o.name == f"lake/shop/{name}"]
+    reader = spark.read.format("delta").option("versionAsOf", output.version)
     frame = reader.load(str(ws.table("shop", name))).where(f"ds = '{manifest.ds}'").toPandas()
-    assert len(frame) == made.rows
+    assert len(frame) == output.rows
     return frame
 
 
@@ -200,11 +205,11 @@ def test_lists_meet_what_followed_as_it_had_landed(spark: SparkSession, ws: Work
     assert [i.version for i in manifest.inputs if i.name == "lake/shop/scores"] == [str(n) for n in range(1, 8)]
 
     keys = ["ds", "user", "item"]
-    wanted = shop.outcomes(ds, served).sort_values(keys, ignore_index=True)
+    expected = shop.outcomes(ds, served).sort_values(keys, ignore_index=True)
     rows = read(spark, ws, manifest, "outcomes").drop(columns="ds").rename(columns={"served_ds": "ds"})
     rows = rows.sort_values(keys, ignore_index=True)
-    for column in wanted.columns:
-        left, right = rows[column].astype(object), wanted[column].astype(object)
+    for column in expected.columns:
+        left, right = rows[column].astype(object), expected[column].astype(object)
         assert left.where(left.notna(), None).tolist() == right.where(right.notna(), None).tolist(), column
     assert (rows.click_ripe == (rows.ds <= day(5))).all()
     assert (rows.purchase_ripe == (rows.ds <= day(3))).all()
@@ -213,8 +218,8 @@ def test_lists_meet_what_followed_as_it_had_landed(spark: SparkSession, ws: Work
     assert rows.purchase.sum() > 0
 
     metrics = read(spark, ws, manifest, "outcome_metrics")
-    check_metrics(metrics, wanted)
-    check_still_to_come(metrics, wanted, ds)
+    check_metrics(metrics, expected)
+    check_still_to_come(metrics, expected, ds)
     known = {r["label"]: r for r in manifest.facts["days"] if r["served_ds"] == day(7) and r["metric"] == "rate"}
     assert 0 < known["click"]["known"] < 1
     assert manifest.facts["last_ripe_day"] == {"click": day(5), "purchase": day(3)}
@@ -229,8 +234,8 @@ def test_lists_meet_what_followed_as_it_had_landed(spark: SparkSession, ws: Work
             for m in (early, again)
         ]
     )
-    wanted = shop.outcomes(day(5), [day(n) for n in range(5)])
-    assert early.rows["shown"] == len(wanted)
+    expected = shop.outcomes(day(5), [day(n) for n in range(5)])
+    assert early.rows["shown"] == len(expected)
     # The rows of the other run are still there.
     assert len(read(spark, ws, manifest, "outcomes")) == len(rows)
     assert run_stage(stage, spec, ws, ds).skipped
@@ -248,32 +253,37 @@ def check_metrics(metrics: pd.DataFrame, rows: pd.DataFrame) -> None:
     assert sorted(metrics.dimension.unique()) == sorted(dimensions)
     seen = 0
     for dimension in dimensions:
-        for (served, value), mine in rows.groupby(["ds", dimension]):
+        for (served, value), group in rows.groupby(["ds", dimension]):
             for label in WITHIN:
-                found = metrics[
+                actual = metrics[
                     (metrics.served_ds == served)
                     & (metrics.label == label)
                     & (metrics.dimension == dimension)
                     & (metrics.value == value)
                 ].set_index("metric")
-                y, p = mine[label].to_numpy(), mine.score.to_numpy(np.float64)
-                wanted = {"rate": y.mean(), "auc": roc_auc_score(y, p)}
+                y, p = group[label].to_numpy(), group.score.to_numpy(np.float64)
+                expected = {"rate": y.mean(), "auc": roc_auc_score(y, p)}
                 for k in (1, 3):
-                    by_user = mine[label].where(mine["rank"] <= k, 0).groupby(mine.user).max()
-                    wanted[f"hr_at_{k}"] = by_user.mean()
+                    by_user = group[label].where(group["rank"] <= k, 0).groupby(group.user).max()
+                    expected[f"hr_at_{k}"] = by_user.mean()
                 if label == "click":
                     q = np.clip(p, 1e-7, 1 - 1e-7)
-                    wanted["calibration"] = p.sum() / y.sum()
-                    wanted["log_loss"] = -(y * np.log(q) + (1 - y) * np.log(1 - q)).mean()
-                assert set(found.index) == set(wanted)
-                for name, figure in wanted.items():
-                    assert found.estimate[name] == pytest.approx(figure, rel=1e-6), (dimension, value, label, name)
+                    expected["calibration"] = p.sum() / y.sum()
+                    expected["log_loss"] = -(y * np.log(q) + (1 - y) * np.log(1 - q)).mean()
+                assert set(actual.index) == set(expected)
+                for name, figure in expected.items():
+                    assert actual.estimate[name] == pytest.approx(figure, rel=1e-6), (dimension, value, label, name)
                     # Zeros of all users are zeros in every replicate.
-                    assert found.low[name] <= found.estimate[name] <= found.high[name], (dimension, value, label, name)
-                assert (found.rows == len(mine)).all()
-                assert (found.users == mine.user.nunique()).all()
-                assert (found.positives == y.sum()).all()
-                seen += len(found)
+                    assert actual.low[name] <= actual.estimate[name] <= actual.high[name], (
+                        dimension,
+                        value,
+                        label,
+                        name,
+                    )
+                assert (actual.rows == len(group)).all()
+                assert (actual.users == group.user.nunique()).all()
+                assert (actual.positives == y.sum()).all()
+                seen += len(actual)
     assert seen == len(metrics)
 
 
@@ -286,12 +296,12 @@ def check_still_to_come(metrics: pd.DataFrame, rows: pd.DataFrame, ds: str) -> N
     for label, last in (("click", day(5)), ("purchase", day(3))):
         ripe = rows[rows.ds <= last]
         positives = age(ripe[f"{label}_landed"], ripe.ds)[ripe[label] == 1]
-        shown = age(ripe.shown_landed, ripe.ds)
-        of = metrics[(metrics.label == label) & (metrics.metric == "rate")]
-        for r in of.itertuples():
+        impression_age = age(ripe.shown_landed, ripe.ds)
+        rates = metrics[(metrics.label == label) & (metrics.metric == "rate")]
+        for r in rates.itertuples():
             now = (date.fromisoformat(ds) - date.fromisoformat(r.served_ds)).days
             known = 1.0 if r.served_ds <= last else (positives <= now).mean()
-            part = 1.0 if r.served_ds <= last else (shown <= now).mean()
+            part = 1.0 if r.served_ds <= last else (impression_age <= now).mean()
             assert r.known == pytest.approx(known)
             assert r.expected == pytest.approx(r.estimate * part / known)
             assert r.ripe == (r.served_ds <= last)

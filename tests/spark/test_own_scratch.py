@@ -49,8 +49,8 @@ def clicked() -> Spec:
 
 
 def spoken(spec: Spec) -> dict[str, Any]:
-    found: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return found
+    fields: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return fields
 
 
 def deliver(ws: Workspace) -> None:
@@ -82,69 +82,69 @@ def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def said(homes: Path) -> dict[str, Any]:
     """What the executors made of it: one application for all stages."""
-    given = {"features": (clicked(), DS), "ingest": (make_spec(), D2), "score": (SCORES, score_support.DS)}
-    specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in given.items()}
+    stages = {"features": (clicked(), DS), "ingest": (make_spec(), D2), "score": (SCORES, score_support.DS)}
+    specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in stages.items()}
     (homes / "there" / "specs.json").write_text(json.dumps(specs))
     line = [sys.executable, "-m", "tests.spark.own_scratch_side", str(homes / "there")]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=checkout())
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def both(homes: Path, stage: str) -> tuple[Workspace, Workspace]:
     return Workspace(homes / "here" / stage), Workspace(homes / "there" / stage)
 
 
-def test_features(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
+def test_features(spark: SparkSession, homes: Path, report: dict[str, Any]) -> None:
     """An executor is lost with what it decoded, after the fit; another one in the middle of a shuffle."""
-    here, there = both(homes, "features")
-    expected = run(clicked(), here).manifest
-    arrow, by_spark = (Manifest.model_validate(said[engine]) for engine in ("arrow", "spark"))
-    assert digests(dataset(there, arrow)) == digests(dataset(here, expected))
+    local_ws, cluster_ws = both(homes, "features")
+    expected = run(clicked(), local_ws).manifest
+    arrow, by_spark = (Manifest.model_validate(report[engine]) for engine in ("arrow", "spark"))
+    assert digests(dataset(cluster_ws, arrow)) == digests(dataset(local_ws, expected))
     assert (arrow.facts, arrow.rows, arrow.key) == (expected.facts, expected.rows, expected.key)
-    assert_same_dataset(dataset(there, by_spark), dataset(here, expected))
+    assert_same_dataset(dataset(cluster_ws, by_spark), dataset(local_ws, expected))
     assert by_spark.facts == expected.facts
     # Each executor decoded files, no file was decoded twice, and nothing where the driver's folder would be.
-    assert len(said["decoded"]) == 2
-    assert all(said["decoded"])
-    assert not set.intersection(*map(set, said["decoded"]))
-    assert here.encoded("clicks").exists()
-    assert not list(there.encoded("clicks").files())
+    assert len(report["decoded"]) == 2
+    assert all(report["decoded"])
+    assert not set.intersection(*map(set, report["decoded"]))
+    assert local_ws.encoded("clicks").exists()
+    assert not list(cluster_ws.encoded("clicks").files())
     # No table by key was in the driver, nor those from which their chains learn again; of these nothing is left.
     tables = ["groups", "item_category_te", "user_country", "user_id"]
-    assert said["tables"] == dict.fromkeys(("arrow", "spark"), tables)
-    assert not list(there.staging("clicks").files())
-    assert not (there.spark_local / "prepared").exists()
+    assert report["tables"] == dict.fromkeys(("arrow", "spark"), tables)
+    assert not list(cluster_ws.staging("clicks").files())
+    assert not (cluster_ws.spark_local / "prepared").exists()
     # What was sent by the lost executor was sent again.
-    assert said["lost"] == sorted([x for t in range(6) for k in (p, p + 4) for x in (t, k)] for p in range(4))
+    assert report["lost"] == sorted([x for t in range(6) for k in (p, p + 4) for x in (t, k)] for p in range(4))
 
 
-def test_ingest(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
+def test_ingest(spark: SparkSession, homes: Path, report: dict[str, Any]) -> None:
     """Tasks that have left their files were lost: none of their lines is there twice."""
-    here, there = both(homes, "ingest")
-    expected, found = ingest_support.run(make_spec(), here, D2).manifest, Manifest.model_validate(said["ingest"])
+    local_ws, cluster_ws = both(homes, "ingest")
+    expected, actual = ingest_support.run(make_spec(), local_ws, D2).manifest, Manifest.model_validate(report["ingest"])
     for name in ("events", "quarantine"):
-        rows = ingest_support.table(spark, there, name)
-        assert rows == ingest_support.table(spark, here, name)
+        rows = ingest_support.table(spark, cluster_ws, name)
+        assert rows == ingest_support.table(spark, local_ws, name)
         assert len({(r["_source_file"], r["_source_line"]) for r in rows}) == len(rows) > 2
-    assert (found.rows, found.facts, found.key) == (expected.rows, expected.facts, expected.key)
-    assert found.rows["duplicates"] > 10
-    assert {p.name for p in there.home.glob("lost-*")} == {"lost-ReadTask", "lost-SuspectTask"}
+    assert (actual.rows, actual.facts, actual.key) == (expected.rows, expected.facts, expected.key)
+    assert actual.rows["duplicates"] > 10
+    assert {p.name for p in cluster_ws.home.glob("lost-*")} == {"lost-ReadTask", "lost-SuspectTask"}
     # In the lake nothing is left of what tasks handed to each other.
-    assert not list(there.staging("shop").files())
+    assert not list(cluster_ws.staging("shop").files())
 
 
-def test_scores(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
-    here, there = both(homes, "score")
-    expected = run_stage(ScoreCandidates(), SCORES, here, score_support.DS).manifest
-    found, wanted = (score_support.scores(spark, ws) for ws in (there, here))
-    pd.testing.assert_frame_equal(found, wanted, check_exact=True)
-    manifest = Manifest.model_validate(said["score"])
+def test_scores(spark: SparkSession, homes: Path, report: dict[str, Any]) -> None:
+    local_ws, cluster_ws = both(homes, "score")
+    expected = run_stage(ScoreCandidates(), SCORES, local_ws, score_support.DS).manifest
+    actual, expected_scores = (score_support.scores(spark, ws) for ws in (cluster_ws, local_ws))
+    pd.testing.assert_frame_equal(actual, expected_scores, check_exact=True)
+    manifest = Manifest.model_validate(report["score"])
     assert (manifest.rows, manifest.key) == (expected.rows, expected.key)
-    assert len(found) > 100
-    assert (there.home / "lost-_Transform").exists()
+    assert len(actual) > 100
+    assert (cluster_ws.home / "lost-_Transform").exists()
     # Executors laid out the model's tables, and the items' features, in folders of their own.
-    assert "tables" in said["mapped"]
-    assert any(name.startswith("item-features-") for name in said["mapped"])
-    assert not list(there.staging("shop").files())
+    assert "tables" in report["mapped"]
+    assert any(name.startswith("item-features-") for name in report["mapped"])
+    assert not list(cluster_ws.staging("shop").files())

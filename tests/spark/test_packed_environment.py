@@ -59,7 +59,7 @@ def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None
     doctor = subprocess.run([headrace, "doctor", "--json", *home], stdout=subprocess.PIPE, check=False, cwd="/")
     findings = {f["what"]: f for f in json.loads(doctor.stdout)["findings"]}
     assert findings["jars"]["found"].endswith(f"in {site}/headrace/share/build/jars")
-    assert {findings[what]["state"] for what in ("native libraries", "UDF jar", "numpy")} == {"ok"}
+    assert {findings[name]["state"] for name in ("native libraries", "UDF jar", "numpy")} == {"ok"}
     assert "other pins" in findings
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     run([headrace, "generate", "clicks", "--until", DAY, *home, *sets])
@@ -103,10 +103,10 @@ def test_the_archive_runs_where_nothing_else_is(archive: Path, tmp_path: Path) -
         cwd="/",
     )
     assert done.stdout, done.stderr[-4000:]
-    said = json.loads(done.stdout)
-    findings = {f["what"]: f for f in said["findings"]}
+    report = json.loads(done.stdout)
+    findings = {f["what"]: f for f in report["findings"]}
     # Those that were left out, and no pin besides.
-    assert set(said["missing"]) == {"spark-submit", "Horovod", "warehouse"}
+    assert set(report["missing"]) == {"spark-submit", "Horovod", "warehouse"}
     assert f"({tmp_path}/environment/bin/python)" in findings["Python"]["found"]
     assert findings["native libraries"]["state"] == "ok"
     assert findings["other pins"]["state"] == "ok"
@@ -117,21 +117,21 @@ def test_executors_with_nothing_else_run_tasks_with_the_archives_libraries(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of Spark that sees Spark, Java, a Python without packages, and a lake in S3."""
-    without = hidden()
+    prefix = hidden()
     with s3_server(tmp_path) as s3:
         for name, value in s3.environ.items():
             monkeypatch.setenv(name, value)
-        with standalone(tmp_path, worker=without) as place:
+        with standalone(tmp_path, worker=prefix) as place:
             side = [sys.executable, Path(__file__).with_name("packed_side.py")]
             words = [place.url, archive, tmp_path / "home", f"s3://{BUCKET}/lake"]
-            said = json.loads(run([*side, *words]).splitlines()[-1])
-    assert said["numbers"] == list(range(6))
+            report = json.loads(run([*side, *words]).splitlines()[-1])
+    assert report["numbers"] == list(range(6))
     packages = "environment/lib/python3.11/site-packages/headrace"
-    own = native.built("libheadrace_dataset.so").relative_to(checkout())
+    library = native.built("libheadrace_dataset.so").relative_to(checkout())
     hashes = xxhash64_integers(np.arange(6)).tolist()
-    for part, answer in zip((hashes[:3], hashes[3:]), said["tasks"], strict=True):
+    for part, answer in zip((hashes[:3], hashes[3:]), report["tasks"], strict=True):
         assert answer["hashes"] == part
         assert answer["python"] == "environment/bin/python"
         assert answer["headrace"].endswith(f"/{packages}/__init__.py")
-        assert answer["library"].endswith(f"/{packages}/share/{own}")
+        assert answer["library"].endswith(f"/{packages}/share/{library}")
         assert not answer["headrace"].startswith(str(checkout()))

@@ -90,9 +90,9 @@ def test_a_table_of_files_is_whole_whenever_its_publisher_is_killed(
         same(places.read(kind, ws, DS), versions[table])
         same(places.read(kind, ws, DS, current=True), versions[current])
         with open_target(spec, ws) as target:
-            found = target.published(DS)
-            assert found is not None
-            assert (found.key, found.rows) == (recorded, len(versions[recorded]))
+            record = target.published(DS)
+            assert record is not None
+            assert (record.key, record.rows) == (recorded, len(versions[recorded]))
             assert (target.missing(DS, "new") is None) == (recorded == "new")
 
     with spark_settings(spark, places.properties):
@@ -125,8 +125,8 @@ def test_a_day_of_delta_is_not_replaced_by_a_run_that_was_paused(
             target.create(df.dtypes)
             with target.stage(df, DS, key) as staged:
                 if later is not None:
-                    with open_target(spec, ws, later) as theirs:
-                        theirs.claim()
+                    with open_target(spec, ws, later) as later_target:
+                        later_target.claim()
                 target.swap(staged, "s", [])
 
     with open_target(spec, ws, holding(1)) as first:

@@ -91,8 +91,8 @@ def publish(ws: Workspace, ds: str = DS, overrides: Sequence[str] = ()) -> Outco
 
 
 def in_lake(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
-    found = spark.read.format("delta").load(str(ws.table("clicks", "published"))).where(f"ds = '{ds}'")
-    return found.orderBy("user_id", "rank").drop("published_key").toPandas()
+    frame = spark.read.format("delta").load(str(ws.table("clicks", "published"))).where(f"ds = '{ds}'")
+    return frame.orderBy("user_id", "rank").drop("published_key").toPandas()
 
 
 def transactions(ws: Workspace) -> list[Any]:
@@ -118,9 +118,9 @@ def test_publish_replace_and_heal(spark: SparkSession, fresh: Workspace) -> None
     assert manifest.facts["sample"][0]["user_id"] == -2
 
     # The same again does nothing, and touches no row.
-    before = transactions(fresh)
+    transactions_before = transactions(fresh)
     assert publish(fresh).skipped
-    assert transactions(fresh) == before
+    assert transactions(fresh) == transactions_before
 
     # The next day is beside it; new scores for the first day replace it and leave the next.
     land(spark, fresh, scores(40, 1, NEXT), NEXT)
@@ -153,7 +153,7 @@ def test_scores_are_read_at_the_pinned_version(spark: SparkSession, fresh: Works
 def test_failed_audit_leaves_everything_as_it_was(spark: SparkSession, fresh: Workspace) -> None:
     land(spark, fresh, scores(50))
     publish(fresh)
-    before, lake = transactions(fresh), in_lake(spark, fresh)
+    transactions_before, lake = transactions(fresh), in_lake(spark, fresh)
     bad = scores(50, 3)
     bad.loc[4, "score"] = np.inf
     bad.loc[9, "rank"] = 1
@@ -169,13 +169,13 @@ def test_failed_audit_leaves_everything_as_it_was(spark: SparkSession, fresh: Wo
         "  users whose ranks are not 1, 2, ...: 1, must be 0 (for example user 0)",
     ):
         assert line in message.splitlines()
-    assert transactions(fresh) == before
+    assert transactions(fresh) == transactions_before
     same(in_lake(spark, fresh), lake)
     with warehouse.connect(SPEC.publish.warehouse, fresh) as conn:  # type: ignore[union-attr]
         left = conn.execute("SELECT relname FROM pg_class WHERE starts_with(relname, %s)", [tables.STAGING_PREFIX])
-        (kept,) = [name for (name,) in left]
-        assert f"The rows are in public.{kept}, to look at" in message
-        assert conn.execute(f"SELECT count(*) FROM {kept}").fetchone() == (200,)
+        (staging_table,) = [name for (name,) in left]
+        assert f"The rows are in public.{staging_table}, to look at" in message
+        assert conn.execute(f"SELECT count(*) FROM {staging_table}").fetchone() == (200,)
     # A day that is too small beside the last one is stopped too, and let through when the spec says so.
     land(spark, fresh, scores(20, 4, NEXT), NEXT)
     with pytest.raises(UserError, match=r"change of the number of rows: 0.6, must be at most 0.5 \(200 rows on 2026"):
@@ -190,7 +190,7 @@ def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
     items = tmp_path / "items"
     items.mkdir()
     pq.write_table(pa.table({"id": pa.array(range(50), pa.int64())}), items / "all.parquet")
-    asked = [
+    overrides = [
         "publish.audit.max_score_psi=0.3",
         "publish.audit.max_item_psi=0.3",
         "publish.audit.max_new_items=0",
@@ -201,7 +201,7 @@ def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
     ]
     first, second = scores(50), scores(50, 1, NEXT)
     land(spark, fresh, first)
-    facts = {c["name"]: c for c in publish(fresh, DS, asked).manifest.facts["audit"]}
+    facts = {c["name"]: c for c in publish(fresh, DS, overrides).manifest.facts["audit"]}
     assert facts["PSI of the scores"]["detail"] == facts["growth"]["detail"] == "no earlier day"
     assert facts["first"]["value"] == pytest.approx(first[first["rank"] == 1]["score"].mean(), abs=1e-4)
     assert facts["users"]["value"] == 50
@@ -209,24 +209,26 @@ def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
     second["score"] /= 10
     second.loc[second["rank"] > 2, "item_id"] += 50
     land(spark, fresh, second, NEXT)
-    before = transactions(fresh)
+    transactions_before = transactions(fresh)
     with pytest.raises(RefusedError) as refused:
-        publish(fresh, NEXT, asked)
+        publish(fresh, NEXT, overrides)
     assert refused.value.exit_code == 3
     lines = {line.split(":")[0].strip(): line for line in str(refused.value).splitlines()[1:]}
     unknown = second[second["item_id"] >= 50]["item_id"]
     mean = second[second["rank"] == 1]["score"].mean()
     new = (~second["item_id"].isin(first["item_id"])).mean()
-    told = f"share of rows with a new item: {round(new, 4):g}, must be at most 0 (against 2026-01-10)"
-    assert lines.pop("share of rows with a new item").strip() == told
-    told = f": {unknown.nunique()}, must be 0 (for example {', '.join(str(i) for i in sorted(unknown.unique())[:3])})"
-    assert lines.pop(f"values of item_id that {items} lacks").endswith(told)
+    expected_line = f"share of rows with a new item: {round(new, 4):g}, must be at most 0 (against 2026-01-10)"
+    assert lines.pop("share of rows with a new item").strip() == expected_line
+    expected_line = (
+        f": {unknown.nunique()}, must be 0 (for example {', '.join(str(i) for i in sorted(unknown.unique())[:3])})"
+    )
+    assert lines.pop(f"values of item_id that {items} lacks").endswith(expected_line)
     assert lines.pop("first").strip().startswith(f"first: {round(float(mean), 4):g}, must be at least 0.5 (avg(if(")
     assert {name: "must be at most 0.3 (against 2026-01-10)" in line for name, line in lines.items()} == {
         "PSI of the scores": True,
         "PSI of the items": True,
     }
-    assert transactions(fresh) == before
+    assert transactions(fresh) == transactions_before
     for key, message in (
         ('references={"item": {"table": "x.y"}}', r"references.item: the scores have no such column; did you mean"),
         (f'references={{"item_id": {{"table": "{items}"}}}}', r"has no column 'item_id'; it has: id"),
@@ -238,9 +240,9 @@ def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
             publish(fresh, NEXT, [f"publish.audit.{key}"])
 
 
-@pytest.mark.parametrize("where", ["audited", "swapped", "delta"])
+@pytest.mark.parametrize("moment", ["audited", "swapped", "delta"])
 def test_killed_anywhere_then_run_again(
-    spark: SparkSession, fresh: Workspace, monkeypatch: pytest.MonkeyPatch, where: str
+    spark: SparkSession, fresh: Workspace, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     land(spark, fresh, scores(30))
     publish(fresh)
@@ -251,7 +253,7 @@ def test_killed_anywhere_then_run_again(
         "audited": (publish_stage, "day_checks"),
         "swapped": (swap, "swap"),
         "delta": (publish_stage, "_write_delta"),
-    }[where]
+    }[moment]
     real = getattr(module, name)
 
     def dies(*args: Any) -> None:
@@ -266,9 +268,9 @@ def test_killed_anywhere_then_run_again(
     with pytest.raises(Killed):
         publish(fresh)
     monkeypatch.undo()
-    same(in_warehouse(fresh), old if where == "audited" else scores(31, 6))
+    same(in_warehouse(fresh), old if moment == "audited" else scores(31, 6))
     versions = None
-    if where == "delta":
+    if moment == "delta":
         versions = DeltaTable.forPath(spark, str(fresh.table("clicks", "published"))).history().count()
     done = publish(fresh)
     assert not done.skipped
@@ -331,8 +333,8 @@ UNFIT = ["nul\0", "\0", "".join(np.random.default_rng(1).choice(list("abcdefghij
 
 def lmdb_items(folder: Path, user: str) -> list[str] | None:
     with lmdb.open(f"{folder}/top.lmdb", subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
-        found = None if len(user) > 511 else reading.get(user.encode())
-    return None if found is None else [row["item"] for row in json.loads(found)]
+        value = None if len(user) > 511 else reading.get(user.encode())
+    return None if value is None else [row["item"] for row in json.loads(value)]
 
 
 def test_keys_that_the_warehouse_cannot_hold_are_left_out(
@@ -400,9 +402,10 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
             overrides = places.overrides(kind) + online(kind, tmp_path)
             done = publish(fresh, overrides=overrides)
             if online(kind, tmp_path):
-                wanted = scores(50).query("user_id == 7").sort_values("rank")
+                expected = scores(50).query("user_id == 7").sort_values("rank")
                 pairs = [
-                    (int(i), pytest.approx(float(s))) for i, s in zip(wanted["item_id"], wanted["score"], strict=True)
+                    (int(i), pytest.approx(float(s)))
+                    for i, s in zip(expected["item_id"], expected["score"], strict=True)
                 ]
                 assert served(kind, tmp_path, 7) == pairs
             assert done.manifest.rows == {"published": 200}, kind
@@ -448,11 +451,11 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
 
 def everywhere(folder: Path) -> set[int]:
     """The users of all Parquet files of a folder."""
-    found: set[int] = set()
+    user_ids: set[int] = set()
     for file in folder.rglob("*.parquet"):
         rows = pq.ParquetFile(file).read()
-        found |= set(rows["user_id"].to_pylist()) if "user_id" in rows.column_names else set()
-    return found
+        user_ids |= set(rows["user_id"].to_pylist()) if "user_id" in rows.column_names else set()
+    return user_ids
 
 
 @pytest.mark.parametrize("kind", ["embedded", "duckdb", "sqlalchemy", "parquet", "delta", "iceberg"])
@@ -463,7 +466,7 @@ def test_persons_are_erased_from_every_kind_of_warehouse(
     places = Warehouses(tmp_path)
     if kind not in places.settings:
         pytest.skip("Iceberg's jar is not here: make iceberg")
-    gone = [-2, 7, 27]  # the smallest and the largest among them: bounds of files have those
+    forgotten = [-2, 7, 27]  # the smallest and the largest among them: bounds of files have those
     frames = {DS: scores(20), NEXT: scores(30, 1, NEXT)}
     with spark_settings(spark, places.properties):
         with open_target(load_spec("clicks", ["score.top_k=4", *places.overrides(kind)]), fresh) as target:
@@ -473,24 +476,26 @@ def test_persons_are_erased_from_every_kind_of_warehouse(
                 target.create(df.dtypes)
                 with target.stage(df, ds, key) as staged:
                     target.swap(staged, "s", [])
-            assert target.rows_with("user_id", gone) == {DS: 8, NEXT: 12}
+            assert target.rows_with("user_id", forgotten) == {DS: 8, NEXT: 12}
             assert target.rows_with("user_id", [4711]) == {}
-            assert (target.leftovers("user_id", gone) > 0) == (kind in ("parquet", "delta", "iceberg"))
-            assert target.erase("user_id", gone) == ""
-            assert target.rows_with("user_id", gone) == {}
-            assert target.leftovers("user_id", gone) == 0
+            assert (target.leftovers("user_id", forgotten) > 0) == (kind in ("parquet", "delta", "iceberg"))
+            assert target.erase("user_id", forgotten) == ""
+            assert target.rows_with("user_id", forgotten) == {}
+            assert target.leftovers("user_id", forgotten) == 0
             assert [target.missing(ds, key) for ds, key in ((DS, "a"), (NEXT, "b"))] == [None, None]
             assert target.days() == [DS, NEXT]
-            assert target.erase("user_id", gone) == ""
+            assert target.erase("user_id", forgotten) == ""
         for ds, frame in frames.items():
-            same(places.read(kind, fresh, ds), frame[~frame["user_id"].isin(gone)])
-        same(places.read(kind, fresh, NEXT, current=True), frames[NEXT][~frames[NEXT]["user_id"].isin(gone)])
+            same(places.read(kind, fresh, ds), frame[~frame["user_id"].isin(forgotten)])
+        same(places.read(kind, fresh, NEXT, current=True), frames[NEXT][~frames[NEXT]["user_id"].isin(forgotten)])
         if kind in ("parquet", "delta", "iceberg"):
-            assert everywhere(tmp_path / kind) == {u for frame in frames.values() for u in frame["user_id"]} - {*gone}
+            assert everywhere(tmp_path / kind) == {u for frame in frames.values() for u in frame["user_id"]} - {
+                *forgotten
+            }
         if kind == "iceberg":
             for manifest in (tmp_path / kind).rglob("*-m*.avro"):
                 entries = spark.read.format("avro").load(str(manifest)).select("data_file.*").collect()
                 bounds = [b for e in entries for b in (*e["lower_bounds"], *e["upper_bounds"]) if b["key"] == 2]
                 assert bounds
                 users = {int.from_bytes(b["value"], "little", signed=True) for b in bounds}
-                assert not users & {*gone}, manifest
+                assert not users & {*forgotten}, manifest

@@ -28,17 +28,17 @@ SETTINGS = {
 
 
 def without(rows: pa.Table) -> tuple[pa.Table, int]:
-    kept = rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(GONE, pa.int64()))))
-    return kept, rows.num_rows - kept.num_rows
+    remaining = rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(GONE, pa.int64()))))
+    return remaining, rows.num_rows - remaining.num_rows
 
 
 def said(log: Path) -> str:
     """All that checkpoints say of files."""
-    found = [f.read_text() for f in log.rglob("*.checkpoint.*.json")]
+    texts = [f.read_text() for f in log.rglob("*.checkpoint.*.json")]
     for file in log.rglob("*.parquet"):
         rows = pq.ParquetFile(file, coerce_int96_timestamp_unit="us").read()
-        found.append(str([a for a in rows["add"].to_pylist() if a] if "add" in rows.column_names else ""))
-    return "".join(found)
+        texts.append(str([a for a in rows["add"].to_pylist() if a] if "add" in rows.column_names else ""))
+    return "".join(texts)
 
 
 def instant(seconds: object) -> str:
@@ -78,16 +78,16 @@ def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
         """Of Spark, which skips files by what statistics say."""
         delta.clearCache()
         newest = spark.read.format("delta").load(path)
-        return {where: sorted(r["user_id"] for r in newest.where(where).collect()) for where in wanted}
+        return {condition: sorted(r["user_id"] for r in newest.where(condition).collect()) for condition in conditions}
 
-    wanted = {
+    conditions = {
         "true": [2001, 2002, 3001, 3002],
         "user_id > 3001": [3002],
         f"at < {instant(2002)}": [2001],
         f"at >= {instant(3002)}": [3002],
     }
     assert erase(local(tmp_path), Change(("user_id",), without), "request", delete=True).left == []
-    assert answers() == wanted
+    assert answers() == conditions
     redact_log(local(tmp_path), VALUES, delete=True)
     assert not any(str(user) in said(log) for user in GONE)
     assert redact_log(local(tmp_path), VALUES, delete=False) == 0
@@ -97,7 +97,7 @@ def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     users = sorted(u for f in files for u in pq.ParquetFile(f.path).read()["user_id"].to_pylist())
     assert users == [1005, 1006, 2001, 2002, 3001, 3002]
     # Spark reads the newest one as before, and skips files by what others' statistics say; so of the older one.
-    assert answers() == wanted
+    assert answers() == conditions
     newest = spark.read.format("delta").load(path)
     assert len(newest.where("user_id > 3001").inputFiles()) == 1
     assert len(spark.read.format("delta").option("versionAsOf", 3).load(path).inputFiles()) == 3

@@ -36,21 +36,21 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
     assert spec.ds is not None
     loaded = run_stage(load_stage("ingest"), spec, ws, spec.ds).manifest
     assert (loaded.rows["kept"], loaded.rows["quarantined"]) == (len(data), 0)
-    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    manifest = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
     day = pd.to_datetime(data["ts"]).dt.strftime("%Y-%m-%d")
-    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
-    folder = ws.home / made.output("dataset").name
+    assert manifest.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
+    folder = ws.home / manifest.output("dataset").name
     schema = FittedWorkflow.load(local(folder / "workflow")).schema
-    for split, wanted in (("train", data[day < spec.ds]), ("valid", data[day == spec.ds])):
-        found = read_padded(sorted((folder / split).glob("*.parquet")), schema).set_index("column0").sort_index()
-        positive = (wanted["outcome"] == "click").to_numpy()
-        assert found.index.tolist() == wanted.index.tolist()
-        assert (found["label"] == positive).all()
+    for split, expected_rows in (("train", data[day < spec.ds]), ("valid", data[day == spec.ds])):
+        actual = read_padded(sorted((folder / split).glob("*.parquet")), schema).set_index("column0").sort_index()
+        positive = (expected_rows["outcome"] == "click").to_numpy()
+        assert actual.index.tolist() == expected_rows.index.tolist()
+        assert (actual["label"] == positive).all()
         if split == "train":
-            logs = np.log1p(wanted["item_price"].to_numpy())
-            assert found["item_price"].to_numpy() == pytest.approx((logs - logs.mean()) / logs.std(ddof=1), abs=1e-5)
+            logs = np.log1p(expected_rows["item_price"].to_numpy())
+            assert actual["item_price"].to_numpy() == pytest.approx((logs - logs.mean()) / logs.std(ddof=1), abs=1e-5)
             # Three countries, three segments of users.
-            assert set(zip(found["user_country"], found["user_segment"], strict=True)) <= {
+            assert set(zip(actual["user_country"], actual["user_segment"], strict=True)) <= {
                 (code, code) for code in (2, 3, 4)
             }
 
@@ -94,9 +94,9 @@ def test_a_table_with_other_names_than_its_files(spark: SparkSession, ws: Worksp
     assert "referrer_hash" not in declared
     assert spec.ds is not None
     run_stage(load_stage("ingest"), spec, ws, spec.ds)
-    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    manifest = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
     day = data["ts"][~data["impression_id"].str.endswith("7")].dt.strftime("%Y-%m-%d")
-    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
+    assert manifest.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])
@@ -115,7 +115,7 @@ def test_a_table_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_pat
     spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
     assert spec.ds == "2026-03-03"
     run_stage(load_stage("ingest"), spec, ws, spec.ds)
-    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    manifest = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
     day = data["ts"].dt.strftime("%Y-%m-%d")
-    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
+    assert manifest.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
     assert not (ws.table(spec.pipeline, "events") / "_delta_log").is_dir(), "rows were copied"

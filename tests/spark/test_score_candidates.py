@@ -123,16 +123,16 @@ class Shop:
         bought = pa.table(dict(zip(("buyer", "item", "amount"), zip(*self.bought, strict=True), strict=True)))
         sources = {"bought": spark.createDataFrame(bought).withColumn(EVENT_MICROS, F.lit(0).cast("bigint"))}
 
-        def read(asked: SourceRead) -> DataFrame:
-            return sources[asked.name]
+        def read(request: SourceRead) -> DataFrame:
+            return sources[request.name]
 
         active = Active(ctx, events, events, Preparation.from_spec(spec), reader, read)  # type: ignore[arg-type]
         users = pa.Table.from_pylist(
             self.users, pa.schema({"user": pa.int64(), "land": pa.string(), "most": pa.float64()})
         )
-        at = pa.timestamp("us", "UTC")
+        timestamp_type = pa.timestamp("us", "UTC")
         types = {"item": pa.string(), "price": pa.float64(), "lands": pa.list_(pa.string()), "events": pa.int64()}
-        items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": at}))
+        items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": timestamp_type}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
         folder, maps = self.ws.handed_on("shop", "score", local_scratch=False) / "run", self.ws.mapped("shop")
         return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model, folder, maps)
@@ -142,29 +142,31 @@ class Shop:
     @property
     def liked(self) -> dict[int, dict[int, datetime]]:
         """user -> item -> its newest click."""
-        found: dict[int, dict[int, datetime]] = {}
+        by_user: dict[int, dict[int, datetime]] = {}
         for e in self.events[self.events.click == 1].sort_values("ts").itertuples():
-            found.setdefault(int(e.user), {})[int(e.row)] = e.ts
-        return found
+            by_user.setdefault(int(e.user), {})[int(e.row)] = e.ts
+        return by_user
 
-    def popular(self, user: dict[str, Any], gone: list[int]) -> list[int]:
-        of = {u["user"]: u["land"] for u in self.users if u["user"] not in gone}
+    def popular(self, user: dict[str, Any], excluded_users: list[int]) -> list[int]:
+        land_of_user = {u["user"]: u["land"] for u in self.users if u["user"] not in excluded_users}
         overall = Counter(row for items in self.liked.values() for row in items)
-        mine = Counter(row for u, items in self.liked.items() if of.get(u, "") == user["land"] for row in items)
-        first = sorted(mine, key=lambda r: (-mine[r], r))
-        return first + [r for r in sorted(range(45), key=lambda r: (-overall[r], r)) if r not in mine]
+        counts = Counter(
+            row for u, items in self.liked.items() if land_of_user.get(u, "") == user["land"] for row in items
+        )
+        first = sorted(counts, key=lambda r: (-counts[r], r))
+        return first + [r for r in sorted(range(45), key=lambda r: (-overall[r], r)) if r not in counts]
 
     def covisited(self, user: dict[str, Any], items: set[int], history: int, most_users: int) -> list[int]:
         newest = {
             u: sorted(items & liked.keys(), key=lambda r: (-liked[r].timestamp(), r))[:history]
             for u, liked in self.liked.items()
         }
-        n = Counter(r for mine in newest.values() for r in mine)
+        n = Counter(r for user_items in newest.values() for r in user_items)
         share = {r: max(1, min(STEPS, most_users * STEPS // n[r])) for r in n}
         common: Counter[tuple[int, int]] = Counter()
-        for u, mine in newest.items():
-            kept = [r for r in mine if self.hashes[u] % STEPS < share[r]]
-            common.update((a, b) for a in kept for b in kept if a != b)
+        for u, user_items in newest.items():
+            sampled = [r for r in user_items if self.hashes[u] % STEPS < share[r]]
+            common.update((a, b) for a in sampled for b in sampled if a != b)
         sums: Counter[int] = Counter()
         for had in newest.get(user["user"], []):
             for (a, b), together in common.items():
@@ -179,8 +181,8 @@ class Shop:
         """Spark's hash of a user by which users of an item are thinned."""
         if not hasattr(self, "_hashes"):
             rows = self.spark.createDataFrame(pa.table({"user": [u["user"] for u in self.users]}))
-            found = rows.select("user", F.xxhash64(F.lit("users of an item"), F.col("user"))).collect()
-            self._hashes = dict(tuple(r) for r in found)
+            records = rows.select("user", F.xxhash64(F.lit("users of an item"), F.col("user"))).collect()
+            self._hashes = dict(tuple(r) for r in records)
         return self._hashes
 
     def recent(self) -> list[int]:
@@ -193,15 +195,15 @@ def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     return Shop(spark, Workspace(tmp_path_factory.mktemp("shop") / "home"))
 
 
-def lists_of(found: UserCandidates) -> dict[int, tuple[list[int], list[int]]]:
-    return {r["user"]: (list(r["__items"]), list(r["__sources"])) for r in found.frame.collect()}
+def lists_of(candidates: UserCandidates) -> dict[int, tuple[list[int], list[int]]]:
+    return {r["user"]: (list(r["__items"]), list(r["__sources"])) for r in candidates.frame.collect()}
 
 
 def union(sources: list[list[int]], limit: int, places: list[int]) -> tuple[list[int], list[int]]:
     order = list(dict.fromkeys(item for items in sources for item in items))
-    kept = {item for items, n in zip(sources, places, strict=True) for item in items[:n]}
-    rest = [item for item in order if item not in kept][: limit - len(kept)]
-    chosen = [item for item in order if item in kept or item in rest]
+    reserved = {item for items, n in zip(sources, places, strict=True) for item in items[:n]}
+    rest = [item for item in order if item not in reserved][: limit - len(reserved)]
+    chosen = [item for item in order if item in reserved or item in rest]
     return chosen, [sum(1 << s for s, items in enumerate(sources) if item in items) for item in chosen]
 
 
@@ -223,8 +225,8 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
     spark.createDataFrame(table).write.parquet(str(path / "blocked"))
     unwanted = [i["item"] for i in shop.items[3::11]]
     spark.createDataFrame(pa.table({"item": unwanted})).write.parquet(str(path / "unwanted"))
-    gone = [shop.users[2]["user"], 77]
-    spark.createDataFrame(pa.table({"user": gone})).write.parquet(str(path / "gone"))
+    excluded_users = [shop.users[2]["user"], 77]
+    spark.createDataFrame(pa.table({"user": excluded_users})).write.parquet(str(path / "gone"))
     context = shop.context(
         {
             "candidates": {
@@ -258,8 +260,8 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
         }
     )
     active = {int(u) for u in shop.events[shop.events.ts < END - timedelta(days=1)].user}
-    with candidates_of_users(context) as found:
-        lists = lists_of(found)
+    with candidates_of_users(context) as candidates:
+        lists = lists_of(candidates)
         scores = spark.createDataFrame(
             pa.table(
                 {
@@ -268,19 +270,22 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
                 }
             )
         )
-        assert found.violations(scores) == 0
+        assert candidates.violations(scores) == 0
         # The count can fail: seen, bought, blocked, unwanted, not sold there, of a user who is gone.
         bad = pa.table(
-            {"user": [blocked[25][0], gone[0], shop.users[40]["user"]], "item": [blocked[25][1], "Z0", unwanted[0]]}
+            {
+                "user": [blocked[25][0], excluded_users[0], shop.users[40]["user"]],
+                "item": [blocked[25][1], "Z0", unwanted[0]],
+            }
         )
-        assert found.violations(scores.unionByName(spark.createDataFrame(bad))) == 3
-        facts = found.facts
-    assert set(lists) == {u["user"] for u in shop.users} - set(gone)
+        assert candidates.violations(scores.unionByName(spark.createDataFrame(bad))) == 3
+        facts = candidates.facts
+    assert set(lists) == {u["user"] for u in shop.users} - set(excluded_users)
     # Those that no filter leaves out for everybody: of these alone the similarities are.
     left = {r for r, i in enumerate(shop.items) if i["item"] not in unwanted and i["price"] != 50}
-    lacking = 0
+    short_lists = 0
     for user in shop.users:
-        if user["user"] in gone:
+        if user["user"] in excluded_users:
             continue
         out = set(shop.liked.get(user["user"], ()))
         names = {i for u, i, a in shop.bought if u == user["user"] and a > 0} | set(unwanted)
@@ -302,17 +307,17 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
         is_new = user["user"] not in active
         orders = [
             (k, [] if is_new else shop.covisited(user, left, 5, 6)),
-            (k, shop.popular(user, gone)),
+            (k, shop.popular(user, excluded_users)),
             (k, shop.recent()),
             (4, sorted(weights, key=lambda r: (-weights[r], r))),
-            (14, shop.popular(user, gone) if is_new else []),
+            (14, shop.popular(user, excluded_users) if is_new else []),
         ]
-        mine = [[r for r in order if r in allowed][:n] for n, order in orders]
-        assert len(mine[1]) == min(k, len(allowed))
-        lacking += len(mine[1]) < k
-        assert lists[user["user"]] == union(mine, 14, [0, 0, 2, 0, 0]), user
+        expected_lists = [[r for r in order if r in allowed][:n] for n, order in orders]
+        assert len(expected_lists[1]) == min(k, len(allowed))
+        short_lists += len(expected_lists[1]) < k
+        assert lists[user["user"]] == union(expected_lists, 14, [0, 0, 2, 0, 0]), user
     # Some have fewer than k and some more than that: both ends of the rounds are met.
-    assert 0 < lacking < 40
+    assert 0 < short_lists < 40
     liked = facts["sources"]["liked"]
     assert len(liked["rounds"]) > 1
     assert liked["rounds"][-1]["lacking"] == 0
@@ -328,8 +333,8 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
 def test_a_popular_items_users_are_thinned(spark: SparkSession) -> None:
     counts, most = [1, 7, 2047, 2048, 5000, 10**7, 2**33], [2, 1000, 2047, 2048, 10**6, 10**9]
     rows = spark.createDataFrame(pa.table({"n": counts}))
-    found = rows.select("n", *[share_of_users(m, F.col("n")).alias(str(m)) for m in most]).toArrow().to_pylist()
-    for row in found:
+    shares = rows.select("n", *[share_of_users(m, F.col("n")).alias(str(m)) for m in most]).toArrow().to_pylist()
+    for row in shares:
         for m in most:
             assert row[str(m)] == max(1, min(STEPS, m * STEPS // row["n"])), (m, row["n"])
 
@@ -344,18 +349,18 @@ def test_new_items_are_shared_out(shop: Shop, k: int) -> None:
     )
     unseen = {r for r, i in enumerate(shop.items) if not i["events"]}
     rows = {i["item"]: r for r, i in enumerate(shop.items)}
-    with candidates_of_users(context) as found:
-        lists = lists_of(found)
-    given: Counter[int] = Counter()
+    with candidates_of_users(context) as candidates:
+        lists = lists_of(candidates)
+    frequency: Counter[int] = Counter()
     for user in shop.users:
         items, masks = lists[user["user"]]
         allowed = unseen - {rows[i] for u, i, _ in shop.bought if u == user["user"]}
         assert len(items) == len(set(items)) == min(k, len(allowed))
         assert set(items) <= allowed
         assert set(masks) <= {1}
-        given.update(items)
+        frequency.update(items)
     # Each new item finds its users: none is the first of all.
-    assert set(given) == unseen
+    assert set(frequency) == unseen
     assert len({tuple(items) for items, _ in lists.values()}) > 4
 
 
@@ -366,8 +371,8 @@ def source_of(spark: SparkSession, ctx: Context, tables: dict[str, pa.Table]) ->
         table = ctx.ws.events("shop", name)
         write_deltalake(str(table), rows, partition_by=["ds"])
         outputs.append(Output(kind="delta", name=ctx.ws.name_of(table), version="0"))
-    made = Manifest(stage="ingest", pipeline="shop", ds=DS, key="", spec_hash="", outputs=tuple(outputs))
-    return SourceRows.for_day(replace(ctx, upstream={"ingest": made}), spark)
+    manifest = Manifest(stage="ingest", pipeline="shop", ds=DS, key="", spec_hash="", outputs=tuple(outputs))
+    return SourceRows.for_day(replace(ctx, upstream={"ingest": manifest}), spark)
 
 
 def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
@@ -388,9 +393,9 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
                     "path": name + "/{ds}/*",
                     "timezone": "America/Los_Angeles" if name in west else "UTC",
                 },
-                "table": {"columns": [{"name": n, "type": t} for n, t in of.items()], "event_time": times.get(name)},
+                "table": {"columns": [{"name": n, "type": t} for n, t in types.items()], "event_time": times.get(name)},
             }
-            for name, of in columns.items()
+            for name, types in columns.items()
         },
         "features": SPEC["features"] | {"history_days": 2, "window_days": 2},
     }
@@ -404,7 +409,7 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
         "at": pa.array([END - timedelta(days=a, hours=1) for a in [*ages, 3]], pa.timestamp("us", "UTC")),
         "ds": [*days, days[2]],
     }
-    gone = {
+    withdrawn = {
         "item": ["Z0", "Z3", "Z6", "Z9"],
         "weight": pa.array([1, 2, 3, 4], pa.int32()),
         "ds": ["2026-01-03", "2026-01-04", DS, "2026-01-06"],
@@ -412,22 +417,22 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
     # A day of the west ends in UTC's next one: what is known of it by its date alone belongs to it all the same.
     landed = [(END - timedelta(days=a + 1)).date() for a in (0, 1, 3, -1)]
     returned = {"buyer": users, "item": ["Z0"] * 4, "ds": [day.isoformat() for day in landed]}
-    tables = {"orders": orders, "gone": gone, "returned": returned, "tried": returned | {"on": landed}}
+    tables = {"orders": orders, "gone": withdrawn, "returned": returned, "tried": returned | {"on": landed}}
     sources = source_of(shop.spark, base.ctx, {name: pa.table(rows) for name, rows in tables.items()})
     context = replace(base, active=replace(base.active, sources=sources))
     bought = {"kind": "seen", "from": "orders", "user": "buyer"}
     with pytest.raises(UserError, match=r"filters\[0\]\.item: the events have no column 'itm'; did you mean 'item'"):
         pairs_of(context, SeenFilter(item="itm"), "score.filters[0]")
     try:
-        for within, wanted in ((None, users[:3]), (60, [users[0], users[2]]), (10, [users[2]])):
-            seen = SeenFilter.model_validate(bought | {"days": within})
-            found = pairs_of(context, seen, "score.filters[0]").collect()
-            assert {str(r["__user"]) for r in found} == set(wanted), within
+        for window_days, expected_users in ((None, users[:3]), (60, [users[0], users[2]]), (10, [users[2]])):
+            seen = SeenFilter.model_validate(bought | {"days": window_days})
+            pairs = pairs_of(context, seen, "score.filters[0]").collect()
+            assert {str(r["__user"]) for r in pairs} == set(expected_users), window_days
         for name in ("returned", "tried"):
-            for within, many in ((None, 3), (1, 1), (2, 2), (3, 2), (4, 3)):
-                seen = SeenFilter.model_validate({"kind": "seen", "from": name, "user": "buyer", "days": within})
-                found = pairs_of(context, seen, "score.filters[0]").collect()
-                assert {str(r["__user"]) for r in found} == set(users[:many]), (name, within)
+            for window_days, many in ((None, 3), (1, 1), (2, 2), (3, 2), (4, 3)):
+                seen = SeenFilter.model_validate({"kind": "seen", "from": name, "user": "buyer", "days": window_days})
+                pairs = pairs_of(context, seen, "score.filters[0]").collect()
+                assert {str(r["__user"]) for r in pairs} == set(users[:many]), (name, window_days)
         for table in (BlockedFilter, CandidateTable):
             listed = table.model_validate({"kind": "table", "from": "gone", "item": "item"})
             assert [r["item"] for r in read_table(context, listed, ["item"], "").collect()] == ["Z6"]

@@ -33,24 +33,26 @@ EXPERIMENTS: dict[str, Any] = {
 
 
 def with_experiments(**score: Any) -> Spec:
-    known = {name: Experiment.model_validate(of) for name, of in EXPERIMENTS.items()}
+    known = {name: Experiment.model_validate(fields) for name, fields in EXPERIMENTS.items()}
     return spec(**score).model_copy(update={"experiments": known, "outcomes": Outcomes()})
 
 
 def dealt(users: pa.Array) -> pd.DataFrame:
     """What the experiments give users: the column `arms`, and which model."""
-    of: dict[str, list[str | None]] = {}
+    assigned: dict[str, list[str | None]] = {}
     for name in ("ranker", "banner", "again"):
-        given = Experiment.model_validate(EXPERIMENTS[name])
-        place = arms(users, given.salt or name, given.shares, given.percent)
-        of[name] = [None if i < 0 else list(given.arms)[i] for i in place]
-    found = []
-    for user, ranker, banner, again in zip(users.to_pylist(), of["ranker"], of["banner"], of["again"], strict=True):
-        mine = {"ranker": ranker, "banner": banner, "again": None if ranker else again}
-        text = ",".join(f"{name}={arm}" for name, arm in mine.items() if arm)
-        stage = "baseline" if "trees" in (mine["ranker"], mine["again"]) else "train"
-        found.append((user, text, stage))
-    return pd.DataFrame(found, columns=["user", "arms", "stage"])
+        experiment = Experiment.model_validate(EXPERIMENTS[name])
+        place = arms(users, experiment.salt or name, experiment.shares, experiment.percent)
+        assigned[name] = [None if i < 0 else list(experiment.arms)[i] for i in place]
+    records = []
+    for user, ranker, banner, again in zip(
+        users.to_pylist(), assigned["ranker"], assigned["banner"], assigned["again"], strict=True
+    ):
+        user_arms = {"ranker": ranker, "banner": banner, "again": None if ranker else again}
+        text = ",".join(f"{name}={arm}" for name, arm in user_arms.items() if arm)
+        stage = "baseline" if "trees" in (user_arms["ranker"], user_arms["again"]) else "train"
+        records.append((user, text, stage))
+    return pd.DataFrame(records, columns=["user", "arms", "stage"])
 
 
 def test_users_are_scored_by_the_model_of_their_arm(
@@ -62,25 +64,27 @@ def test_users_are_scored_by_the_model_of_their_arm(
         ws.manifest("shop", DS, "score").remove()
     s = with_experiments(incremental=True)
     done = run_stage(ScoreCandidates(), s, ws, DS).manifest
-    found = scores(spark, ws)
-    assert list(found.columns) == ["ds", "user", "item", "rank", "score", "model_version", "arms"]
+    actual = scores(spark, ws)
+    assert list(actual.columns) == ["ds", "user", "item", "rank", "score", "model_version", "arms"]
     by_stage = {stage: expected(spark, ws, shop_events, stage) for stage in ("train", "baseline")}
     users = pa.array(sorted(set(by_stage["train"].user)))
-    given = dealt(users)
-    assert set(given.stage) == {"train", "baseline"}
-    assert given.arms.str.contains("again=").any()
-    wanted = pd.concat(rows[rows.user.isin(given.user[given.stage == stage])] for stage, rows in by_stage.items())
-    wanted = wanted.sort_values(["user", "rank"], ignore_index=True).merge(given, on="user")
+    assignment = dealt(users)
+    assert set(assignment.stage) == {"train", "baseline"}
+    assert assignment.arms.str.contains("again=").any()
+    expected_rows = pd.concat(
+        rows[rows.user.isin(assignment.user[assignment.stage == stage])] for stage, rows in by_stage.items()
+    )
+    expected_rows = expected_rows.sort_values(["user", "rank"], ignore_index=True).merge(assignment, on="user")
     pd.testing.assert_frame_equal(
-        found[["user", "item", "rank", "score", "arms"]],
-        wanted[["user", "item", "rank", "score", "arms"]],
+        actual[["user", "item", "rank", "score", "arms"]],
+        expected_rows[["user", "item", "rank", "score", "arms"]],
         check_dtype=False,
         check_exact=True,
     )
-    assert found.model_version.tolist() == [manifest_of(ws, stage).key for stage in wanted.stage]
+    assert actual.model_version.tolist() == [manifest_of(ws, stage).key for stage in expected_rows.stage]
     assert done.rows["users"] == len(users)
-    counts = {of["kind"]: of["users"] for of in done.facts["models"]}
-    assert counts == {"neural": (given.stage == "train").sum(), "baseline": (given.stage == "baseline").sum()}
+    counts = {entry["kind"]: entry["users"] for entry in done.facts["models"]}
+    assert counts == {"neural": (assignment.stage == "train").sum(), "baseline": (assignment.stage == "baseline").sum()}
     assert sum(done.facts["experiments"]["banner"].values()) == len(users)
     assert done.facts["model"]["kind"] == "neural"
     assert run_stage(ScoreCandidates(), s, ws, DS).skipped
@@ -90,15 +94,15 @@ def test_users_are_scored_by_the_model_of_their_arm(
     stop_arm(ws, "shop", stop)
     again = run_stage(ScoreCandidates(), s, ws, DS)
     assert not again.skipped
-    stopped = given.arms.str.contains("ranker=trees")
+    stopped = assignment.arms.str.contains("ranker=trees")
     assert again.manifest.rows["users_scored"] == stopped.sum() > 0
     after = scores(spark, ws)
-    lists = by_stage["train"][by_stage["train"].user.isin(given.user[stopped])]
-    mine = after[after.user.isin(given.user[stopped])]
-    assert mine.score.tolist() == lists.score.tolist()
-    assert set(mine.arms) == {text.removeprefix("ranker=trees,") for text in given.arms[stopped]}
-    others = [frame[~frame.user.isin(given.user[stopped])].reset_index(drop=True) for frame in (after, found)]
-    pd.testing.assert_frame_equal(*others, check_exact=True)
+    lists = by_stage["train"][by_stage["train"].user.isin(assignment.user[stopped])]
+    stopped_rows = after[after.user.isin(assignment.user[stopped])]
+    assert stopped_rows.score.tolist() == lists.score.tolist()
+    assert set(stopped_rows.arms) == {text.removeprefix("ranker=trees,") for text in assignment.arms[stopped]}
+    unaffected = [frame[~frame.user.isin(assignment.user[stopped])].reset_index(drop=True) for frame in (after, actual)]
+    pd.testing.assert_frame_equal(*unaffected, check_exact=True)
 
     # What asks for a model that is not there is said before anything is read.
     lost = json.loads(json.dumps(EXPERIMENTS["ranker"]).replace('"baseline"', '"@challenger"'))
@@ -115,22 +119,22 @@ def test_arms_of_texts_and_numbers_are_those_of_arrow(spark: SparkSession) -> No
         is_integer = pa.types.is_integer(users.type)
         assigned = Assigned.of(F.col("k"), is_integer, experiments, {None: 0, "baseline": 1})
         frame = spark.createDataFrame(pa.table({"k": users}))
-        found = frame.select("k", assigned.arms.alias("arms"), assigned.model.alias("model")).toPandas()
-        given = dealt(users).set_index("user").loc[found.k]
-        assert found.arms.fillna("").tolist() == given.arms.tolist()
-        assert found.model.tolist() == (given.stage == "baseline").astype(int).tolist()
+        actual = frame.select("k", assigned.arms.alias("arms"), assigned.model.alias("model")).toPandas()
+        assignment = dealt(users).set_index("user").loc[actual.k]
+        assert actual.arms.fillna("").tolist() == assignment.arms.tolist()
+        assert actual.model.tolist() == (assignment.stage == "baseline").astype(int).tolist()
 
 
 def test_candidates_are_made_for_each_models_users(spark: SparkSession, shop: Workspace, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "candidates": {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}},
         "exclude_seen": True,
     }
-    found = {}
+    lists = {}
     for name, s in (
-        ("both", with_experiments(**asked)),
-        ("neural", spec(**asked)),
-        ("trees", spec(**asked, model="baseline")),
+        ("both", with_experiments(**settings)),
+        ("neural", spec(**settings)),
+        ("trees", spec(**settings, model="baseline")),
     ):
         ws = Workspace(tmp_path / name)
         shutil.copytree(shop.home, ws.home)
@@ -138,13 +142,13 @@ def test_candidates_are_made_for_each_models_users(spark: SparkSession, shop: Wo
             ws.manifest("shop", DS, "score").remove()
         done = run_stage(ScoreCandidates(), s, ws, DS).manifest
         assert done.facts["candidates"]["violations"] == 0
-        found[name] = scores(spark, ws)
-    given = dealt(pa.array(sorted(set(found["both"].user)))).set_index("user")
-    by_trees = found["both"].user.map(given.stage) == "baseline"
+        lists[name] = scores(spark, ws)
+    assignment = dealt(pa.array(sorted(set(lists["both"].user)))).set_index("user")
+    by_trees = lists["both"].user.map(assignment.stage) == "baseline"
     assert 0 < by_trees.sum() < len(by_trees)
-    for name, mine in (("neural", ~by_trees), ("trees", by_trees)):
-        users = found["both"].user[mine]
-        alone = found[name][found[name].user.isin(users)].reset_index(drop=True)
+    for name, mask in (("neural", ~by_trees), ("trees", by_trees)):
+        users = lists["both"].user[mask]
+        alone = lists[name][lists[name].user.isin(users)].reset_index(drop=True)
         pd.testing.assert_frame_equal(
-            found["both"][mine].drop(columns="arms").reset_index(drop=True), alone, check_exact=True
+            lists["both"][mask].drop(columns="arms").reset_index(drop=True), alone, check_exact=True
         )

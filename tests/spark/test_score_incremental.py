@@ -28,47 +28,47 @@ def test_unchanged_users_keep_their_lists_to_the_bit(
     if ws.manifest("shop", DS, "score").is_file():
         ws.manifest("shop", DS, "score").remove()
     # All candidates are in the scores: who has an item is seen there.
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "candidates": {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}},
         "exclude_seen": True,
         "top_k": 8,
     }
-    s = spec(**asked, incremental=True)
+    s = spec(**settings, incremental=True)
     first = run_stage(ScoreCandidates(), s, ws, DS).manifest
     assert first.rows["users_scored"] == first.rows["users"]
     assert first.facts["incremental"] == {"all": "there is no run before to compare with"}
-    before = scores(spark, ws)
+    scores_before = scores(spark, ws)
 
     # A user is older, and an item has another price: two events on the last day, each of one side alone.
-    having = before.groupby("item")["user"].nunique()
-    users = before["user"].nunique()
+    having = scores_before.groupby("item")["user"].nunique()
+    users = scores_before["user"].nunique()
     item = next(i for i, n in having.items() if 0 < n < users - 5)
-    touched = set(before.user[before.item == item])
-    user = next(u for u in before.user if u not in touched)
+    touched = set(scores_before.user[scores_before.item == item])
+    user = next(u for u in scores_before.user if u not in touched)
     events = shop_events.tail(2).copy()
     events["ds"], events["ts"], events["click"] = DS, pd.Timestamp("2026-01-05 23:30"), 0
     events["_source_file"], events["_source_line"] = "late.json", [1, 2]
     old = shop_events[shop_events.user == user].sort_values(["ts", "_source_file", "_source_line"]).iloc[-1]
-    one, other = events.index
+    user_event, item_event = events.index
     for name in ("home.city", "likes"):
-        events.at[one, name] = old[name]
-    events.at[one, "user"], events.at[one, "item"], events.at[one, "age"] = user, None, 77
-    events.at[other, "user"], events.at[other, "item"], events.at[other, "price"] = None, item, 123.0
+        events.at[user_event, name] = old[name]
+    events.at[user_event, "user"], events.at[user_event, "item"], events.at[user_event, "age"] = user, None, 77
+    events.at[item_event, "user"], events.at[item_event, "item"], events.at[item_event, "price"] = None, item, 123.0
     _add_events(spark, ws, events)
     done = run_stage(ScoreCandidates(), s, ws, DS).manifest
     assert done.rows["users"] == users
     assert done.rows["users_scored"] == len(touched) + 1
     assert done.rows["users_kept"] == users - len(touched) - 1 > 0
-    assert done.rows["pairs"] == int(before.user.isin([*touched, user]).sum())
+    assert done.rows["pairs"] == int(scores_before.user.isin([*touched, user]).sum())
     assert done.facts["incremental"] == {"before": {"ds": DS, "key": first.key}}
-    found = scores(spark, ws)
+    scores_after = scores(spark, ws)
 
     full = Workspace(tmp_path / "full")
     shutil.copytree(ws.home, full.home)
-    alone = run_stage(ScoreCandidates(), spec(**asked), full, DS).manifest
+    alone = run_stage(ScoreCandidates(), spec(**settings), full, DS).manifest
     assert "users_scored" not in alone.rows
-    pd.testing.assert_frame_equal(found, scores(spark, full), check_exact=True)
-    both = found.merge(before, on=["user", "item"], suffixes=("", "_before"))
+    pd.testing.assert_frame_equal(scores_after, scores(spark, full), check_exact=True)
+    both = scores_after.merge(scores_before, on=["user", "item"], suffixes=("", "_before"))
     differ = both[both.score != both.score_before]
     # The network as it starts may not look at the price; who is older has other scores.
     assert {user} <= set(differ.user) <= {user, *touched}
@@ -105,8 +105,8 @@ def test_hashes_tell_rows_apart_to_the_bit(spark: SparkSession, rows: list[tuple
     rows = [*rows, (None, None, [1, 0], [None], None), (None, None, [1], None, None), (None, None, [1, None], [], None)]
     types = "`a.b` string, b double, c array<int>, d array<string>, e array<double>"
     frame = spark.createDataFrame(rows, types)
-    found = frame.select(*row_hashes(frame, frame.columns, ("x", "y"), F.lit("said"))).collect()
+    hashes = frame.select(*row_hashes(frame, frame.columns, ("x", "y"), F.lit("said"))).collect()
     texts = [repr(r) for r in rows]
-    assert len(set(found)) == len({*texts})
-    assert len({(t, *h) for t, h in zip(texts, found, strict=True)}) == len(set(found))
-    assert len({h[0] for h in found}) == len({h[1] for h in found}) == len(set(found))
+    assert len(set(hashes)) == len({*texts})
+    assert len({(t, *h) for t, h in zip(texts, hashes, strict=True)}) == len(set(hashes))
+    assert len({h[0] for h in hashes}) == len({h[1] for h in hashes}) == len(set(hashes))

@@ -48,25 +48,27 @@ def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: 
     tags = [list("ab"[: i % 3]) for i in range(len(ids))]
     table = pa.table({"shop.id": [*ids[:-1], None], "price": prices, "tags": tags, "at": seconds})
     frame = spark.createDataFrame(table).repartition(3)
-    made = ItemTable.write(ctx, spark, frame, local(tmp_path / "items"))
-    wanted = table.to_pandas().dropna(subset=["shop.id"])
-    wanted = wanted.assign(order=wanted["shop.id"].str.encode("utf-8")).sort_values("order").drop(columns="order")
-    wanted = wanted.reset_index(drop=True)
-    assert made.rows == len(ids) - 1
-    assert len(made.parts) == (1 if limit and not listed else spark.sparkContext.defaultParallelism)
-    pd.testing.assert_frame_equal(made.open().drop(list(HASHES)).to_pandas(), wanted)
-    rows = rng.integers(0, made.rows, 500)
-    assert made.rows_of(made.keys(rows)).tolist() == rows.tolist()
-    found = made.frame(spark).orderBy("item_row").toArrow()
-    assert found["item_row"].to_pylist() == list(range(made.rows))
-    pd.testing.assert_frame_equal(found.drop(["item_row"]).to_pandas(), wanted)
+    item_table = ItemTable.write(ctx, spark, frame, local(tmp_path / "items"))
+    expected = table.to_pandas().dropna(subset=["shop.id"])
+    expected = expected.assign(order=expected["shop.id"].str.encode("utf-8")).sort_values("order").drop(columns="order")
+    expected = expected.reset_index(drop=True)
+    assert item_table.rows == len(ids) - 1
+    assert len(item_table.parts) == (1 if limit and not listed else spark.sparkContext.defaultParallelism)
+    pd.testing.assert_frame_equal(item_table.open().drop(list(HASHES)).to_pandas(), expected)
+    rows = rng.integers(0, item_table.rows, 500)
+    assert item_table.rows_of(item_table.keys(rows)).tolist() == rows.tolist()
+    stored = item_table.frame(spark).orderBy("item_row").toArrow()
+    assert stored["item_row"].to_pylist() == list(range(item_table.rows))
+    pd.testing.assert_frame_equal(stored.drop(["item_row"]).to_pandas(), expected)
 
     # Cut otherwise it is the same; another value is another.
     again = ItemTable.write(ctx, spark, frame.coalesce(1), local(tmp_path / "items"))
-    assert again.fingerprint == made.fingerprint
-    other = ItemTable.write(ctx, spark, frame.replace(prices[1] or 0.5, 0.25, "price"), local(tmp_path / "other"))
-    assert other.fingerprint != made.fingerprint
-    changed = other.open()[HASHES[0]].to_numpy() != made.open()[HASHES[0]].to_numpy()
+    assert again.fingerprint == item_table.fingerprint
+    changed_table = ItemTable.write(
+        ctx, spark, frame.replace(prices[1] or 0.5, 0.25, "price"), local(tmp_path / "other")
+    )
+    assert changed_table.fingerprint != item_table.fingerprint
+    changed = changed_table.open()[HASHES[0]].to_numpy() != item_table.open()[HASHES[0]].to_numpy()
     assert changed.sum() == 1
     none = ItemTable.write(ctx, spark, frame.limit(0), local(tmp_path / "none"))
     assert (none.rows, none.frame(spark).count()) == (0, 0)

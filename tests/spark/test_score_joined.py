@@ -48,13 +48,13 @@ def many_files(shop: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("headrace.embeddings.checkpoint.shards.FILE_BYTES", 500)
     monkeypatch.setattr("headrace.embeddings.checkpoint.changes.FILE_BYTES", 500)
     workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
-    said: dict[str, Any] = {"workflow": workflow, "pipeline": "shop", "ds": DS, "key": "t", "metrics": {"auc": 0.5}}
+    metadata: dict[str, Any] = {"workflow": workflow, "pipeline": "shop", "ds": DS, "key": "t", "metrics": {"auc": 0.5}}
     base = folder.parent.parent / "base" / "model"
-    save_model(base, model, **said)
+    save_model(base, model, **metadata)
     for weight in model.embeddings.weights:
         weight[::2] += 0.25
     folder.remove()
-    save_model(folder, model, changes=Changes(base, 1.0), **said)
+    save_model(folder, model, changes=Changes(base, 1.0), **metadata)
     return ws
 
 
@@ -64,21 +64,21 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
     """And no task has a whole table: each file is read by one, and a task holds rows of its own users and items."""
     ws = many_files
     monkeypatch.setattr("headrace.score.scored_rows._TASK_PAIRS", 60)  # many parts
-    whole = load_model(folder := ws.locate(manifest_of(ws, "train").output("model").name))
-    assert whole.dynamic is not None
-    rows = sum(len(w) for w in whole.embeddings.weights) + sum(len(t) for t in whole.dynamic.tables)
+    full_model = load_model(folder := ws.locate(manifest_of(ws, "train").output("model").name))
+    assert full_model.dynamic is not None
+    rows = sum(len(w) for w in full_model.embeddings.weights) + sum(len(t) for t in full_model.dynamic.tables)
     sizes = table_bytes(folder)
     largest = max(sizes, key=sizes.__getitem__)
     for way in WAYS:
-        found = []
+        results = []
         # Of all tables; and of the one that the room is too small for.
         auto = {"mapped_mib": (sum(sizes.values()) - 1) / 2**20}
         for embeddings in ({"rows": "mapped"}, {"rows": "joined"}, auto)[: 2 if "candidates" in way else 3]:
-            if found:  # so that there is no run before to compare with
+            if results:  # so that there is no run before to compare with
                 ws.manifest("shop", DS, "score").remove()
             done = run_stage(ScoreCandidates(), spec(model="neural", embeddings=embeddings, **way), ws, DS).manifest
             assert done.rows.get("users_scored") in (None, done.rows["users"])
-            found.append(scores(spark, ws))
+            results.append(scores(spark, ws))
             joined = done.facts["model"].get("joined")
             if embeddings == {"rows": "mapped"}:
                 assert joined is None
@@ -88,9 +88,9 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
             assert joined["most_rows_of_a_task"] < (sizes[largest] / 16 if embeddings is auto else rows / 2)
             assert joined["bytes"] > 0
         ws.manifest("shop", DS, "score").remove()
-        for other in found[1:]:
-            pd.testing.assert_frame_equal(other, found[0], check_exact=True)
-    assert len(found[0]) > 100
+        for result in results[1:]:
+            pd.testing.assert_frame_equal(result, results[0], check_exact=True)
+    assert len(results[0]) > 100
 
 
 def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
@@ -108,15 +108,15 @@ def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "scores"), mapped, check_exact=True)
     assert len(mapped) > 100
 
-    whole = load_model(ws.locate(manifest_of(ws, "train").output("model").name))
-    assert whole.dynamic is not None
-    rows = sum(len(w) for w in whole.embeddings.weights) + sum(len(t) for t in whole.dynamic.tables)
+    full_model = load_model(ws.locate(manifest_of(ws, "train").output("model").name))
+    assert full_model.dynamic is not None
+    rows = sum(len(w) for w in full_model.embeddings.weights) + sum(len(t) for t in full_model.dynamic.tables)
     held = pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
     by_executor = held.groupby("executor")["rows"].max()
     assert len(by_executor) == 2
     assert by_executor.max() == manifest_of(ws, "score").facts["model"]["joined"]["most_rows_of_a_task"] < rows / 2
     # A user's row goes to one executor alone, once.
-    users = next(t for t in whole.dynamic.tables if t.spec.name == "user_raw")
+    users = next(t for t in full_model.dynamic.tables if t.spec.name == "user_raw")
     assert sorted(held["users"].sum()) == sorted(users.ids.tolist())
     assert held["users"].map(len).max() < len(users) / 4
     # And no file of rows was laid out for either.
@@ -141,24 +141,24 @@ def test_rows_of_any_table_have_the_scores_of_mapped_tables(
     monkeypatch.setattr("headrace.score.joined_tables._PART_ROWS", 9)  # many parts
     sizes = table_bytes(ws.locate(manifest_of(ws, "train").output("model").name))
     upstream = {stage: manifest_of(ws, stage) for stage in ("ingest", "features", "train")}
-    found = []
+    results = []
     for embeddings in ({"rows": "mapped"}, {"rows": "joined"}, {"mapped_mib": (sum(sizes.values()) - 1) / 2**20}):
         ctx = Context(spec(model="neural", embeddings=embeddings), ws, DS, upstream)
-        target, caplog_before = local(tmp_path / f"scored{len(found)}"), len(caplog.records)
+        target, caplog_before = local(tmp_path / f"scored{len(results)}"), len(caplog.records)
         with caplog.at_level("INFO", "headrace.score"):
             assert score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "pairs"), target) == 203
-        found.append(pd.read_parquet(target.local_path()).sort_values("note").reset_index(drop=True))
-        told = [r.args for r in caplog.records[caplog_before:] if "were brought" in r.msg]
+        results.append(pd.read_parquet(target.local_path()).sort_values("note").reset_index(drop=True))
+        messages = [r.args for r in caplog.records[caplog_before:] if "were brought" in r.msg]
         if embeddings == {"rows": "mapped"}:
-            assert told == []
+            assert messages == []
             continue
-        ((brought, names, _, most),) = told
+        ((fetched, names, _, most),) = messages
         assert names == (", ".join(sorted(sizes)) if "rows" in embeddings else max(sizes, key=sizes.__getitem__))
-        assert 0 < int(most.replace(",", "")) < int(brought.replace(",", "")) / 5
-    assert found[0].score.nunique() > 100
+        assert 0 < int(most.replace(",", "")) < int(fetched.replace(",", "")) / 5
+    assert results[0].score.nunique() > 100
     # The last bit depends on how many rows there are in a batch.
-    for other in found[1:]:
-        pd.testing.assert_frame_equal(other, found[0], rtol=1e-6)
+    for result in results[1:]:
+        pd.testing.assert_frame_equal(result, results[0], rtol=1e-6)
 
 
 def test_a_damaged_file_and_too_little_room_are_named(spark: SparkSession, many_files: Workspace) -> None:

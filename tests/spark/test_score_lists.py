@@ -36,10 +36,10 @@ def test_lists_by_rules_say_why_and_how_likely(
     s = spec(model="baseline", item=everything)
     run_stage(ScoreCandidates(), s, ws, DS)
     plain = scores(spark, ws)
-    other = plain.head(1).assign(ds="2026-01-03")
+    other_day = plain.head(1).assign(ds="2026-01-03")
     types = "ds string, user bigint, item string, rank int, score float, model_version string"
     table = str(ws.table("shop", "scores"))
-    spark.createDataFrame(other, types).write.format("delta").mode("append").save(table)
+    spark.createDataFrame(other_day, types).write.format("delta").mode("append").save(table)
     window = shop_events[(shop_events.ts >= "2026-01-02") & (shop_events.ts < "2026-01-06") & (shop_events.ds <= DS)]
     count = window[window.ts < "2026-01-05"]["item"].value_counts()
     age = pd.Timestamp("2026-01-06") - window.groupby("item")["ts"].min()
@@ -52,38 +52,38 @@ def test_lists_by_rules_say_why_and_how_likely(
     done = run_stage(
         ScoreCandidates(), spec(model="baseline", item=everything, rerank=rules, rank_depth=25), ws, DS
     ).manifest
-    found = scores(spark, ws)
-    assert list(found.columns) == [*plain.columns, "propensity", "reason"]
+    actual = scores(spark, ws)
+    assert list(actual.columns) == [*plain.columns, "propensity", "reason"]
     earlier = scores(spark, ws, "2026-01-03")
     assert earlier[["propensity", "reason"]].isna().all(axis=None)
     assert (done.rows["scores"], len(earlier)) == (len(plain), 1)
 
-    wanted = expected(spark, ws, shop_events, "baseline", k=25, limit=10**6)
-    fresh = wanted.item.map(age) < pd.Timedelta(days=days)
-    new = wanted.item.map(count) < most
+    expected_scores = expected(spark, ws, shop_events, "baseline", k=25, limit=10**6)
+    fresh = expected_scores.item.map(age) < pd.Timedelta(days=days)
+    new = expected_scores.item.map(count) < most
     assert 0 < fresh.mean() < 1
     assert 0 < new.mean() < 1
-    users = wanted.user.unique()
+    users = expected_scores.user.unique()
     lists = RankedLists(
         users=xxhash64_integers(users).view(np.uint64),
-        offsets=np.concatenate([[0], np.cumsum(wanted.groupby("user").size())]),
-        scores=wanted.score.to_numpy(),
+        offsets=np.concatenate([[0], np.cumsum(expected_scores.groupby("user").size())]),
+        scores=expected_scores.score.to_numpy(),
         fresh=fresh.to_numpy(),
         new=new.to_numpy(),
     )
     listed = rerank(lists, Rerank.model_validate(rules), 5, DS)
-    rows = wanted.iloc[listed.rows]
-    assert found.user.tolist() == rows.user.tolist()
-    assert found.item.tolist() == rows.item.tolist()
-    assert found.score.tolist() == rows.score.tolist()
-    assert found["rank"].tolist() == [1, 2, 3, 4, 5] * len(users)
-    assert found.propensity.tolist() == listed.propensity.tolist()
+    rows = expected_scores.iloc[listed.rows]
+    assert actual.user.tolist() == rows.user.tolist()
+    assert actual.item.tolist() == rows.item.tolist()
+    assert actual.score.tolist() == rows.score.tolist()
+    assert actual["rank"].tolist() == [1, 2, 3, 4, 5] * len(users)
+    assert actual.propensity.tolist() == listed.propensity.tolist()
     words = {Rule.SCORE: "score", Rule.FRESH: "fresh", Rule.NEW_ITEM: "new_item", Rule.EXPLORE: "explore"}
-    assert found.reason.tolist() == [words[Rule(r)] for r in listed.rule]
-    assert {"score", "explore", "new_item"} <= set(found.reason)
-    unmet = {what: listed.unmet["new_items", what] for what in ("lists", "impossible")}
+    assert actual.reason.tolist() == [words[Rule(r)] for r in listed.rule]
+    assert {"score", "explore", "new_item"} <= set(actual.reason)
+    unmet = {name: listed.unmet["new_items", name] for name in ("lists", "impossible")}
     assert done.facts["unmet_rules"] == {"new_items": unmet}
-    assert found[found.reason == "explore"].propensity.max() < 0.1
+    assert actual[actual.reason == "explore"].propensity.max() < 0.1
 
     # Without the rules again the table keeps its columns, and they are null.
     run_stage(ScoreCandidates(), s, ws, DS)
@@ -97,30 +97,30 @@ def test_candidates_are_counted_before_they_are_written(
 ) -> None:
     ws = Workspace(tmp_path / "home")
     shutil.copytree(shop.home, ws.home)
-    before = DeltaLog(ws.table("shop", "scores")).version
+    version_before = DeltaLog(ws.table("shop", "scores")).version
     listed = {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}}
     s = spec(model="baseline", candidates=listed, exclude_seen=True)
 
     @contextmanager
     def leaky(context: SourceContext) -> Iterator[UserCandidates]:
-        with candidates_of_users(context) as found:
-            yield replace(found, violations=lambda rows: rows.where("rank = 1").count())
+        with candidates_of_users(context) as candidates:
+            yield replace(candidates, violations=lambda rows: rows.where("rank = 1").count())
 
     # A filter that lets something through cannot be written down: one is told so.
     with monkeypatch.context() as patch:
         patch.setattr("headrace.score.model_lists.candidates_of_users", leaky)
         with pytest.raises(RuntimeError, match=r"scores of .* are of items that"):
             run_stage(ScoreCandidates(), s, ws, DS)
-    assert DeltaLog(ws.table("shop", "scores")).version == before
+    assert DeltaLog(ws.table("shop", "scores")).version == version_before
     done = run_stage(ScoreCandidates(), s, ws, DS).manifest
-    assert DeltaLog(ws.table("shop", "scores")).version == (before or 0) + (before is not None)
+    assert DeltaLog(ws.table("shop", "scores")).version == (version_before or 0) + (version_before is not None)
     assert done.facts["candidates"]["violations"] == 0
-    found = scores(spark, ws)
+    actual = scores(spark, ws)
     clicked = clicked_pairs(shop_events)
     every = expected(spark, shop, shop_events, "baseline", k=100, limit=12)
     score_of = dict(zip(zip(every.user, every.item, strict=True), every.score, strict=True))
-    pairs = list(zip(found.user, found.item, strict=True))
+    pairs = list(zip(actual.user, actual.item, strict=True))
     assert not clicked & set(pairs)
-    assert found.score.tolist() == [score_of[pair] for pair in pairs]
-    assert (set(found.source), len(found)) == ({"liked"}, done.rows["scores"])
+    assert actual.score.tolist() == [score_of[pair] for pair in pairs]
+    assert (set(actual.source), len(actual)) == ({"liked"}, done.rows["scores"])
     assert not (ws.spark_local / "score" / "shop").exists()

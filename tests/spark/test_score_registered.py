@@ -45,15 +45,15 @@ def test_registered_models_score_other_days_and_tables(
     ws.manifest("shop", DS, "train").remove()
     with pytest.raises(UserError, match=r"needs stage 'train', which has not finished.*--model @champion"):
         run_stage(ScoreCandidates(), spec(), ws, DS)
-    for asked in ("@champion", first, int(first)):
-        done = run_stage(ScoreCandidates(), spec(model=asked), ws, DS)
+    for model_name in ("@champion", first, int(first)):
+        done = run_stage(ScoreCandidates(), spec(model=model_name), ws, DS)
         assert done.manifest.facts["model"]["version"] == "t"
         assert done.manifest.facts["model"]["registered"] == {"name": "shop", "version": first}
-    found, wanted = scores(spark, ws), expected(spark, shop, shop_events, "train")
-    np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
-    for asked, said in (("@challenger", "no alias 'challenger'"), ("99", "no version 99")):
-        with pytest.raises(UserError, match=said):
-            run_stage(ScoreCandidates(), spec(model=asked), ws, DS)
+    actual, expected_scores = scores(spark, ws), expected(spark, shop, shop_events, "train")
+    np.testing.assert_allclose(actual.score, expected_scores.score, rtol=1e-5)
+    for model_name, message in (("@challenger", "no alias 'challenger'"), ("99", "no version 99")):
+        with pytest.raises(UserError, match=message):
+            run_stage(ScoreCandidates(), spec(model=model_name), ws, DS)
     with pytest.raises(UserError, match=r"score\.model"):
         spec(model="champion")
 
@@ -62,8 +62,8 @@ def test_registered_models_score_other_days_and_tables(
     pairs = every[["user", "item"]].sample(60, random_state=1)
     pairs = pd.concat([pairs, pd.DataFrame({"user": [5], "item": ["nobody's"]})]).assign(note=range(61))
     s = spec(model="@champion")
-    there = ("ingest", "features")
-    upstream = {stage: manifest_of(ws, stage) for stage in there}
+    finished_stages = ("ingest", "features")
+    upstream = {stage: manifest_of(ws, stage) for stage in finished_stages}
     ctx = Context(s, ws, DS, upstream)
     to_spark(spark, pairs, {"user": "bigint", "item": "string", "note": "int"}).write.parquet(str(tmp_path / "pairs"))
     target = local(tmp_path / "scored")
@@ -71,8 +71,8 @@ def test_registered_models_score_other_days_and_tables(
     scored = pd.read_parquet(tmp_path / "scored").sort_values("note")
     assert list(scored.columns) == ["user", "item", "note", "score", "model_version"]
     assert set(scored.model_version) == {"t"}
-    wanted = pairs.merge(every, on=["user", "item"], how="left").sort_values("note")
-    np.testing.assert_allclose(scored.score[:60], wanted.score[:60], rtol=1e-5)
+    expected_scores = pairs.merge(every, on=["user", "item"], how="left").sort_values("note")
+    np.testing.assert_allclose(scored.score[:60], expected_scores.score[:60], rtol=1e-5)
     assert 0 < scored.score.iloc[60] < 1
 
     # The same of a CSV file, whose columns are found by their names.
@@ -84,7 +84,7 @@ def test_registered_models_score_other_days_and_tables(
     both = of_csv.merge(scored, on=["user", "item"], suffixes=("", "_of_table"))
     assert len(both) == 61
     np.testing.assert_allclose(both.score, both.score_of_table, rtol=1e-6)
-    for text, said in (
+    for text, message in (
         ("user,item,note\n1,a,1\n", r"pairs\.csv has a column 'note', which table\.columns does not declare"),
         ("user\n1\n", "read .*'item', which .*pairs.csv lacks"),
         ("user,item\n1,a\nx,b\n\ny,c\n", r"pairs\.csv: 2 rows cannot be read; the first is line 3: user: 'x' is not a"),
@@ -92,14 +92,14 @@ def test_registered_models_score_other_days_and_tables(
         ("", r"pairs\.csv is empty"),
     ):
         csv.put_text(text)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             score_table(ctx, scoring_model(ctx), spark, csv, local(tmp_path / "no_csv"))
         assert not (tmp_path / "no_csv").exists()
 
     users, items = sides(shop_events, 10**6)
-    whole = pairs[:60].merge(users, on="user").merge(items, on="item").assign(hour=20).sort_values("note")
+    complete_rows = pairs[:60].merge(users, on="user").merge(items, on="item").assign(hour=20).sort_values("note")
     types = {c: TYPES[c] for c in ("user", "item", "age", "home.city", "likes", "price", "hour")}
-    frame = to_spark(spark, whole, types).coalesce(1)
+    frame = to_spark(spark, complete_rows, types).coalesce(1)
     frame.write.format("delta").save(str(tmp_path / "whole"))
     alone = Context(s, ws, DS, {})  # no day is needed
     assert score_table(alone, scoring_model(alone), spark, local(tmp_path / "whole"), local(tmp_path / "rows")) == 60
@@ -129,15 +129,15 @@ def test_registered_models_score_other_days_and_tables(
         with pytest.raises(UserError, match="have changed"):
             score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "pairs"), local(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
-    for change, said in (
+    for change, message in (
         ({"source": tmp_path / "nothing"}, "there is no table"),
         ({"target": target}, "is there already"),
         ({"upstream": {}}, "is not known.*--to features"),
     ):
-        given = {"source": tmp_path / "pairs", "target": local(tmp_path / "new"), "upstream": upstream} | change
-        ctx = Context(s, ws, DS, given["upstream"])
-        with pytest.raises(UserError, match=said):
-            score_table(ctx, scoring_model(ctx), spark, local(given["source"]), given["target"])
+        arguments = {"source": tmp_path / "pairs", "target": local(tmp_path / "new"), "upstream": upstream} | change
+        ctx = Context(s, ws, DS, arguments["upstream"])
+        with pytest.raises(UserError, match=message):
+            score_table(ctx, scoring_model(ctx), spark, local(arguments["source"]), arguments["target"])
         assert not (tmp_path / "new").exists()
     to_spark(spark, pairs, {"note": "int", "user": "bigint"}).write.parquet(str(tmp_path / "keyless"))
     ctx = Context(s, ws, DS, upstream)
@@ -146,7 +146,7 @@ def test_registered_models_score_other_days_and_tables(
 
 
 @pytest.mark.parametrize(
-    ("asked", "neural", "baseline", "chosen"),
+    ("requested", "neural", "baseline", "chosen"),
     [
         ("best", 0.7, 0.6, "train"),
         ("best", 0.6, 0.7, "baseline"),
@@ -158,7 +158,7 @@ def test_registered_models_score_other_days_and_tables(
         ("baseline", 0.9, 0.5, "baseline"),
     ],
 )
-def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws: Workspace) -> None:
+def test_choice(requested: str, neural: float | None, baseline: Any, chosen: str, ws: Workspace) -> None:
     upstream = {
         stage: Manifest(
             stage=stage,
@@ -172,12 +172,12 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
         for stage, auc in (("train", neural), ("baseline", baseline))
         if auc != "none"
     }
-    ctx = Context(spec(model=asked), ws, DS, upstream)
+    ctx = Context(spec(model=requested), ws, DS, upstream)
     assert scoring_model(ctx).stage == chosen
     # A run is by the model that its inputs name, whatever is asked for by the time that it starts.
     assert pinned_model(replace(ctx, inputs=(scoring_model(ctx).input,))) == scoring_model(ctx)
     earlier = Input(kind="model", name=chosen, version="earlier")
-    with pytest.raises(UserError, match=rf"'{asked}' has become version {chosen} of the model.*run it again"):
+    with pytest.raises(UserError, match=rf"'{requested}' has become version {chosen} of the model.*run it again"):
         ScoreCandidates().run(replace(ctx, inputs=(earlier,)))
     if baseline != "none":
         # Of a loss the lower one is the better; what one was not measured by compares nothing.
@@ -185,10 +185,10 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
             n: m.model_copy(update={"facts": {"metrics": {"log_loss": m.facts["metrics"]["auc"]}}})
             for n, m in upstream.items()
         }
-        context = Context(spec(model=asked, metric="log_loss"), ws, DS, losses)
-        other = {"train": "baseline", "baseline": "train"}[chosen]
-        told = neural is not None and neural != baseline and asked == "best"
-        assert scoring_model(context).stage == (other if told else chosen)
-        if asked == "best":
+        context = Context(spec(model=requested, metric="log_loss"), ws, DS, losses)
+        other_stage = {"train": "baseline", "baseline": "train"}[chosen]
+        is_reversed = neural is not None and neural != baseline and requested == "best"
+        assert scoring_model(context).stage == (other_stage if is_reversed else chosen)
+        if requested == "best":
             with pytest.raises(UserError, match=r"best' by gauc.*stage 'train' was not measured"):
-                scoring_model(Context(spec(model=asked, metric="gauc"), ws, DS, upstream))
+                scoring_model(Context(spec(model=requested, metric="gauc"), ws, DS, upstream))

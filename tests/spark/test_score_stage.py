@@ -25,27 +25,29 @@ from tests.score_support import DS, clicked_pairs, expected, manifest_of, scores
 def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
     s = spec(model="baseline")
     done = run_stage(ScoreCandidates(), s, shop, DS).manifest
-    found, wanted = scores(spark, shop), expected(spark, shop, shop_events, "baseline")
-    pd.testing.assert_frame_equal(found[["user", "item", "rank", "score"]], wanted, check_dtype=False, check_exact=True)
+    actual, expected_scores = scores(spark, shop), expected(spark, shop, shop_events, "baseline")
+    pd.testing.assert_frame_equal(
+        actual[["user", "item", "rank", "score"]], expected_scores, check_dtype=False, check_exact=True
+    )
     # Worth something: shallow trees give many ties.
-    assert wanted.duplicated(["user", "score"]).sum() > len(wanted) / 10
-    assert list(found.columns) == ["ds", "user", "item", "rank", "score", "model_version"]
-    assert set(found.model_version) == {manifest_of(shop, "baseline").key}
+    assert expected_scores.duplicated(["user", "score"]).sum() > len(expected_scores) / 10
+    assert list(actual.columns) == ["ds", "user", "item", "rank", "score", "model_version"]
+    assert set(actual.model_version) == {manifest_of(shop, "baseline").key}
     users, _ = sides(shop_events, 12)
     assert done.rows == {"users": len(users), "candidates": 12, "pairs": 12 * len(users), "scores": 5 * len(users)}
     assert done.facts["model"]["stage"] == "baseline"
     assert done.peak_memory_mib["worker"] > 50
-    assert done.facts["sample"][0] == found.iloc[0].to_dict()
+    assert done.facts["sample"][0] == actual.iloc[0].to_dict()
     assert run_stage(ScoreCandidates(), s, shop, DS).skipped
 
     # Another day's rows stay; a run that died after its commit is made again, with nothing doubled.
-    other = found.head(1).assign(ds="2026-01-04")
+    other_day = actual.head(1).assign(ds="2026-01-04")
     types = "ds string, user bigint, item string, rank int, score float, model_version string"
     table = shop.table("shop", "scores")
-    spark.createDataFrame(other, types).write.format("delta").mode("append").save(str(table))
+    spark.createDataFrame(other_day, types).write.format("delta").mode("append").save(str(table))
     shop.manifest("shop", DS, "score").remove()
     again = run_stage(ScoreCandidates(), s, shop, DS).manifest
-    pd.testing.assert_frame_equal(scores(spark, shop), found, check_exact=True)
+    pd.testing.assert_frame_equal(scores(spark, shop), actual, check_exact=True)
     assert len(scores(spark, shop, "2026-01-04")) == 1
     assert again.key == done.key
 
@@ -55,17 +57,17 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
     healed = run_stage(ScoreCandidates(), s, shop, DS)
     assert not healed.skipped
     assert "is gone" in healed.reason
-    pd.testing.assert_frame_equal(scores(spark, shop), found, check_exact=True)
+    pd.testing.assert_frame_equal(scores(spark, shop), actual, check_exact=True)
 
 
 def test_neural(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
     done = run_stage(ScoreCandidates(), spec(model="neural"), shop, DS).manifest
     assert done.facts["model"]["version"] == "t"
-    found, wanted = scores(spark, shop), expected(spark, shop, shop_events, "train")
+    actual, expected_scores = scores(spark, shop), expected(spark, shop, shop_events, "train")
     # A matrix product's last bits depend on the batch's size, so near ties may change places.
-    np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
-    np.testing.assert_array_equal(found.user, wanted.user)
-    assert (found.item == wanted.item).mean() > 0.98
+    np.testing.assert_allclose(actual.score, expected_scores.score, rtol=1e-5)
+    np.testing.assert_array_equal(actual.user, expected_scores.user)
+    assert (actual.item == expected_scores.item).mean() > 0.98
 
 
 def test_ranks_by_a_product_of_tasks(
@@ -84,19 +86,19 @@ def test_ranks_by_a_product_of_tasks(
     save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
     if ws.manifest("shop", DS, "score").is_file():
         ws.manifest("shop", DS, "score").remove()  # of another model
-    found = []
+    results = []
     for output in (None, "click_and_buy"):
         s = spec(model="neural")
         assert s.score is not None
         s = s.model_copy(update={"score": s.score.model_copy(update={"output": output})})
         done = run_stage(ScoreCandidates(), s, ws, DS).manifest
         assert done.facts["model"].get("output") == output
-        found.append(scores(spark, ws))
-        wanted = expected(spark, ws, shop_events, "train", output=output)
-        np.testing.assert_allclose(found[-1].score, wanted.score, rtol=1e-5)
-        assert (found[-1].item == wanted.item).mean() > 0.98
-    assert (found[0].item != found[1].item).any()
-    assert found[0].score.mean() > found[1].score.mean()
+        results.append(scores(spark, ws))
+        expected_scores = expected(spark, ws, shop_events, "train", output=output)
+        np.testing.assert_allclose(results[-1].score, expected_scores.score, rtol=1e-5)
+        assert (results[-1].item == expected_scores.item).mean() > 0.98
+    assert (results[0].item != results[1].item).any()
+    assert results[0].score.mean() > results[1].score.mean()
 
 
 def test_limits_and_seen(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
@@ -108,14 +110,14 @@ def test_limits_and_seen(spark: SparkSession, shop: Workspace, shop_events: pd.D
     )
     run_stage(ScoreCandidates(), s, shop, DS)
     clicked = clicked_pairs(shop_events)
-    wanted = expected(spark, shop, shop_events, "baseline", k=50, clicked=clicked)
+    expected_scores = expected(spark, shop, shop_events, "baseline", k=50, clicked=clicked)
     train = shop_events[(shop_events.ts >= "2026-01-02") & (shop_events.ts < "2026-01-05") & (shop_events.ds <= DS)]
     counts = train.user.value_counts()
     most = sorted(counts.index, key=lambda u: (-counts[u], u))[:7]
-    wanted = wanted[wanted.user.isin(most)].reset_index(drop=True)
-    found = scores(spark, shop)[["user", "item", "rank", "score"]]
-    pd.testing.assert_frame_equal(found, wanted, check_dtype=False, check_exact=True)
-    assert len(found) < 7 * 12, "nobody has clicked anything"
+    expected_scores = expected_scores[expected_scores.user.isin(most)].reset_index(drop=True)
+    actual = scores(spark, shop)[["user", "item", "rank", "score"]]
+    pd.testing.assert_frame_equal(actual, expected_scores, check_dtype=False, check_exact=True)
+    assert len(actual) < 7 * 12, "nobody has clicked anything"
 
 
 def test_messages(spark: SparkSession, shop: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

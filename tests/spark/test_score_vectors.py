@@ -50,13 +50,13 @@ def test_vectors_multiply_to_the_models_logits(
         assert set(zip(table.ds, table.model_version, strict=True)) == {(DS, "t")}
         return dict(zip(table[side], table.vector, strict=True))
 
-    found = {}
+    vectors = {}
     for side, rows in (("user", users), ("item", items)):
-        found[side] = vectors_of(side)
-        assert sorted(found[side]) == sorted(rows[side])
+        vectors[side] = vectors_of(side)
+        assert sorted(vectors[side]) == sorted(rows[side])
     # The pairs' scores by the model as ONNX, where that is installed.
     few = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6, answer=_by_onnx(tmp_path / "export"))
-    dots = [float(np.dot(found["user"][u], found["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
+    dots = [float(np.dot(vectors["user"][u], vectors["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
     np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
     assert len(few) == len(users) * len(items)
     assert np.std(dots) > 0.1
@@ -64,7 +64,7 @@ def test_vectors_multiply_to_the_models_logits(
     everything = {"key": "item", "columns": ["price"]}
     rules = {"diversity": {"relevance": 0.3}}
     run_stage(ScoreCandidates(), spec(item=everything, rerank=rules, rank_depth=10**6, top_k=4), ws, DS)
-    unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in found["item"].items()}
+    unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in vectors["item"].items()}
     of_user = {u: rows.set_index("item").score for u, rows in few.groupby("user")}
     lists = scores(spark, ws)
     both = lists.merge(few, on=["user", "item"])
@@ -83,13 +83,15 @@ def test_vectors_multiply_to_the_models_logits(
     monkeypatch.setattr("headrace.score.joined_tables._PART_ROWS", 9)  # many parts
     ws.manifest("shop", DS, "vectors").remove()
     assert run_stage(ExportVectors(), spec(embeddings={"rows": "joined"}), ws, DS).manifest.rows == done.rows
-    for side, before in found.items():
+    for side, old_vectors in vectors.items():
         again = vectors_of(side)
-        assert again.keys() == before.keys()
+        assert again.keys() == old_vectors.keys()
         # But for the last bit, which depends on how many rows there are in a batch.
-        for key, vector in before.items():
+        for key, vector in old_vectors.items():
             np.testing.assert_allclose(again[key], vector, rtol=1e-5, atol=1e-6)
-    _check_vector_items(spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), found)
+    _check_vector_items(
+        spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), vectors
+    )
 
 
 def _by_onnx(folder: Path) -> Callable[[Location, Mapping[str, Any]], Any] | None:
@@ -121,51 +123,53 @@ def _check_vector_items(
     ctx = Context(spec(**score), ws, DS, upstream, "vectors")
     table = ItemTable.write(ctx, spark, items, ws.spark_local / "score" / "shop" / "items")
     new = spark.createDataFrame([(5, None, None, None)], users.schema)
-    asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4))
+    requests = users.unionByName(new).withColumn(
+        FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4)
+    )
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
     left = rows.where(F.col(ITEM_ROW) != 3)
     folder, maps = ws.handed_on("shop", "score", local_scratch=False) / "vectors", ws.mapped("shop")
-    given = SimpleNamespace(
+    fields = SimpleNamespace(
         ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx), run_folder=folder, maps=maps
     )
-    context = cast(SourceContext, given)
+    context = cast(SourceContext, fields)
     source = VectorItems(context, VectorSource(k=4), "liked")
     keys = table.keys(np.arange(table.rows)).to_pylist()
 
     def listed(source: VectorItems, parts: int) -> dict[Any, list[Any]]:
-        made = source.first(asked.repartition(parts), 5)
-        assert made.columns == [*asked.columns, ITEMS]
-        return {r["user"]: r[ITEMS] for r in made.collect()}
+        fetched = source.first(requests.repartition(parts), 5)
+        assert fetched.columns == [*requests.columns, ITEMS]
+        return {r["user"]: r[ITEMS] for r in fetched.collect()}
 
-    found = listed(source, 1)
-    assert found == listed(source, 3)
+    lists = listed(source, 1)
+    assert lists == listed(source, 3)
     # Of nothing the model knows something: neither of users nor of items of whom all is null.
     nulls = pa.RecordBatch.from_pydict({"price": pa.array([None], pa.float64()), "item": ["never met"]})
     unlike = source._vectors("item").of(nulls)[0]
     known = {k: np.array(v) for k, v in vectors["item"].items() if k != keys[3] and not np.allclose(v, unlike)}
     assert source.facts["unknown_items"] == len(keys) - 1 - len(known)
     assert source.facts["items"] == len(known) > 5
-    assert found[5] == []
+    assert lists[5] == []
     lengths = set()
     for user, vector in vectors["user"].items():
         order = sorted(known, key=lambda k: (-float(np.float32(np.dot(vector, known[k]))), keys.index(k)))
-        wanted = 0 if user % 7 == 0 else 2 + user % 4
-        if found[user] == [] and wanted:  # the other user of whom all is null
+        count = 0 if user % 7 == 0 else 2 + user % 4
+        if lists[user] == [] and count:  # the other user of whom all is null
             assert users.where((F.col("user") == user) & F.col("age").isNull()).count() == 1
             continue
-        assert [keys[i] for i in found[user]] == order[:wanted]
-        lengths.add(len(found[user]))
+        assert [keys[i] for i in lists[user]] == order[:count]
+        lengths.add(len(lists[user]))
     assert lengths == {0, 2, 3, 4, 5}
     # The same of rows that Spark joins in.
     joined = Context(spec(embeddings={"rows": "joined"}, **score), ws, DS, upstream, "vectors")
-    context = cast(SourceContext, SimpleNamespace(**vars(given) | {"ctx": joined}))
+    context = cast(SourceContext, SimpleNamespace(**vars(fields) | {"ctx": joined}))
     same_source = VectorItems(context, VectorSource(k=4), "joined")
-    assert listed(same_source, 2) == found
+    assert listed(same_source, 2) == lists
     assert same_source.facts == source.facts
     # The index, of one cell of so few items: what it finds, and what is said of it.
     indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
-    same = [set(a) == set(found[user]) for user, a in listed(indexed, 2).items()]
+    same = [set(a) == set(lists[user]) for user, a in listed(indexed, 2).items()]
     assert np.mean(same) > 0.9
     assert indexed.facts["index"] == "ivf"
     assert 0.9 <= indexed.facts["recall"] <= 1

@@ -84,8 +84,8 @@ def test_trees_learn_from_rows_that_the_first_model_has_not_learned(
     m = run_stage(TrainSecondStage(), spec(), ws, DS).manifest
     folder = ws.home / m.output("model").name
     assert m.rows == {"valid": 1000, "test": 600}
-    found = load_predictor(folder)
-    assert found.kind == "second_stage"
+    predictor = load_predictor(folder)
+    assert predictor.kind == "second_stage"
 
     # The trees of XGBoost without Spark, of `valid` and what the first model says of it; of no other rows.
     names = ["age", "price", "user", "item", "tags__0", "tags__1", "tags__2"]
@@ -95,16 +95,16 @@ def test_trees_learn_from_rows_that_the_first_model_has_not_learned(
         return np.stack([*(columns[c] for c in names[:2]), *codes, load_predictor(first).predict(columns)], axis=1)
 
     test = columns_of(ws, features, "test")
-    told = found.predict(test)
+    predictions = predictor.predict(test)
     for split, same in (("valid", True), ("train", False)):
         rows = columns_of(ws, features, split)
         alone = xgb.XGBClassifier(n_estimators=6, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
         alone.fit(matrix(rows), rows["click"])
-        assert np.allclose(told, alone.predict_proba(matrix(test))[:, 1], atol=1e-5) == same
+        assert np.allclose(predictions, alone.predict_proba(matrix(test))[:, 1], atol=1e-5) == same
     # The first model's answer is one of the columns, and looked at.
     importance = {e["feature"]: e["weight"] for e in m.facts["importance"]}
     assert importance["dlrm: label"] > 0
-    assert m.facts["metrics"]["auc"] == pytest.approx(roc_auc_score(test["click"], told), abs=1e-12)
+    assert m.facts["metrics"]["auc"] == pytest.approx(roc_auc_score(test["click"], predictions), abs=1e-12)
     assert m.facts["evaluation"].keys() == {"test"}
     assert m.facts["first_model"]["metrics"] == {"auc": 0.51}
     (version,) = versions(ws, "clicks-second_stage")
@@ -114,7 +114,7 @@ def test_trees_learn_from_rows_that_the_first_model_has_not_learned(
     # It moves with its workspace, and answers for no other first model.
     shutil.copytree(ws.home / "models", tmp_path / "moved" / "models")
     moved = tmp_path / "moved" / folder.relative_to(ws.home)
-    assert (load_predictor(moved).predict(test) == told).all()
+    assert (load_predictor(moved).predict(test) == predictions).all()
     card = tmp_path / "moved" / first.relative_to(ws.home) / "model.json"
     card.write_text(card.read_text().replace('"auc": 0.5', '"auc": 0.6'))
     with pytest.raises(UserError, match="is another one by now: run the stage second_stage again"):

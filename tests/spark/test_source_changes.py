@@ -29,8 +29,8 @@ def put_times(table: Path, days: Mapping[int, str]) -> None:
     day = ""
     for version, file in enumerate(sorted((table / "_delta_log").glob("*.json"))):
         day = days.get(version, day)
-        at = datetime.fromisoformat(f"{day}T12:00:00+00:00").timestamp() + version
-        os.utime(file, (at, at))
+        timestamp = datetime.fromisoformat(f"{day}T12:00:00+00:00").timestamp() + version
+        os.utime(file, (timestamp, timestamp))
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     rows = make_rows()
 
-    def add(found: pd.DataFrame) -> None:
-        frame(spark, found).coalesce(1).write.format("delta").mode("append").save(str(path))
+    def add(batch: pd.DataFrame) -> None:
+        frame(spark, batch).coalesce(1).write.format("delta").mode("append").save(str(path))
 
     add(rows[rows["id"] % 3 == 0])  # 1: D1
     add(rows[rows["id"] % 3 == 1])  # 2: D2
@@ -69,23 +69,23 @@ def spec_of(table: Path, **source: Any) -> Spec:
 
 def at_version(spark: SparkSession, table: Path, version: int) -> pd.DataFrame:
     """Spark's own reading of a version."""
-    found = spark.read.format("delta").option("versionAsOf", version).load(str(table)).toPandas()
-    return found.assign(ts=found["ts"].dt.tz_localize("UTC"))
+    frame = spark.read.format("delta").option("versionAsOf", version).load(str(table)).toPandas()
+    return frame.assign(ts=frame["ts"].dt.tz_localize("UTC"))
 
 
-def prices(found: Mapping[str, pd.DataFrame]) -> dict[int, float]:
-    every = pd.concat(found.values())
+def prices(frames: Mapping[str, pd.DataFrame]) -> dict[int, float]:
+    every = pd.concat(frames.values())
     return {int(i): float(p) for i, p in zip(every["id"], every["price"], strict=True)}
 
 
-def prices_of(rows: pd.DataFrame, found: Mapping[str, pd.DataFrame]) -> dict[int, float]:
+def prices_of(rows: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> dict[int, float]:
     """The same, of those of the rows that a dataset has."""
-    rows = rows[rows["id"].isin(pd.concat(found.values())["id"])]
+    rows = rows[rows["id"].isin(pd.concat(frames.values())["id"])]
     return dict(zip(rows["id"], rows["price"], strict=True))
 
 
-def versions(made: Manifest) -> dict[str, str]:
-    return {ds: text for ds, (text, _) in made.facts["table"]["days"].items()}
+def versions(manifest: Manifest) -> dict[str, str]:
+    return {ds: text for ds, (text, _) in manifest.facts["table"]["days"].items()}
 
 
 def test_days_are_what_the_feed_has_of_them(spark: SparkSession, ws: Workspace, table: Path) -> None:
@@ -95,31 +95,31 @@ def test_days_are_what_the_feed_has_of_them(spark: SparkSession, ws: Workspace, 
     assert first.outputs[0].version == "1"
     assert first.rows == {"read": 100, "kept": 100, "quarantined": 0, "duplicates": 0}
     # D2 is taken with D3.
-    made = ingest(spec, ws, D3)
-    assert versions(made) == {D1: "..1", D2: "2..4", D3: "5..8"}
-    assert (made.facts["days"], made.outputs[0].version) == ([D2, D3], "8")
+    manifest = ingest(spec, ws, D3)
+    assert versions(manifest) == {D1: "..1", D2: "2..4", D3: "5..8"}
+    assert (manifest.facts["days"], manifest.outputs[0].version) == ([D2, D3], "8")
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 2).load(str(table))
     counted: dict[str, Counter[str]] = {D2: Counter(), D3: Counter()}
     for row in feed.groupBy(F.to_date("_commit_timestamp").alias("day"), "_change_type").count().collect():
         counted[str(row["day"])][row["_change_type"]] += row["count"]
     rows = make_rows()
-    before = {ds: rows["ts"] < pd.Timestamp(ds, tz="UTC") for ds in (D2, D3)}
-    late = {ds: int(((rows["id"] % 3 == k) & before[ds]).sum()) for k, ds in ((1, D2), (2, D3))}
-    assert made.facts["changed_days"] == [
+    is_earlier = {ds: rows["ts"] < pd.Timestamp(ds, tz="UTC") for ds in (D2, D3)}
+    late = {ds: int(((rows["id"] % 3 == k) & is_earlier[ds]).sum()) for k, ds in ((1, D2), (2, D3))}
+    assert manifest.facts["changed_days"] == [
         {"ds": ds, "late": late[ds], "updated": n["update_postimage"], "deleted": n["delete"]}
         for ds, n in counted.items()
     ]
-    assert made.facts["changed_days"][1] == {"ds": D3, "late": 10, "updated": 3, "deleted": 3}
+    assert manifest.facts["changed_days"][1] == {"ds": D3, "late": 10, "updated": 3, "deleted": 3}
     # What a day brought and is still there at its end; 15 is more than one day late.
     live = {D2: counted[D2]["insert"] + 3 - 2, D3: counted[D3]["insert"] + 3 - 2}
-    assert made.rows["read"] == live[D2] + live[D3]
-    assert made.facts["reasons"] == {"ts: more than 1 day late": 1}
+    assert manifest.rows["read"] == live[D2] + live[D3]
+    assert manifest.facts["reasons"] == {"ts: more than 1 day late": 1}
 
-    found = dataset(spec, ws, D3)
+    frames = dataset(spec, ws, D3)
     now = at_version(spark, table, 8)
     now = now[now["id"] != 15]
-    assert ids(found) == expected(now)
-    assert prices(found) == prices_of(now, found)
+    assert ids(frames) == expected(now)
+    assert prices(frames) == prices_of(now, frames)
     # The day before, as it was then, though later ones were taken since.
     middle = dataset_of(spec, ws, D2)
     then = at_version(spark, table, 4)
@@ -127,15 +127,15 @@ def test_days_are_what_the_feed_has_of_them(spark: SparkSession, ws: Workspace, 
     assert prices(middle) == prices_of(then, middle)
     # A rerun reads the same versions, whatever was committed since, and at whatever time.
     assert ingest(spec, ws, D1).started == first.started
-    other = Workspace(ws.home / "day-by-day")
+    day_by_day = Workspace(ws.home / "day-by-day")
     for ds in (D1, D2, D3):
-        again = ingest(spec, other, ds)
+        again = ingest(spec, day_by_day, ds)
         if ds != D1:
             ingest(spec, ws, ds)
-    assert versions(again) == versions(made)
-    for split, rows_of in dataset(spec, other, D3).items():
-        pd.testing.assert_frame_equal(rows_of, found[split])
-    for split, rows_of in dataset_of(spec, other, D2).items():
+    assert versions(again) == versions(manifest)
+    for split, rows_of in dataset(spec, day_by_day, D3).items():
+        pd.testing.assert_frame_equal(rows_of, frames[split])
+    for split, rows_of in dataset_of(spec, day_by_day, D2).items():
         pd.testing.assert_frame_equal(rows_of, middle[split])
 
 
@@ -147,19 +147,19 @@ def dataset_of(spec: Spec, ws: Workspace, ds: str) -> dict[str, pd.DataFrame]:
 def test_changes_that_are_ignored_or_refused(spark: SparkSession, ws: Workspace, table: Path) -> None:
     spec = spec_of(table, changed_days={"updates": "ignore", "deletes": "ignore"})
     for ds in (D1, D3):
-        made = ingest(spec, ws, ds)
-    assert made.rows == {"read": 200, "kept": 200, "quarantined": 0, "duplicates": 0}
-    found, rows = dataset(spec, ws, D3), make_rows()
-    assert ids(found) == expected(rows)
-    assert prices(found) == prices_of(rows, found)
+        manifest = ingest(spec, ws, ds)
+    assert manifest.rows == {"read": 200, "kept": 200, "quarantined": 0, "duplicates": 0}
+    frames, rows = dataset(spec, ws, D3), make_rows()
+    assert ids(frames) == expected(rows)
+    assert prices(frames) == prices_of(rows, frames)
     # 7 was updated before it was deleted: its key tells which row that is.
-    kept = Workspace(ws.home / "kept")
+    kept_ws = Workspace(ws.home / "kept")
     spec = spec_of(table, changed_days={"updates": "ignore"})
     for ds in (D1, D3):
-        ingest(spec, kept, ds)
+        ingest(spec, kept_ws, ds)
     left = rows[~rows["id"].isin([5, 6, 7, 10, 18])]
-    found = dataset(spec, kept, D3)
-    assert (ids(found), prices(found)) == (expected(left), prices_of(left, found))
+    frames = dataset(spec, kept_ws, D3)
+    assert (ids(frames), prices(frames)) == (expected(left), prices_of(left, frames))
     nameless = spec.model_copy(update={"table": spec.table.model_copy(update={"keys": ()})})
     with pytest.raises(UserError, match=r"told apart by their keys: declare table\.keys"):
         ingest(nameless, Workspace(ws.home / "nameless"), D1)
@@ -204,10 +204,10 @@ def test_what_is_no_feed(spark: SparkSession, ws: Workspace, tmp_path: Path) -> 
     with pytest.raises(UserError, match="has no change data feed of version 4"):
         ingest(spec, ws, D3)
     by_time = make_spec({"format": "delta", "path": str(path), "day": {"time": "ts"}})
-    other = Workspace(ws.home / "other")
-    ingest(by_time, other, D1)
+    other_ws = Workspace(ws.home / "other")
+    ingest(by_time, other_ws, D1)
     with pytest.raises(UserError, match="were taken by a partition or a time column before"):
-        ingest(spec, other, D2)
+        ingest(spec, other_ws, D2)
     with pytest.raises(UserError, match=r"ignore is of day\.changes"):
         make_spec({"format": "delta", "path": "x", "day": {"time": "ts"}, "changed_days": {"deletes": "ignore"}})
 
@@ -226,8 +226,8 @@ def test_columns_that_change(spark: SparkSession, ws: Workspace, tmp_path: Path)
     spec = spec_of(path)
     ingest(spec, ws, D1)
     assert ingest(spec, ws, D2).facts["changed_days"] == [{"ds": D2, "late": 0, "updated": 0, "deleted": 2}]
-    found = ids(dataset(spec, ws, D2))
-    assert sorted(found["train"] + found["valid"]) == [0, *range(2, 9), 100, *range(102, 109)]
+    event_ids = ids(dataset(spec, ws, D2))
+    assert sorted(event_ids["train"] + event_ids["valid"]) == [0, *range(2, 9), 100, *range(102, 109)]
     spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN tags TO marks")  # 5
     frame(spark, make_rows(1, 200, D3)).write.format("delta").mode("append").save(str(path))  # 6
     put_times(path, {0: D1, 2: D2, 5: D3})
@@ -245,20 +245,20 @@ def test_live_rows_are_those_of_a_stack(spark: SparkSession) -> None:
     changes, kept_from = [], {}
     for version in range(40):
         for value in values:
-            gone = int(random.integers(0, len(stacks[value]) + 1)) if random.random() < 0.5 else 0
+            removed = int(random.integers(0, len(stacks[value]) + 1)) if random.random() < 0.5 else 0
             come = int(random.integers(0, 3))
-            kinds = ["delete" if random.random() < 0.5 else "update_preimage" for _ in range(gone)]
+            kinds = ["delete" if random.random() < 0.5 else "update_preimage" for _ in range(removed)]
             kinds += ["insert" if random.random() < 0.5 else "update_postimage" for _ in range(come)]
             changes += [(*value, kind, version) for kind in kinds]
-            stacks[value] = stacks[value][: len(stacks[value]) - gone] + [version] * come
+            stacks[value] = stacks[value][: len(stacks[value]) - removed] + [version] * come
     random.shuffle(changes)
-    given = spark.createDataFrame(changes, "x string, y string, _change_type string, _commit_version bigint")
-    schema = given.select("x", "y").schema
-    kept_from = {first: given.where(F.col("_commit_version") >= first) for first in (0, 17, 35)}
+    feed = spark.createDataFrame(changes, "x string, y string, _change_type string, _commit_version bigint")
+    schema = feed.select("x", "y").schema
+    kept_from = {first: feed.where(F.col("_commit_version") >= first) for first in (0, 17, 35)}
     for first, seen in kept_from.items():
         live = live_rows(seen, schema, None, updates="accept", deletes="refuse").collect()
-        found = Counter(((r["x"], r["y"]), r["_commit_version"]) for r in live)
-        assert found == Counter((v, at) for v, stack in stacks.items() for at in stack if at >= first)
+        actual = Counter(((r["x"], r["y"]), r["_commit_version"]) for r in live)
+        assert actual == Counter((v, commit) for v, stack in stacks.items() for commit in stack if commit >= first)
         assert len({(r["_commit_version"], r[COPY], r[ROW]) for r in live}) == len(live)
-    everything = live_rows(given, schema, None, updates="ignore", deletes="ignore")
+    everything = live_rows(feed, schema, None, updates="ignore", deletes="ignore")
     assert everything.count() == sum(json.dumps(c).count('"insert"') for c in changes)

@@ -103,16 +103,16 @@ def test_a_damaged_file_of_another_folder_is_named(
 ) -> None:
     """The file with the folder, once as the main source and once as a named one."""
     _, file = in_two_parts(spark, tmp_path / form, form, make_rows())
-    whole = file.read_bytes()
+    content = file.read_bytes()
     source = {"format": form, "path": str(tmp_path / form), "day": {"partition": "dt"}}
     for how in ("cut", "no parquet", "zeroed", "empty", "zeros within"):
-        file.write_bytes(damaged(whole, how))
+        file.write_bytes(damaged(content, how))
         message = refusal(partial(ingest, make_spec(source), Workspace(ws.home / how), D3))
         assert message.startswith(f"source: {form} {tmp_path / form}: {file} cannot be read: ")
         assert f"Nothing of {D2} was taken" in message
-    other = {"columns": [{"name": "id", "type": "bigint"}], "keys": ["id"], "expectations": {}}
+    other_table = {"columns": [{"name": "id", "type": "bigint"}], "keys": ["id"], "expectations": {}}
     spec = make_spec(
-        source, {"expectations": {"max_bad_files": 1}}, sources={"seen": {"source": source, "table": other}}
+        source, {"expectations": {"max_bad_files": 1}}, sources={"seen": {"source": source, "table": other_table}}
     )
     message = refusal(lambda: ingest(spec, Workspace(ws.home / "named"), D3))
     assert message.startswith(f"sources.seen.source: {form} {tmp_path / form}: {file} cannot be read: ")
@@ -136,8 +136,8 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
 ) -> None:
     rows = make_rows()
     whole_file, file = in_two_parts(spark, tmp_path / form, form, rows)
-    whole = file.read_bytes()
-    file.write_bytes(damaged(whole, how))
+    content = file.read_bytes()
+    file.write_bytes(damaged(content, how))
     source = {"format": form, "path": str(tmp_path / form), "day": DAY[day], "changed_days": {"late": "refuse"}}
     spec = make_spec(source, {"expectations": {"max_bad_rate": 0.5, "max_bad_files": 1}})
     manifest = ingest(spec, ws, D3)
@@ -156,13 +156,13 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     assert ingest(spec, ws, D3).started == manifest.started  # nothing has changed
 
     # The other one, too: now the day has no file that can be read.
-    other = whole_file.read_bytes()
-    whole_file.write_bytes(other[:20])
+    other_content = whole_file.read_bytes()
+    whole_file.write_bytes(other_content[:20])
     message = refusal(lambda: ingest(spec, ws, D3))
     assert str(whole_file) in message
     assert str(file) in message
-    whole_file.write_bytes(other)
-    file.write_bytes(whole)
+    whole_file.write_bytes(other_content)
+    file.write_bytes(content)
     manifest = ingest(spec, ws, D3)
     assert "bad_files" not in manifest.facts
     assert ids(dataset(spec, ws, D3)) == expected(rows)
@@ -190,11 +190,11 @@ def test_a_torn_commit_of_a_source(spark: SparkSession, ws: Workspace, tmp_path:
         deltalake.write_deltalake(str(path), arrow_rows(make_rows(30, day=day)), mode="append")
     spec = make_spec({"format": "delta", "path": str(path), "day": {"time": "ts"}}, {"keys": []})
     commit = path / "_delta_log" / f"{1:020d}.json"
-    whole = commit.read_bytes()
-    for torn in (whole[:-100], b"", b"\0" * len(whole)):
+    content = commit.read_bytes()
+    for torn in (content[:-100], b"", b"\0" * len(content)):
         commit.write_bytes(torn)
         assert f"{commit} is damaged" in refusal(lambda: ingest(spec, ws, D2))
-    commit.write_bytes(whole)
+    commit.write_bytes(content)
     assert ingest(spec, ws, D2).rows["kept"] > 0
 
 
@@ -233,8 +233,8 @@ def test_columns_that_some_files_lack(spark: SparkSession, ws: Workspace, tmp_pa
         {"columns": columns, "keys": [], "event_time": None, "expectations": {}},
         {"split": {"by": "position"}, "carried": [], "workflow": []},
     )
-    made = ingest(spec, ws, D3)
-    assert made.rows["kept"] == 207
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows["kept"] == 207
     with pytest.raises(UserError, match=rf"has no column 'ts' in dt={D3}/part\.parquet"):
         ingest(
             make_spec({"format": "parquet", "path": str(tmp_path / "events"), "day": {"time": "ts"}}),

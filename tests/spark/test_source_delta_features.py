@@ -78,20 +78,20 @@ def test_v2_checkpoints_mapping_by_id_wider_types_and_local_times(spark: SparkSe
         ]
         source = {"table": "newer.events", "day": {"time": "at"}, "timezone": "America/New_York"}
         workflow = [{"columns": ["price"], "ops": []}, {"columns": ["user", "item"], "ops": ["categorify"]}]
-        for asked, version in (({"as_of": at(4)}, 4), ({"version": 5}, 5), ({}, 7)):
-            spec = make_spec(source | asked, {"columns": columns, "late_days": 3}, {"workflow": workflow})
+        for pin, version in (({"as_of": at(4)}, 4), ({"version": 5}, 5), ({}, 7)):
+            spec = make_spec(source | pin, {"columns": columns, "late_days": 3}, {"workflow": workflow})
             home = Workspace(ws.home / str(version))
-            made = ingest(spec, home, D3)
-            assert made.outputs[0].version == str(version)
+            manifest = ingest(spec, home, D3)
+            assert manifest.outputs[0].version == str(version)
             seen = spark.sql(f"SELECT id, at, price FROM newer.events VERSION AS OF {version}").toPandas()
             # Times without a zone are of the source's.
             local_day = seen["at"].dt.strftime("%Y-%m-%d")
-            assert made.rows["read"] == (local_day <= D3).sum()
-            here = seen.assign(ts=seen["at"].dt.tz_localize("America/New_York"))[local_day <= D3]
-            found = dataset(spec, home, D3)
-            assert ids(found) == expected(here)
-            every = pd.concat(found.values()).set_index("id")["price"].sort_index()
-            assert every.to_dict() == here.set_index("id")["price"].loc[every.index].to_dict()
+            assert manifest.rows["read"] == (local_day <= D3).sum()
+            local_rows = seen.assign(ts=seen["at"].dt.tz_localize("America/New_York"))[local_day <= D3]
+            frames = dataset(spec, home, D3)
+            assert ids(frames) == expected(local_rows)
+            every = pd.concat(frames.values()).set_index("id")["price"].sort_index()
+            assert every.to_dict() == local_rows.set_index("id")["price"].loc[every.index].to_dict()
         with pytest.raises(UserError, match=r"source\.as_of: the log of newer\.events has no commit up to"):
             ingest(make_spec(source | {"as_of": at(2)}, {"columns": columns}), Workspace(ws.home / "none"), D3)
     finally:
@@ -136,18 +136,18 @@ def test_tables_as_named_sources(spark: SparkSession, ws: Workspace, tmp_path: P
             "plans": of("plans", "parquet", {"user": "string", "plan": "int", "since": "timestamp"}, "since"),
         },
     )
-    made = ingest(spec, ws, D3)
-    pinned = {o.name: o.version for o in made.outputs if o.kind == "table"}
+    manifest = ingest(spec, ws, D3)
+    pinned = {o.name: o.version for o in manifest.outputs if o.kind == "table"}
     assert pinned[str(tmp_path / "purchases")] == "0"
     assert set(pinned) == {str(tmp_path / n) for n in ("events", "purchases", "plans")}
     # A purchase that comes after the pin, in the past of many events.
     put_purchases("append")
-    found = dataset(spec, ws, D3)
-    assert ids(found) == expected(rows)
+    frames = dataset(spec, ws, D3)
+    assert ids(frames) == expected(rows)
     of_user, day = {user: plan for user, plan, _ in plans}, pd.Timedelta(days=1)
-    for e in pd.concat(found.values()).merge(rows[["id", "ts", "user"]], on="id").itertuples():
-        mine = bought[bought["buyer"] == e.user]["paid_at"]
-        assert e.user_purchases_count_1d == ((mine < e.ts) & (mine >= e.ts - day)).sum()
+    for e in pd.concat(frames.values()).merge(rows[["id", "ts", "user"]], on="id").itertuples():
+        paid_times = bought[bought["buyer"] == e.user]["paid_at"]
+        assert e.user_purchases_count_1d == ((paid_times < e.ts) & (paid_times >= e.ts - day)).sum()
         assert e.plan == of_user.get(e.user, 0)
     # Files that are others than those that were pinned are noticed.
     (tmp_path / "plans" / "more.parquet").write_bytes(next((tmp_path / "plans").glob("part-*.parquet")).read_bytes())

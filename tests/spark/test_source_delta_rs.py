@@ -18,8 +18,8 @@ SELECTED = "SELECT id, ts, price, click FROM events"
 
 
 def by_delta_rs(path: Path, version: int) -> pd.DataFrame:
-    found = QueryBuilder().register("events", DeltaTable(path, version=version)).execute(SELECTED)
-    return pa.table(found.read_all()).to_pandas().sort_values("id", ignore_index=True)
+    batches = QueryBuilder().register("events", DeltaTable(path, version=version)).execute(SELECTED)
+    return pa.table(batches.read_all()).to_pandas().sort_values("id", ignore_index=True)
 
 
 def by_spark(spark: SparkSession, path: Path, version: int) -> pd.DataFrame:
@@ -46,13 +46,13 @@ def test_a_table_of_delta_rs(spark: SparkSession, ws: Workspace, tmp_path: Path)
     def check(version: int) -> None:
         seen = by_delta_rs(path, version)
         pd.testing.assert_frame_equal(by_spark(spark, path, version), seen, check_dtype=False)
-        made = ingest(spec, ws, D3)
-        assert (made.outputs[0].version, made.rows["kept"]) == (str(version), len(seen))
-        found = dataset(spec, ws, D3)
-        assert ids(found) == expected(seen)
-        every = pd.concat(found.values())[["id", "price", "click"]].sort_values("id", ignore_index=True)
-        here = seen[seen["id"].isin(every["id"])][["id", "price", "click"]].reset_index(drop=True)
-        pd.testing.assert_frame_equal(every, here, check_dtype=False)
+        manifest = ingest(spec, ws, D3)
+        assert (manifest.outputs[0].version, manifest.rows["kept"]) == (str(version), len(seen))
+        frames = dataset(spec, ws, D3)
+        assert ids(frames) == expected(seen)
+        every = pd.concat(frames.values())[["id", "price", "click"]].sort_values("id", ignore_index=True)
+        expected_rows = seen[seen["id"].isin(every["id"])][["id", "price", "click"]].reset_index(drop=True)
+        pd.testing.assert_frame_equal(every, expected_rows, check_dtype=False)
 
     check(3)
     assert DeltaLog(local(path)).plain_files(3) is not None

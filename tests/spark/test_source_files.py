@@ -43,13 +43,13 @@ def test_every_compression(spark: SparkSession, ws: Workspace, tmp_path: Path) -
         "e.csv.snappy": written.read_bytes(),
         "f.csv.zst": zstandard(b""),
     }
-    found = read(spark, ws, spec_of("csv", COLUMNS, header=False), files)
+    read_rows = read(spark, ws, spec_of("csv", COLUMNS, header=False), files)
     for number in range(5):
-        of_file = [(r["_line"], r["id"], r["note"], r["price"]) for r in found if r["_file"] == number]
+        of_file = [(r["_line"], r["id"], r["note"], r["price"]) for r in read_rows if r["_file"] == number]
         assert of_file[:300] == [(i + 1, i, f"näh {i}", i / 4) for i in range(300)]
-    broken = [(r["_file"], r["_line"], r["_reason"]) for r in found if r["_state"] == BAD]
+    broken = [(r["_file"], r["_line"], r["_reason"]) for r in read_rows if r["_state"] == BAD]
     assert broken == [(3, 301, "not UTF-8 text")]
-    assert len(found) == 5 * 300 + 1
+    assert len(read_rows) == 5 * 300 + 1
 
     day = jsonl([event(i, D1) for i in range(5)])
     put(ws, f"in/{D1}/a.json.zst", zstandard(day))
@@ -78,22 +78,22 @@ def test_line_breaks_within_quotes(spark: SparkSession, ws: Workspace) -> None:
     lines = body.count("\n")
     broken = body + '8,"never closed,1\r\n9,fine,2\r\n'
     columns: list[dict[str, Any]] = [COLUMNS[0], {"name": "note", "type": "string", "path": "no\nte"}, COLUMNS[2]]
-    found = read(spark, ws, spec_of("csv", columns, multiline=True), {"a.csv": body, "c.csv": broken})
+    rows = read(spark, ws, spec_of("csv", columns, multiline=True), {"a.csv": body, "c.csv": broken})
     for number in (0, 1):
-        good = [r for r in found if r["_file"] == number and r["_state"] == GOOD][: len(NOTES)]
+        good = [r for r in rows if r["_file"] == number and r["_state"] == GOOD][: len(NOTES)]
         # What Python's reader makes of the same bytes; a line break within quotes may come out as a line feed.
         assert [(r["id"], r["price"]) for r in good] == [(i, i / 2) for i in range(len(NOTES))]
         assert [(r["note"] or "").replace("\r\n", "\n") for r in good] == [n.replace("\r\n", "\n") for n in NOTES]
         assert [r["_line"] for r in good] == starts
-        assert sorted(r["_line"] for r in found if r["_file"] == number) == list(range(1, lines + 1 + 2 * number))
-    rest = [(r["_line"], r["id"], r["_state"], r["_reason"]) for r in found if r["_file"] == 1 and r["_line"] > lines]
+        assert sorted(r["_line"] for r in rows if r["_file"] == number) == list(range(1, lines + 1 + 2 * number))
+    rest = [(r["_line"], r["id"], r["_state"], r["_reason"]) for r in rows if r["_file"] == 1 and r["_line"] > lines]
     assert rest == [(lines + 1, None, BAD, "a quoted field is not closed"), (lines + 2, 9, GOOD, None)]
-    assert [r["_line"] for r in found if r["_file"] == 0 and r["_state"] == SKIPPED][:2] == [1, 2]
+    assert [r["_line"] for r in rows if r["_file"] == 0 and r["_state"] == SKIPPED][:2] == [1, 2]
 
     # Through the stage: the lines of a record are counted as they are numbered.
     day = "id,ts,user,note\n" + "".join(f'e{i},{D1}T0{i}:00:00Z,{i},"a\nb {i}"\n' for i in range(4))
     put(ws, f"in/{D1}/a.csv.gz", day.encode())
     spec = make_spec({"multiline": True})
     assert run(spec, ws, D1).manifest.rows == {"read": 4, "kept": 4, "quarantined": 0, "duplicates": 0}
-    found = table(spark, ws, "events")
-    assert [(r["note"], r["_source_line"]) for r in found] == [(f"a\nb {i}", 2 + 2 * i) for i in range(4)]
+    rows = table(spark, ws, "events")
+    assert [(r["note"], r["_source_line"]) for r in rows] == [(f"a\nb {i}", 2 + 2 * i) for i in range(4)]

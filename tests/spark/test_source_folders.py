@@ -67,28 +67,28 @@ def test_a_folder_of_files_without_positions(spark: SparkSession, ws: Workspace,
     ]
     source = {"format": form, "path": str(path), "day": {"partition": "dt"}}
     spec = make_spec(source, {"columns": TYPED}, {"workflow": workflow})
-    made = ingest(spec, ws, D3)
-    assert made.rows == {"read": 300, "kept": 299, "quarantined": 1, "duplicates": 0}
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows == {"read": 300, "kept": 299, "quarantined": 1, "duplicates": 0}
     assert quarantined(spark, ws) == {30: "small: '100000' is not a smallint"}
-    found = dataset(spec, ws, D3)
-    assert ids(found) == expected(rows.drop([30]))
+    frames = dataset(spec, ws, D3)
+    assert ids(frames) == expected(rows.drop([30]))
     ages = "(unix_micros(ts) - unix_micros(CAST(born AS timestamp))) / 86400e6 AS age"
     seen = spark.read.format(form).load(str(path)).selectExpr("id", "price", "of.who.name", ages).toPandas()
     seen = seen.set_index("id")
-    for split in found.values():
-        theirs = seen.loc[split["id"]]
-        assert (split["price"].to_numpy() == theirs["price"].astype(float).to_numpy()).all()
+    for split in frames.values():
+        source_rows = seen.loc[split["id"]]
+        assert (split["price"].to_numpy() == source_rows["price"].astype(float).to_numpy()).all()
         assert (split["small"] == split["id"]).all()
         # One code for each value.
         for name in ("user", "hash"):
-            pairs = pd.DataFrame({"code": split[name].to_numpy(), "value": theirs["name"].fillna("").to_numpy()})
+            pairs = pd.DataFrame({"code": split[name].to_numpy(), "value": source_rows["name"].fillna("").to_numpy()})
             assert len(pairs.drop_duplicates()) == pairs["value"].nunique() == pairs["code"].nunique()
-        np.testing.assert_allclose(split["born_age"], theirs["age"], rtol=1e-6)
+        np.testing.assert_allclose(split["born_age"], source_rows["age"], rtol=1e-6)
         np.testing.assert_allclose(split["local_age"], 0.25)
     # A day that comes later changes nothing for this one.
     later = written.where("id < 9").selectExpr("* EXCEPT (dt, id)", "id + 5000 AS id").coalesce(1)
     later.write.format(form).save(str(path / "dt=2026-03-04"))
-    assert ingest(spec, ws, D3).started == made.started
+    assert ingest(spec, ws, D3).started == manifest.started
 
     # The keys are what tells rows apart.
     later.selectExpr("* EXCEPT (id)", "0L AS id").write.format(form).mode("append").save(str(path / "dt=2026-03-03"))
@@ -110,12 +110,12 @@ def test_a_whole_folder_is_one_snapshot(spark: SparkSession, ws: Workspace, tmp_
     source = {"format": form, "path": str(path)}
     spec = make_spec(source, {"event_time": None}, {"split": {"by": "position"}})
     assert ingest(spec, ws, D3).rows["kept"] == 300
-    found = ids(dataset(spec, ws, D3))
-    assert sorted(found["train"] + found["valid"]) == list(range(300))
+    event_ids = ids(dataset(spec, ws, D3))
+    assert sorted(event_ids["train"] + event_ids["valid"]) == list(range(300))
     # Days by a time: no partition says which file has them.
-    by_time, other = make_spec(source | {"day": {"time": "ts"}}), Workspace(ws.home / "time")
-    assert ingest(by_time, other, D3).facts["days"] == ["2026-02-28", D1, D2, D3]
-    assert ids(dataset(by_time, other, D3)) == expected(rows)
+    by_time, time_ws = make_spec(source | {"day": {"time": "ts"}}), Workspace(ws.home / "time")
+    assert ingest(by_time, time_ws, D3).facts["days"] == ["2026-02-28", D1, D2, D3]
+    assert ids(dataset(by_time, time_ws, D3)) == expected(rows)
     (file, *_) = (path / "odd").glob(f"*.{form}")
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match="others than when ingest ran"):

@@ -60,14 +60,14 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def create(spark: SparkSession, name: str, rows: pd.DataFrame, more: str = "", properties: str = "") -> None:
     """A table of two files a partition, or two in all."""
-    given = f"TBLPROPERTIES ({properties})" if properties else ""
-    spark.sql(f"CREATE TABLE {name} ({DDL}) USING iceberg {more} {given}")
+    properties_clause = f"TBLPROPERTIES ({properties})" if properties else ""
+    spark.sql(f"CREATE TABLE {name} ({DDL}) USING iceberg {more} {properties_clause}")
     frame(spark, rows).repartition(2).writeTo(name).append()
 
 
 def newest(spark: SparkSession, name: str) -> int:
-    found = spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()
-    return int(found[-1][0])
+    snapshots = spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()
+    return int(snapshots[-1][0])
 
 
 def table_of(spark: SparkSession, name: str) -> Any:
@@ -89,29 +89,29 @@ def test_a_table_by_its_path_and_by_its_name(spark: SparkSession, ws: Workspace,
     specs = {"path": spec, "name": named, "spark": slow}
     pin = newest(spark, "lake.db.events")
     for way, home in homes.items():
-        made = ingest(specs[way], home, D3)
-        assert [o.kind for o in made.outputs] == ["table", "quarantine"]
+        manifest = ingest(specs[way], home, D3)
+        assert [o.kind for o in manifest.outputs] == ["table", "quarantine"]
         name = "lake.db.events" if way == "name" else str(path)
-        assert (made.outputs[0].name, made.outputs[0].version) == (name, str(pin))
-        assert made.rows == {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
-        assert made.facts["days"] == [D1, D2, D3]
-        assert ingest(specs[way], home, D3).started == made.started
+        assert (manifest.outputs[0].name, manifest.outputs[0].version) == (name, str(pin))
+        assert manifest.rows == {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
+        assert manifest.facts["days"] == [D1, D2, D3]
+        assert ingest(specs[way], home, D3).started == manifest.started
 
     spark.sql("DELETE FROM lake.db.events WHERE id < 30")
     frame(spark, make_rows(7, 1000, D3)).writeTo("lake.db.events").append()
-    found = {way: dataset(specs[way], home, D3) for way, home in homes.items()}
-    assert ids(found["path"]) == expected(rows)
+    frames = {way: dataset(specs[way], home, D3) for way, home in homes.items()}
+    assert ids(frames["path"]) == expected(rows)
     # The Arrow engine read the data files themselves.
     assert [p for p in ws.encoded("shop").entries() if p.is_dir()]
     for way in ("name", "spark"):
-        for split, of_split in found[way].items():
-            pd.testing.assert_frame_equal(of_split, found["path"][split], check_dtype=False)
+        for split, of_split in frames[way].items():
+            pd.testing.assert_frame_equal(of_split, frames["path"][split], check_dtype=False)
 
     now = pd.concat([rows[rows["id"] >= 30], make_rows(7, 1000, D3)])
     for way in ("path", "name"):
-        made = ingest(specs[way], homes[way], D3)
-        assert made.outputs[0].version == str(newest(spark, "lake.db.events"))
-        changed = pd.DataFrame(made.facts["changed_days"]).set_index("ds").sum()
+        manifest = ingest(specs[way], homes[way], D3)
+        assert manifest.outputs[0].version == str(newest(spark, "lake.db.events"))
+        changed = pd.DataFrame(manifest.facts["changed_days"]).set_index("ds").sum()
         assert changed.to_dict() == {"late": 7, "updated": 0, "deleted": 30}
         assert ids(dataset(specs[way], homes[way], D3)) == expected(now)
 
@@ -127,7 +127,7 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
     spark.sql(f"ALTER TABLE {name} ADD COLUMN item bigint")
     spark.sql(f"DELETE FROM {name} WHERE id % 11 = 0")
     assert spark.table(f"{name}.delete_files").count() > 0
-    kept = rows[rows["id"] % 11 != 0]
+    remaining = rows[rows["id"] % 11 != 0]
     columns = [c | {"name": "cost"} if c["name"] == "price" else c for c in COLUMNS]
     source = {
         "format": "iceberg",
@@ -137,18 +137,18 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
     }
     workflow = [{"columns": ["cost"], "ops": ["fill_missing", "normalize"]}]
     spec = make_spec(source, {"columns": columns, "late_days": 3}, {"workflow": workflow, "carried": ["id", "item"]})
-    made = ingest(spec, ws, D3)
-    here = kept["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert made.rows["read"] == (here <= D3).sum()
+    manifest = ingest(spec, ws, D3)
+    local_day = remaining["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert manifest.rows["read"] == (local_day <= D3).sum()
     # Another writer deletes more between the stages.
     spark.sql(f"DELETE FROM {name} WHERE id IN (1, 4)")
-    found = dataset(spec, ws, D3)
-    assert ids(found) == expected(kept[here <= D3])
-    assert all(split["item"].isna().all() for split in found.values())  # another column than was dropped
-    pinned = spark.sql(f"SELECT id, ts FROM {name} VERSION AS OF {made.outputs[0].version}").toPandas()
-    assert sorted(pinned["id"]) == sorted(kept["id"])
+    frames = dataset(spec, ws, D3)
+    assert ids(frames) == expected(remaining[local_day <= D3])
+    assert all(split["item"].isna().all() for split in frames.values())  # another column than was dropped
+    pinned = spark.sql(f"SELECT id, ts FROM {name} VERSION AS OF {manifest.outputs[0].version}").toPandas()
+    assert sorted(pinned["id"]) == sorted(remaining["id"])
     day = pinned["ts"].dt.strftime("%Y-%m-%d")
-    assert ids(found)["valid"] == sorted(pinned["id"][day == D3])
+    assert ids(frames)["valid"] == sorted(pinned["id"][day == D3])
 
     # Late rows, updates and deletes of days that were taken are counted.
     spark.sql(f"UPDATE {name} SET click = 1 - click WHERE id IN (7, 10, 13)")
@@ -157,9 +157,9 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
     again = ingest(spec, ws, D3)
     changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
-    now = pd.concat([kept[~kept["id"].isin([1, 4])], late])
-    here = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert ids(dataset(spec, ws, D3)) == expected(now[here <= D3])
+    now = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
+    local_day = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert ids(dataset(spec, ws, D3)) == expected(now[local_day <= D3])
 
 
 def test_rows_deleted_by_equality(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
@@ -207,23 +207,23 @@ def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: W
     spark.sql("DELETE FROM lake.db.broken WHERE id = 20")
     path = warehouse / "db" / "broken"
     spec = make_spec({"format": "iceberg", "path": str(path), "day": {"partition": "dt"}})
-    made = ingest(spec, ws, D3)
-    assert made.rows == {"read": 299, "kept": 295, "quarantined": 2, "duplicates": 2}
-    found = quarantined(spark, ws)
-    assert {k: found[k] for k in (5, 3, 13)} == {
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows == {"read": 299, "kept": 295, "quarantined": 2, "duplicates": 2}
+    quarantine = quarantined(spark, ws)
+    assert {k: quarantine[k] for k in (5, 3, 13)} == {
         5: "click: 7 is outside [0, 1]",
         3: "repeats a row with the same id",
         13: "repeats a row with the same id",
     }
     assert ids(dataset(spec, ws, D3)) == expected(rows.drop([5, 6, 12, 14, 20]))
     # Each place is the row's own.
-    snapshot = IcebergSnapshot(spec.source, newest_metadata(local(path / "metadata")), int(made.outputs[0].version))  # type: ignore[arg-type]
+    snapshot = IcebergSnapshot(spec.source, newest_metadata(local(path / "metadata")), int(manifest.outputs[0].version))  # type: ignore[arg-type]
     files = {f.name: f.path for f in snapshot.files}
     seen = snapshot.rows(spark, None).select("id", "_source_file", "_source_line").toPandas()
     assert set(seen["_source_file"]) == set(files)
     for name, of_file in seen.groupby("_source_file"):
-        at = pd.read_parquet(files[name])["id"]
-        assert list(at.iloc[of_file["_source_line"]]) == list(of_file["id"])
+        file_ids = pd.read_parquet(files[name])["id"]
+        assert list(file_ids.iloc[of_file["_source_line"]]) == list(of_file["id"])
 
 
 def test_older_snapshots_and_expired_ones(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
@@ -238,30 +238,30 @@ def test_older_snapshots_and_expired_ones(spark: SparkSession, ws: Workspace, wa
     path = str(warehouse / "db" / "older")
     more: tuple[Any, ...] = ({"event_time": None}, {"split": {"by": "position"}})
     source = {"format": "iceberg", "path": path}
-    for at in ({"version": first}, {"as_of": between.isoformat()}):
-        spec = make_spec(source | at, *more)
-        home = Workspace(ws.home / next(iter(at)))
-        made = ingest(spec, home, D3)
-        assert (made.outputs[0].version, made.rows["kept"]) == (str(first), 300)
-        found = ids(dataset(spec, home, D3))
-        assert sorted(found["train"] + found["valid"]) == list(range(300))
-    for at, message in (
+    for pin in ({"version": first}, {"as_of": between.isoformat()}):
+        spec = make_spec(source | pin, *more)
+        home = Workspace(ws.home / next(iter(pin)))
+        manifest = ingest(spec, home, D3)
+        assert (manifest.outputs[0].version, manifest.rows["kept"]) == (str(first), 300)
+        event_ids = ids(dataset(spec, home, D3))
+        assert sorted(event_ids["train"] + event_ids["valid"]) == list(range(300))
+    for pin, message in (
         ({"version": 7}, f"source.version: .*{path} has no snapshot 7; its newest are {first}, "),
         ({"as_of": "2020-01-01T00:00:00Z"}, "source.as_of: .* has no snapshot of 2020"),
         ({"path": path + "x"}, "there is no Iceberg table at .*olderx"),
         ({"path": str(warehouse / "db")}, "there is no Iceberg table at"),
     ):
         with pytest.raises(UserError, match=message):
-            ingest(make_spec(source | at, *more), Workspace(ws.home / "none"), D3)
+            ingest(make_spec(source | pin, *more), Workspace(ws.home / "none"), D3)
 
     table_of(spark, name).expireSnapshots().expireSnapshotId(first).commit()
     spark.sql(f"REFRESH TABLE {name}")
     home = Workspace(ws.home / "version")
-    gone = spec.model_copy(update={"features": spec.features.model_copy(update={"window_days": 1})})
+    short_window = spec.model_copy(update={"features": spec.features.model_copy(update={"window_days": 1})})
     with pytest.raises(UserError, match=f"snapshot {first} of .* has expired.*Run ingest again"):
-        dataset(gone, home, D3)
-    made = ingest(make_spec(source, *more), home, D3)
-    assert (made.outputs[0].version, made.rows["kept"]) == (str(newest(spark, name)), 330)
+        dataset(short_window, home, D3)
+    manifest = ingest(make_spec(source, *more), home, D3)
+    assert (manifest.outputs[0].version, manifest.rows["kept"]) == (str(newest(spark, name)), 330)
 
 
 def test_a_catalog_that_alone_knows_the_newest_version(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
@@ -269,13 +269,13 @@ def test_a_catalog_that_alone_knows_the_newest_version(spark: SparkSession, ws: 
     create(spark, "service.db.events", rows, "PARTITIONED BY (days(ts))", MERGE_ON_READ)
     spark.sql("DELETE FROM service.db.events WHERE id % 7 = 0")
     spec = make_spec({"table": "service.db.events", "day": {"time": "ts"}})
-    made = ingest(spec, ws, D3)
-    assert made.outputs[0].version == str(newest(spark, "service.db.events"))
-    place = made.facts["table"]["place"]
+    manifest = ingest(spec, ws, D3)
+    assert manifest.outputs[0].version == str(newest(spark, "service.db.events"))
+    place = manifest.facts["table"]["place"]
     assert place["metadata"].startswith(str(warehouse / "service"))
     # Nothing to do again; the newest version is the catalog's, not a file that lies there.
     Path(place["metadata"]).with_name("99999-x.metadata.json").write_text(Path(place["metadata"]).read_text())
-    assert ingest(spec, ws, D3).started == made.started
+    assert ingest(spec, ws, D3).started == manifest.started
     with pytest.raises(UserError, match="is known to its catalog alone: give its name"):
         ingest(make_spec({"format": "iceberg", "path": place["path"]}), ws, D3)
     frame(spark, make_rows(9, 1000, D3)).writeTo("service.db.events").append()
@@ -296,15 +296,15 @@ def test_days_of_files_by_their_metrics(spark: SparkSession, warehouse: Path) ->
     metadata = newest_metadata(local(warehouse / "db" / "metrics" / "metadata"))
     assert metadata.current is not None
     snapshot = IcebergSnapshot(spec.source, metadata, metadata.current)  # type: ignore[arg-type]
-    theirs = spark.table("lake.db.metrics.files").select(
+    metrics = spark.table("lake.db.metrics.files").select(
         "file_path", F.date_format("partition.dt", "yyyy-MM-dd").alias("dt"), "readable_metrics.ts.*"
     )
-    wanted = {
+    expected = {
         r["file_path"]: (f"{r['lower_bound']:%Y-%m-%d}", f"{r['upper_bound']:%Y-%m-%d}", r["dt"])
-        for r in theirs.collect()
+        for r in metrics.collect()
     }
-    assert {str(f.path): (f.first, f.last, (f.partition or {})["dt"]) for f in snapshot.files} == wanted
-    assert len(wanted) >= 3
+    assert {str(f.path): (f.first, f.last, (f.partition or {})["dt"]) for f in snapshot.files} == expected
+    assert len(expected) >= 3
     assert snapshot.plain
     # A row without a time is of no day: its file may not be read as it is.
     frame(spark, make_rows(3, 1000)).withColumn("ts", F.expr("IF(id = 1001, NULL, ts)")).writeTo(
@@ -312,5 +312,5 @@ def test_days_of_files_by_their_metrics(spark: SparkSession, warehouse: Path) ->
     ).append()
     metadata = newest_metadata(local(warehouse / "db" / "metrics" / "metadata"))
     assert metadata.current is not None
-    found = IcebergSnapshot(spec.source, metadata, metadata.current).files  # type: ignore[arg-type]
-    assert [f.may_lack_days for f in found].count(True) == 1
+    files = IcebergSnapshot(spec.source, metadata, metadata.current).files  # type: ignore[arg-type]
+    assert [f.may_lack_days for f in files].count(True) == 1

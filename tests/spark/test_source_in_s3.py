@@ -94,8 +94,8 @@ def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(case).replace("ROOT", str(root)))
-    return found
+    fields: dict[str, Any] = json.loads(json.dumps(case).replace("ROOT", str(root)))
+    return fields
 
 
 def made_by(ws: Workspace) -> dict[str, Any]:
@@ -105,46 +105,46 @@ def made_by(ws: Workspace) -> dict[str, Any]:
     files = log.files(log.version) or []
     bad = [row for f in files for row in pq.read_table(f.path, columns=[FILE, LINE, "_reason"]).to_pylist()]
     folder = ws.locate(Manifest.load(ws.manifest("shop", D3, "features")).output("dataset").name)
-    found: dict[str, Any] = {f.below(folder): pq.read_table(f) for f in folder.files() if f.suffix == ".parquet"}
-    assert sum(t.num_rows for t in found.values()) > ROWS * 0.8
-    return found | {"left out": sorted(map(str, bad))}
+    contents: dict[str, Any] = {f.below(folder): pq.read_table(f) for f in folder.files() if f.suffix == ".parquet"}
+    assert sum(t.num_rows for t in contents.values()) > ROWS * 0.8
+    return contents | {"left out": sorted(map(str, bad))}
 
 
 def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location, tmp_path: Path) -> None:
     cases = written(spark, tmp_path / "tables")
     (bucket / "others").copy_from(local(tmp_path / "tables"))
-    theirs: dict[str, dict[str, Any]] = {}
+    store_cases: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
-        mine = make_spec(**at(case, tmp_path / "tables"))
+        local_spec = make_spec(**at(case, tmp_path / "tables"))
         ws = Workspace(tmp_path / "disk" / name)
-        ingest(mine, ws, D3)
-        dataset(mine, ws, D3)
-        theirs[str(tmp_path / "s3" / name)] = at(case, bucket / "others")
+        ingest(local_spec, ws, D3)
+        dataset(local_spec, ws, D3)
+        store_cases[str(tmp_path / "s3" / name)] = at(case, bucket / "others")
     named = {"table": f"{CATALOG}.db.events", "day": {"partition": "dt"}}
     if iceberg_jars():
-        theirs[str(tmp_path / "s3" / "iceberg")] = {"source": named}
-    command = [sys.executable, "-m", "tests.spark.s3_source_side", json.dumps(theirs)]
+        store_cases[str(tmp_path / "s3" / "iceberg")] = {"source": named}
+    command = [sys.executable, "-m", "tests.spark.s3_source_side", json.dumps(store_cases)]
     environ = {k: v for k, v in os.environ.items() if k != "HEADRACE_CACHE"}
     done = subprocess.run(command, cwd=checkout(), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     assert "MetricsConfig" not in done.stderr  # of what S3A counts
     for name in cases:
-        ours, other = Workspace(tmp_path / "disk" / name), Workspace(tmp_path / "s3" / name)
-        assert made_by(other) == made_by(ours)
-        assert len(made_by(ours)["left out"]) == (2 if name == "delta" else 0)
-        taken = Manifest.load(other.manifest("shop", D3, "ingest"))
-        assert taken.rows == Manifest.load(ours.manifest("shop", D3, "ingest")).rows
+        disk_ws, store_ws = Workspace(tmp_path / "disk" / name), Workspace(tmp_path / "s3" / name)
+        assert made_by(store_ws) == made_by(disk_ws)
+        assert len(made_by(disk_ws)["left out"]) == (2 if name == "delta" else 0)
+        taken = Manifest.load(store_ws.manifest("shop", D3, "ingest"))
+        assert taken.rows == Manifest.load(disk_ws.manifest("shop", D3, "ingest")).rows
         assert taken.outputs[0].name == f"s3://{BUCKET}/others/{name}"
     # The Arrow engine read copies of the Parquet files, which are where the workspace keeps what may vanish.
     assert any((tmp_path / "s3" / "parquet" / "cache" / "files").iterdir())
     if iceberg_jars():
         ws = Workspace(tmp_path / "s3" / "iceberg")
-        made = made_by(ws)
-        (bad,) = made.pop("left out")
+        contents = made_by(ws)
+        (bad,) = contents.pop("left out")
         assert "dt=2026-03-03" in bad
         assert "click: 7 is outside [0, 1]" in bad
         place = Manifest.load(ws.manifest("shop", D3, "ingest")).facts["table"]["place"]
         assert place["path"] == f"s3://{BUCKET}/catalog/db/events"
-        for split, wanted in expected(make_rows(ROWS).drop([5])).items():
-            found = [t["id"].to_pylist() for name, t in made.items() if name.startswith(split)]
-            assert sorted(i for part in found for i in part) == wanted
+        for split, expected_ids in expected(make_rows(ROWS).drop([5])).items():
+            id_lists = [t["id"].to_pylist() for name, t in contents.items() if name.startswith(split)]
+            assert sorted(i for part in id_lists for i in part) == expected_ids

@@ -41,29 +41,29 @@ def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_partitions_of_a_delta_table_are_days(spark: SparkSession, ws: Workspace, plain: Path) -> None:
     spec = make_spec({"format": "delta", "path": str(plain), "day": {"partition": "dt"}})
-    made = ingest(spec, ws, D3)
-    assert [o.kind for o in made.outputs] == ["table", "quarantine"]
-    assert (made.outputs[0].name, made.outputs[0].version) == (str(plain), "0")
-    assert made.rows == {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
-    assert made.facts["days"] == [D1, D2, D3]
+    manifest = ingest(spec, ws, D3)
+    assert [o.kind for o in manifest.outputs] == ["table", "quarantine"]
+    assert (manifest.outputs[0].name, manifest.outputs[0].version) == (str(plain), "0")
+    assert manifest.rows == {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
+    assert manifest.facts["days"] == [D1, D2, D3]
     assert not ws.events("shop").exists()
-    found = dataset(spec, ws, D3)
-    assert ids(found) == expected(make_rows())
+    frames = dataset(spec, ws, D3)
+    assert ids(frames) == expected(make_rows())
     # The Arrow engine read the data files themselves; Spark's engine makes the same of them.
     assert [p for p in ws.encoded("shop").entries() if p.is_dir()]
-    other, appended = Workspace(ws.home / "spark"), Workspace(ws.home / "appended")
+    spark_ws, appended = Workspace(ws.home / "spark"), Workspace(ws.home / "appended")
     slow = spec.model_copy(update={"features": spec.features.model_copy(update={"engine": "spark"})})
-    ingest(slow, other, D3)
-    for split, rows in dataset(slow, other, D3).items():
-        pd.testing.assert_frame_equal(rows, found[split], check_dtype=False)
+    ingest(slow, spark_ws, D3)
+    for split, rows in dataset(slow, spark_ws, D3).items():
+        pd.testing.assert_frame_equal(rows, frames[split], check_dtype=False)
     # Nothing to do again.
-    assert ingest(spec, ws, D3).started == made.started
+    assert ingest(spec, ws, D3).started == manifest.started
     # Days that are appended.
     more = make_spec({"format": "delta", "path": str(plain), "day": {"partition": "dt"}}, {}, {"append": True})
     for ds in (D2, D3):
         ingest(more, appended, ds)
-        found = dataset(more, appended, ds)
-    assert ids(found) == expected(make_rows())
+        frames = dataset(more, appended, ds)
+    assert ids(frames) == expected(make_rows())
 
 
 def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: W
     path = tmp_path / "events"
     frame(spark, rows).coalesce(1).write.format("delta").partitionBy("dt").save(str(path))
     spec = make_spec({"format": "delta", "path": str(path), "day": {"partition": "dt"}})
-    made = ingest(spec, ws, D3)
-    assert made.rows == {"read": 300, "kept": 295, "quarantined": 3, "duplicates": 2}
-    assert made.facts["reasons"] == {
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows == {"read": 300, "kept": 295, "quarantined": 3, "duplicates": 2}
+    assert manifest.facts["reasons"] == {
         "click: outside [0, 1]": 1,
         "ts: after the end of the day": 1,
         "ts: more than 1 day late": 1,
@@ -100,27 +100,27 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     properties = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true'"
     spark.sql(f"CREATE TABLE delta.`{path}` ({DDL}, old double) USING delta TBLPROPERTIES ({properties})")
     rows = make_rows()
-    made = frame(spark, rows).selectExpr("*", "0d AS old").repartition(2)
-    made.write.format("delta").mode("append").save(str(path))
+    table_frame = frame(spark, rows).selectExpr("*", "0d AS old").repartition(2)
+    table_frame.write.format("delta").mode("append").save(str(path))
     spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN price TO cost")
     spark.sql(f"ALTER TABLE delta.`{path}` DROP COLUMN old")
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id % 11 = 0")
     with pytest.raises(UserError, match="maps its columns' names"):
         DeltaLog(local(path)).plain_files(4)
-    kept = rows[rows["id"] % 11 != 0]
+    remaining = rows[rows["id"] % 11 != 0]
     columns = [c | {"name": "cost"} if c["name"] == "price" else c for c in COLUMNS]
     source = {"format": "delta", "path": str(path), "day": {"time": "ts"}, "timezone": "America/New_York"}
     workflow = [{"columns": ["cost"], "ops": ["fill_missing", "normalize"]}]
     spec = make_spec(source, {"columns": columns, "late_days": 3}, {"workflow": workflow})
     made_of = ingest(spec, ws, D3)
-    here = kept["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert made_of.rows["read"] == (here <= D3).sum()
-    found = ids(dataset(spec, ws, D3))
-    assert found == expected(kept[here <= D3])
+    local_day = remaining["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert made_of.rows["read"] == (local_day <= D3).sum()
+    event_ids = ids(dataset(spec, ws, D3))
+    assert event_ids == expected(remaining[local_day <= D3])
     # Spark's own reading of the same version.
     seen = spark.read.format("delta").option("versionAsOf", int(made_of.outputs[0].version)).load(str(path))
-    mine = seen.where(f"ts >= '{D3} 00:00:00' AND ts < '{D4} 00:00:00'").collect()
-    assert found["valid"] == sorted(r["id"] for r in mine)
+    day_rows = seen.where(f"ts >= '{D3} 00:00:00' AND ts < '{D4} 00:00:00'").collect()
+    assert event_ids["valid"] == sorted(r["id"] for r in day_rows)
     by_append = spec.model_copy(update={"features": spec.features.model_copy(update={"append": Append()})})
     with pytest.raises(
         UserError, match=r"features\.append reads data files themselves, and those of .*events at version 4"
@@ -135,9 +135,9 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     again = ingest(spec, ws, D3)
     changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
-    now = pd.concat([kept[~kept["id"].isin([1, 4])], late])
-    here = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert ids(dataset(spec, ws, D3)) == expected(now[here <= D3])
+    now = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
+    local_day = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert ids(dataset(spec, ws, D3)) == expected(now[local_day <= D3])
     # A day that may not change stops the run.
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2")
     strict = make_spec(
@@ -154,13 +154,13 @@ def test_a_folder_of_parquet(spark: SparkSession, ws: Workspace, tmp_path: Path)
         str(path)
     )
     spec = make_spec({"format": "parquet", "path": str(path), "day": {"partition": "dt"}}, {"keys": []})
-    made = ingest(spec, ws, D3)
-    assert made.rows["kept"] == 300
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows["kept"] == 300
     assert ids(dataset(spec, ws, D3)) == expected(rows)
     # A day that comes later changes nothing for this one; one that is rewritten does.
     extra = make_rows(9, 1000, D4)
     frame(spark, extra).drop("dt").write.parquet(str(path / "dt=20260304"))
-    assert ingest(spec, ws, D3).started == made.started
+    assert ingest(spec, ws, D3).started == manifest.started
     assert ingest(spec, ws, D4).rows["kept"] == 9
     assert ids(dataset(spec, ws, D4)) == expected(pd.concat([rows, extra]), D4)
     for file in (path / "dt=20260302").glob("*.parquet"):
@@ -202,8 +202,8 @@ def test_a_day_is_taken_when_it_is_complete(ws: Workspace, plain: Path) -> None:
             ingest(make_spec(source | {"complete": complete}), home, D3)
     for ds in (D1, D3):
         (ws.lake / "ready" / ds).put_text("")
-    made = ingest(make_spec(source | {"complete": {"marker": "ready/{ds}"}}), ws, D3)
-    assert made.facts["days"] == [D1, D3]
+    manifest = ingest(make_spec(source | {"complete": {"marker": "ready/{ds}"}}), ws, D3)
+    assert manifest.facts["days"] == [D1, D3]
 
 
 def test_faults_of_a_declaration(ws: Workspace, plain: Path) -> None:
@@ -232,17 +232,17 @@ def test_a_snapshot_at_an_older_version(spark: SparkSession, ws: Workspace, tmp_
     spec = make_spec(
         {"format": "delta", "path": str(path), "version": 0}, {"event_time": None}, {"split": {"by": "position"}}
     )
-    made = ingest(spec, ws, D3)
-    assert (made.outputs[0].version, made.rows["kept"]) == ("0", 300)
-    found = ids(dataset(spec, ws, D3))
-    assert sorted(found["train"] + found["valid"]) == list(range(300))
+    manifest = ingest(spec, ws, D3)
+    assert (manifest.outputs[0].version, manifest.rows["kept"]) == ("0", 300)
+    event_ids = ids(dataset(spec, ws, D3))
+    assert sorted(event_ids["train"] + event_ids["valid"]) == list(range(300))
 
 
 def test_types_and_places_of_columns(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     """Small integers, a decimal, a struct's field, a map's key, binary; a value that its type cannot hold."""
     path = tmp_path / "events"
     rows = make_rows()
-    made = frame(spark, rows).selectExpr(
+    table_frame = frame(spark, rows).selectExpr(
         "id",
         "ts",
         "struct(struct(user AS name) AS who) AS of",
@@ -253,7 +253,7 @@ def test_types_and_places_of_columns(spark: SparkSession, ws: Workspace, tmp_pat
         "to_binary(hex(user), 'hex') AS user_bytes",
         "dt",
     )
-    made.coalesce(1).write.format("delta").partitionBy("dt").save(str(path))
+    table_frame.coalesce(1).write.format("delta").partitionBy("dt").save(str(path))
     columns = [
         *COLUMNS[:2],
         {"name": "user", "path": "of.who.name"},
@@ -275,9 +275,9 @@ def test_types_and_places_of_columns(spark: SparkSession, ws: Workspace, tmp_pat
     assert manifest.rows == {"read": 300, "kept": 299, "quarantined": 1, "duplicates": 0}
     assert manifest.facts["reasons"] == {"small: not a tinyint": 1}
     assert quarantined(spark, ws) == {30: "small: '1000' is not a tinyint"}
-    found = dataset(spec, ws, D3)
-    assert ids(found) == expected(rows.drop([30]))
-    for split in found.values():
+    frames = dataset(spec, ws, D3)
+    assert ids(frames) == expected(rows.drop([30]))
+    for split in frames.values():
         assert (split["small"] == split["id"] % 100).all()
         assert (split["price"] == split["id"] / 8).all()
         # One code a user, whichever way it is spelled.
@@ -314,15 +314,15 @@ def test_days_of_a_table_are_taken_when_they_are_complete(
     # The table has nothing of that hour yet; then a count that is not what is there.
     late = make_spec(source | {"complete": complete | {"watermark": {"column": "ts", "at_least": "2d"}}})
     put(f"done/{D2}")
-    other = Workspace(ws.home / "other")
+    other_ws = Workspace(ws.home / "other")
     for name in (f"done/{D3}", f"count/{D3}"):
-        (other.home / name).parent.mkdir(parents=True, exist_ok=True)
-        (other.home / name).write_text("100" if "count" in name else "")
+        (other_ws.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (other_ws.home / name).write_text("100" if "count" in name else "")
     with pytest.raises(IncompleteError, match=f"{D3} is not complete yet: 'ts' has reached"):
-        ingest(late, other, D3)
-    (other.home / f"count/{D3}").write_text("99")
+        ingest(late, other_ws, D3)
+    (other_ws.home / f"count/{D3}").write_text("99")
     with pytest.raises(UserError, match="100 rows were read, and the control file says 99"):
-        ingest(spec, other, D3)
+        ingest(spec, other_ws, D3)
     # Days that were taken are not asked again.
     (ws.home / f"done/{D1}").unlink()
     assert ingest(spec, ws, D3).facts["days"] == [D2]

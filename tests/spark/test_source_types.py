@@ -120,11 +120,11 @@ def test_columns_by_path_in_json_and_csv(spark: SparkSession, ws: Workspace) -> 
     rows = read(spark, ws, spec_of("clicks", columns), files)
     names = [c["name"] for c in columns]
     for number in (0, 1):
-        found = [r for r in rows if r["_file"] == number and r["_state"] != 2]
-        assert [tuple(r[n] for n in names) for r in found[:2]] == good
-        assert [r["_state"] for r in found] == [GOOD, GOOD, BAD, BAD, BAD]
-        assert [r["_reason"].replace(", ", ",") for r in found[2:]] == [r.replace(", ", ",") for r in reasons]
-        assert found[0]["_extra"] == {"new": "1"}
+        file_rows = [r for r in rows if r["_file"] == number and r["_state"] != 2]
+        assert [tuple(r[n] for n in names) for r in file_rows[:2]] == good
+        assert [r["_state"] for r in file_rows] == [GOOD, GOOD, BAD, BAD, BAD]
+        assert [r["_reason"].replace(", ", ",") for r in file_rows[2:]] == [r.replace(", ", ",") for r in reasons]
+        assert file_rows[0]["_extra"] == {"new": "1"}
     # What is there with a null counts as there (country of 2), what is not there does not (os of 5).
     json_rows = [r["_present0"] for r in rows if r["_file"] == 0]
     assert json_rows == [0b11111, 0b01011, 0b01001, 0b01101, 0b00001]
@@ -184,21 +184,21 @@ def test_columns_of_a_table(spark: SparkSession) -> None:
     values = ", ".join(f"{sql} as v{i}" for i, (sql, _) in enumerate(TABLE))
     nulls = ", ".join(f"cast(null as {t}) as v{i}" for i, (_, t) in enumerate(spark.sql(f"select {values}").dtypes))
     frame = spark.sql(f"select 0 as row, {values} union all select 1, {nulls}").orderBy("row")
-    wanted = [(i, declared, value) for i, (_, reads) in enumerate(TABLE) for declared, value in reads.items()]
-    found = []
-    for k, (i, declared, _) in enumerate(wanted):
-        one = extract(TableColumn(name=f"V{i}", type=declared), frame.schema, source)
-        assert one is not None
-        value = one.value.cast("string") if declared == "timestamp" else one.value
-        found += [value.alias(f"value{k}"), one.unread.alias(f"unread{k}"), one.text.alias(f"text{k}")]
-    row, none = frame.select(*found).collect()
-    for k, (i, declared, value) in enumerate(wanted):
-        at = (TABLE[i][0], declared)
+    cases = [(i, declared, value) for i, (_, reads) in enumerate(TABLE) for declared, value in reads.items()]
+    columns = []
+    for k, (i, declared, _) in enumerate(cases):
+        extracted = extract(TableColumn(name=f"V{i}", type=declared), frame.schema, source)
+        assert extracted is not None
+        value = extracted.value.cast("string") if declared == "timestamp" else extracted.value
+        columns += [value.alias(f"value{k}"), extracted.unread.alias(f"unread{k}"), extracted.text.alias(f"text{k}")]
+    row, none = frame.select(*columns).collect()
+    for k, (i, declared, value) in enumerate(cases):
+        place = (TABLE[i][0], declared)
         value = str(value) if isinstance(value, datetime) and declared == "timestamp" else value
-        assert row[f"unread{k}"] == (value is ...), at
-        assert row[f"value{k}"] == (None if value is ... else value), at
-        assert row[f"text{k}"] is not None or value is None, at
-        assert (none[f"value{k}"], none[f"unread{k}"]) == (None, False), at
+        assert row[f"unread{k}"] == (value is ...), place
+        assert row[f"value{k}"] == (None if value is ... else value), place
+        assert row[f"text{k}"] is not None or value is None, place
+        assert (none[f"value{k}"], none[f"unread{k}"]) == (None, False), place
     for sql, declared in NO_WAY:
         with pytest.raises(UserError, match=r"'v' is .* in the table, which cannot be read as"):
             extract(TableColumn(name="v", type=declared), spark.sql(f"select {sql} as v").schema, source)
@@ -218,12 +218,12 @@ def test_paths_of_a_table(spark: SparkSession) -> None:
         "deep": ("int", "text.a.b", 7),
         "at": ("timestamp", None, "1970-01-01 00:00:01.5"),
     }
-    found = []
+    extracted_columns = []
     for name, (type_, path, _) in columns.items():
-        one = extract(TableColumn(name=name, type=type_, path=path), frame.schema, source)
-        assert one is not None
-        found.append(one.value.cast("string").alias(name))
-    row = frame.select(*found).collect()[0]
+        extracted = extract(TableColumn(name=name, type=type_, path=path), frame.schema, source)
+        assert extracted is not None
+        extracted_columns.append(extracted.value.cast("string").alias(name))
+    row = frame.select(*extracted_columns).collect()[0]
     assert row.asDict() == {n: None if v is None else str(v) for n, (_, _, v) in columns.items()}
     assert extract(TableColumn(name="c", path="user.geo.land"), frame.schema, source) is None
     with pytest.raises(UserError, match="leads through 'at', which is"):
@@ -283,18 +283,18 @@ def test_paths_through_lists_of_records(spark: SparkSession, ws: Workspace, tmp_
     table = Table.model_validate({"columns": columns})
     source = TableSource.model_validate({"format": "parquet", "path": str(tmp_path / "t")})
     snapshot = FolderSnapshot(source, local(tmp_path / "t"), "parquet")
-    found, _ = table_rows(spark, snapshot, table, source, [], "2026-01-01")
-    assert not any(r["__faults"] for r in found.select("__faults").collect())
-    for k, row in enumerate(found.orderBy("_source_line").collect()):
+    frame, _ = table_rows(spark, snapshot, table, source, [], "2026-01-01")
+    assert not any(r["__faults"] for r in frame.select("__faults").collect())
+    for k, row in enumerate(frame.orderBy("_source_line").collect()):
         assert {n: row[n] for n in RECORDS} == {n: values[k] for n, (_, _, values) in RECORDS.items()}
     for path, message in (("items.id", "no text field 'key'"), ("click[].id", "no list"), ("items[].nothing", "")):
         column = TableColumn(name="c", type="array<string>", path=path)
-        of = spark.read.schema("click int, items array<struct<id string>>").parquet(str(tmp_path / "t")).schema
+        schema = spark.read.schema("click int, items array<struct<id string>>").parquet(str(tmp_path / "t")).schema
         if not message:
-            assert extract(column, of, source) is None
+            assert extract(column, schema, source) is None
             continue
         with pytest.raises(UserError, match=message):
-            extract(column, of, source)
+            extract(column, schema, source)
 
 
 def test_decimals_as_doubles_and_texts_are_sparks(spark: SparkSession) -> None:

@@ -45,8 +45,8 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
     frames = [typed(frame, source, spec.table, ()) for frame in reader.read(batch)]
     reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
-    found = reader.finish(rows, batch).collect()
-    return sorted((r.asDict() for r in found), key=lambda r: (r["_file"], r["_line"], r["_copy"]))
+    records = reader.finish(rows, batch).collect()
+    return sorted((r.asDict() for r in records), key=lambda r: (r["_file"], r["_line"], r["_copy"]))
 
 
 def shipped(name: str, **source: Any) -> Spec:
@@ -134,9 +134,9 @@ def test_criteo_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> N
     spec = shipped("criteo")
     manifest = ingest(spec, ws)
     assert manifest.rows == {"read": 10_000, "kept": 10_000, "quarantined": 0, "duplicates": 0}
-    found = events(spark, ws, spec).orderBy("_source_file", "_source_line").collect()
+    records = events(spark, ws, spec).orderBy("_source_file", "_source_line").collect()
     lines = (shared_data / "criteo" / "kaggle-first-10k.txt").read_text().splitlines()
-    for number, (row, line) in enumerate(zip(found, lines, strict=True), 1):
+    for number, (row, line) in enumerate(zip(records, lines, strict=True), 1):
         fields = [text or None for text in line.split("\t")]
         expected = [*(None if t is None else int(t) for t in fields[:14]), *fields[14:]]
         assert [row[c] for c in CRITEO] == expected
@@ -176,15 +176,15 @@ def test_talkingdata_real(spark: SparkSession, ws: Workspace, shared_data: Path)
     assert manifest.rows["kept"] == manifest.rows["read"] == 100_000
     assert manifest.facts["drift"] == []
     times = {c: F.col(c).cast("string") for c in ("click_time", "attributed_time")}
-    found = events(spark, ws, spec).withColumns(times).orderBy("_source_line").toPandas()
+    actual = events(spark, ws, spec).withColumns(times).orderBy("_source_line").toPandas()
     with open(shared_data / "talkingdata" / "train_sample.csv", newline="") as f:
         rows = list(csv.DictReader(f))
     for column in ("ip", "app", "device", "os", "channel", "is_attributed"):
-        assert found[column].tolist() == [int(r[column]) for r in rows]
+        assert actual[column].tolist() == [int(r[column]) for r in rows]
     for column in times:
         expected = [str(datetime.strptime(r[column], "%Y-%m-%d %H:%M")) if r[column] else None for r in rows]
-        assert found[column].tolist() == expected
-    assert int(found["is_attributed"].sum()) == 227
+        assert actual[column].tolist() == expected
+    assert int(actual["is_attributed"].sum()) == 227
     # What is known only after the label is no feature.
     assert "attributed_time" not in {c for chain in spec.features.workflow for c in chain.columns}
 
@@ -194,27 +194,27 @@ def test_talkingdata_real(spark: SparkSession, ws: Workspace, shared_data: Path)
 
 def splits(rows: list[dict[str, Any]]) -> dict[tuple[str, int], set[tuple[int, int]]]:
     """(split, label) -> (user, item) pairs, each there once."""
-    found: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
+    pairs: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
     for r in rows:
         if r["_state"] == GOOD:
             pair = (r["user_id"], r["item_id"])
-            assert pair not in found[r["split"], r["label"]]
-            found[r["split"], r["label"]].add(pair)
-    return dict(found)
+            assert pair not in pairs[r["split"], r["label"]]
+            pairs[r["split"], r["label"]].add(pair)
+    return dict(pairs)
 
 
 def check_negatives(
-    found: dict[tuple[str, int], set[tuple[int, int]]], split: str, count: int, items: int, known: tuple[str, ...]
+    pairs: dict[tuple[str, int], set[tuple[int, int]]], split: str, count: int, items: int, known: tuple[str, ...]
 ) -> None:
     """As many negatives a user as wanted, or as there are, of items that are in none of the user's `known` splits."""
     seen: dict[int, set[int]] = defaultdict(set)
     for name in known:
-        for user, item in found[name, 1]:
+        for user, item in pairs[name, 1]:
             seen[user].add(item)
-    drawn = Counter(user for user, _ in found[split, 0])
-    for user, _ in found[split, 1]:
+    drawn = Counter(user for user, _ in pairs[split, 0])
+    for user, _ in pairs[split, 1]:
         assert drawn[user] == min(count, items - len(seen[user]))
-    assert not {(u, i) for u, i in found[split, 0] if i in seen[u]}
+    assert not {(u, i) for u, i in pairs[split, 0] if i in seen[u]}
 
 
 def test_movielens_ratings(spark: SparkSession, ws: Workspace) -> None:
@@ -230,22 +230,22 @@ def test_movielens_ratings(spark: SparkSession, ws: Workspace) -> None:
         (309, "wrong number of fields"),
         (310, "rating: 9.0 is outside [0, 5]"),
     ]
-    found = splits(rows)
+    pairs = splits(rows)
     # Of the two ratings of one second the later line is the last. Two ratings are too few to hold any out.
-    assert found["rank", 1] == {(1, 300), (2, 1)}
-    assert found["valid", 1] == {(1, 299), (2, 2)}
-    assert found["train", 1] == {(1, i) for i in range(1, 299)} | {(2, 3), (2, 4), (2, 5), (3, 1), (3, 2)}
-    assert ("train", 0) not in found
-    check_negatives(found, "valid", VALID_NEGATIVES, 300, ("train", "valid", "rank"))
-    check_negatives(found, "rank", RANK_NEGATIVES, 300, ("train", "valid", "rank"))
+    assert pairs["rank", 1] == {(1, 300), (2, 1)}
+    assert pairs["valid", 1] == {(1, 299), (2, 2)}
+    assert pairs["train", 1] == {(1, i) for i in range(1, 299)} | {(2, 3), (2, 4), (2, 5), (3, 1), (3, 2)}
+    assert ("train", 0) not in pairs
+    check_negatives(pairs, "valid", VALID_NEGATIVES, 300, ("train", "valid", "rank"))
+    check_negatives(pairs, "rank", RANK_NEGATIVES, 300, ("train", "valid", "rank"))
     # User 1 has rated all there is.
-    assert Counter(u for u, _ in found["rank", 0]) == {2: RANK_NEGATIVES}
+    assert Counter(u for u, _ in pairs["rank", 0]) == {2: RANK_NEGATIVES}
     first = next(r for r in rows if r["_line"] == 1)
     assert (first["ts"], first["rating"]) == (datetime(2000, 12, 31, 22, 0, 1), 2.0)
     drawn = [r for r in rows if r["label"] == 0]
     assert all(r["rating"] is None and r["_copy"] > 0 for r in drawn)
     again = read(spark, Workspace(ws.home / "again"), spec, {"ratings.dat": "\n".join(lines) + "\n"})
-    assert splits(again) == found
+    assert splits(again) == pairs
 
 
 NCF = {
@@ -265,19 +265,19 @@ def test_movielens_ncf(spark: SparkSession, ws: Workspace) -> None:
         ("in/x.test.negative", 5): "wrong number of fields",
         ("in/x.test.negative", 6): "wrong number of fields",
     }
-    found = splits(rows)
-    given = {(u, i) for u in range(3) for i in range(u, 40, u + 1)} | {(3, 7)}
-    assert found["rank", 1] == {(u, 60 + u) for u in range(4)}
-    assert found["rank", 0] == {(u, 41 + k) for u in range(4) for k in range(9)}
+    pairs = splits(rows)
+    interactions = {(u, i) for u in range(3) for i in range(u, 40, u + 1)} | {(3, 7)}
+    assert pairs["rank", 1] == {(u, 60 + u) for u in range(4)}
+    assert pairs["rank", 0] == {(u, 41 + k) for u in range(4) for k in range(9)}
     # One of each user's training items is held out; user 3 has a single one, which stays.
-    assert found["train", 1] | found["valid", 1] == given
-    assert not found["train", 1] & found["valid", 1]
-    assert sorted(u for u, _ in found["valid", 1]) == [0, 1, 2]
-    assert ("train", 0) not in found
+    assert pairs["train", 1] | pairs["valid", 1] == interactions
+    assert not pairs["train", 1] & pairs["valid", 1]
+    assert sorted(u for u, _ in pairs["valid", 1]) == [0, 1, 2]
+    assert ("train", 0) not in pairs
     # Drawn from the items of the training rows: user 0 has rated all of them.
-    items = {i for _, i in given}
-    check_negatives(found, "valid", VALID_NEGATIVES, len(items), ("train", "valid"))
-    assert not found["train", 1] & (found["rank", 1] | found["rank", 0])
+    items = {i for _, i in interactions}
+    check_negatives(pairs, "valid", VALID_NEGATIVES, len(items), ("train", "valid"))
+    assert not pairs["train", 1] & (pairs["rank", 1] | pairs["rank", 0])
     times = {r["user_id"]: r["ts"] for r in rows if r["split"] == "rank" and r["label"] == 1 and r["_state"] == GOOD}
     assert times[1] == datetime(2000, 12, 31, 22, 1, 40)
 
@@ -308,17 +308,17 @@ def test_lightgcn(spark: SparkSession, ws: Workspace) -> None:
         ("in/x.test.txt", 51),
         ("in/x.train.txt", 62),
     ]
-    found = splits(rows)
-    given = {(u, i) for u, items in train.items() for i in items}
-    assert found["test", 1] == {(u, i) for u, items in test.items() for i in items} | {(8, 131)}
-    assert found["train", 1] | found["valid", 1] == given
-    assert not found["train", 1] & found["valid", 1]
-    held = Counter(u for u, _ in found["valid", 1])
+    pairs = splits(rows)
+    interactions = {(u, i) for u, items in train.items() for i in items}
+    assert pairs["test", 1] == {(u, i) for u, items in test.items() for i in items} | {(8, 131)}
+    assert pairs["train", 1] | pairs["valid", 1] == interactions
+    assert not pairs["train", 1] & pairs["valid", 1]
+    held = Counter(u for u, _ in pairs["valid", 1])
     assert set(held.values()) == {1}
     assert 1 <= len(held) <= 20
     assert 60 not in held
-    check_negatives(found, "valid", VALID_NEGATIVES, len({i for _, i in given}), ("train", "valid"))
-    assert set(found) == {("train", 1), ("valid", 1), ("valid", 0), ("test", 1)}
+    check_negatives(pairs, "valid", VALID_NEGATIVES, len({i for _, i in interactions}), ("train", "valid"))
+    assert set(pairs) == {("train", 1), ("valid", 1), ("valid", 0), ("test", 1)}
     with pytest.raises(UserError, match=r"no landing file ends in 'test\.txt'"):
         read(spark, Workspace(ws.home / "one"), spec, {"x.train.txt": "1 2\n"})
     with pytest.raises(UserError, match=r"landing file in/item_list\.txt is none of \*train\.txt"):
@@ -332,7 +332,7 @@ def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Pat
         lines = path.read_text().splitlines(keepends=True)
         (ws.home / "in" / path.name).parent.mkdir(parents=True, exist_ok=True)
         (ws.home / "in" / path.name).write_text("".join(x for x in lines if int(re.search(r"\d+", x)[0]) in users))
-    given, left_out = (
+    interactions, left_out = (
         np.unique(lines[0] * 10**6 + lines[1])
         for lines in (
             pd.read_csv(ws.home / "in" / name, sep="\t", header=None)
@@ -342,23 +342,23 @@ def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Pat
     spec = shipped("movielens", path="in/ml-1m.t*")
     manifest = ingest(spec, ws)
     assert manifest.rows["quarantined"] == 0
-    assert manifest.rows["read"] == len(given) + 2 * len(users)
+    assert manifest.rows["read"] == len(interactions) + 2 * len(users)
     assert manifest.rows["kept"] == manifest.rows["read"] + manifest.rows["expanded"]
     frame = events(spark, ws, spec).select("user_id", "item_id", "split", "label").toPandas()
     counts = frame.groupby(["split", "label"]).size().to_dict()
     assert counts == {
-        ("train", 1): len(given) - len(users),
+        ("train", 1): len(interactions) - len(users),
         ("valid", 1): len(users),
         ("valid", 0): 4 * len(users),
         ("rank", 1): len(users),
         ("rank", 0): 99 * len(users),
     }
     pairs = {key: np.unique(g.user_id * 10**6 + g.item_id) for key, g in frame.groupby(["split", "label"])}
-    assert np.array_equal(np.union1d(pairs["train", 1], pairs["valid", 1]), given)
+    assert np.array_equal(np.union1d(pairs["train", 1], pairs["valid", 1]), interactions)
     assert not np.isin(pairs["train", 1], pairs["valid", 1]).any()
     assert np.array_equal(pairs["rank", 1], left_out)
-    assert not np.isin(left_out, given).any()
-    assert not np.isin(pairs["valid", 0], given).any()
+    assert not np.isin(left_out, interactions).any()
+    assert not np.isin(pairs["valid", 0], interactions).any()
     negative = pd.read_csv(ws.home / "in" / "ml-1m.test.negative", sep="\t", header=None)
     users_of = negative[0].str.extract(r"^\((\d+),")[0].astype(np.int64).to_numpy()
     listed = users_of[:, None] * 10**6 + negative.drop(columns=0).to_numpy()
@@ -385,8 +385,8 @@ def test_user_items(spark: SparkSession, ws: Workspace) -> None:
         splits = ("train",) if len(items) < 3 else ("train", "valid", "test")
         for split, place in zip(splits, range(len(items) - len(splits), len(items)), strict=True):
             expected.append((user, split, items[place], items[:place]))
-    found = [(r["user_id"], r["split"], r["item_id"], r["history"]) for r in rows if r["_state"] == GOOD]
-    assert sorted(found) == sorted(expected)
+    actual = [(r["user_id"], r["split"], r["item_id"], r["history"]) for r in rows if r["_state"] == GOOD]
+    assert sorted(actual) == sorted(expected)
     assert all(r["label"] == 1 for r in rows if r["_state"] == GOOD)
 
 
@@ -394,11 +394,11 @@ def test_user_items_real(spark: SparkSession, ws: Workspace, shared_data: Path) 
     spec = shipped("beauty")
     manifest = ingest(spec, ws)
     assert manifest.rows == {"read": 3 * 40_226, "kept": 3 * 40_226, "quarantined": 0, "duplicates": 0}
-    given = pd.read_csv(shared_data / "beauty" / "beauty.txt", sep=" ", names=["user_id", "item_id"])
-    order = given.groupby("user_id", sort=True).item_id.agg(list)
+    interactions = pd.read_csv(shared_data / "beauty" / "beauty.txt", sep=" ", names=["user_id", "item_id"])
+    order = interactions.groupby("user_id", sort=True).item_id.agg(list)
     frame = events(spark, ws, spec).select("user_id", "item_id", "history", "split").toPandas()
-    for behind, split in enumerate(("test", "valid", "train")):
-        one = frame[frame.split == split].sort_values("user_id")
-        assert one.user_id.tolist() == order.index.tolist()
-        assert one.item_id.tolist() == [items[-1 - behind] for items in order]
-        assert [list(h) for h in one.history] == [items[: -1 - behind] for items in order]
+    for offset, split in enumerate(("test", "valid", "train")):
+        split_rows = frame[frame.split == split].sort_values("user_id")
+        assert split_rows.user_id.tolist() == order.index.tolist()
+        assert split_rows.item_id.tolist() == [items[-1 - offset] for items in order]
+        assert [list(h) for h in split_rows.history] == [items[: -1 - offset] for items in order]

@@ -42,23 +42,23 @@ def _built() -> None:
 def test_java_is_the_c_interface(spark: SparkSession, rows: list[tuple[Any, ...]]) -> None:
     t, a, b, c = (pa.array([r[i] for r in rows], type_) for i, type_ in enumerate([pa.binary(), IDS, pa.int64(), IDS]))
     frame = spark.createDataFrame(pa.table({"t": t, "a": a, "b": b, "c": c})).coalesce(1)
-    found = frame.select(
+    actual = frame.select(
         udfs.ngrams(F.col("t"), 3, 1000).alias("grams"),
         udfs.ngrams(F.col("t"), 1, 2**31 - 1, 2).alias("two"),
         udfs.cross([F.col("a"), F.col("b"), F.col("c")], 77, 9).alias("cross"),
         udfs.minhash(F.col("a"), 5).alias("signature"),
     ).toArrow()
-    assert found["grams"].to_pylist() == arrow.ngrams(t, 3, 1000).to_pylist()
-    assert found["two"].to_pylist() == arrow.ngrams(t, 1, 2**31 - 1, 2).to_pylist()
-    assert found["cross"].to_pylist() == arrow.cross([a, b, c], 77, 9).to_pylist()
-    assert found["signature"].to_pylist() == arrow.minhash(a, 5).to_pylist()
-    assert found["signature"].to_pylist() == [reference.minhash(r[1], 5) for r in rows]
+    assert actual["grams"].to_pylist() == arrow.ngrams(t, 3, 1000).to_pylist()
+    assert actual["two"].to_pylist() == arrow.ngrams(t, 1, 2**31 - 1, 2).to_pylist()
+    assert actual["cross"].to_pylist() == arrow.cross([a, b, c], 77, 9).to_pylist()
+    assert actual["signature"].to_pylist() == arrow.minhash(a, 5).to_pylist()
+    assert actual["signature"].to_pylist() == [reference.minhash(r[1], 5) for r in rows]
 
 
 def test_where_spark_has_an_expression_it_gives_the_same(spark: SparkSession) -> None:
     rows = [("naïve 😀", [3, 1], 5), ("abc", [2**62], -7), ("日本語のテキスト", [9, 9, -9], 0)]
     frame = spark.createDataFrame(rows, "s string, ids array<bigint>, b bigint").coalesce(1)
-    found = frame.select(
+    actual = frame.select(
         udfs.ngrams(F.col("s"), 3, 1000).alias("grams"),
         F.expr(
             "transform(sequence(1, length(s) - 2), i -> cast(pmod(xxhash64(substring(s, i, 3)), 1000) + 1 as int))"
@@ -72,8 +72,8 @@ def test_where_spark_has_an_expression_it_gives_the_same(spark: SparkSession) ->
         F.expr("headrace_minhash(ids, 3)").alias("by name"),
     ).toPandas()
     for name in ("grams", "cross", "signature"):
-        assert [list(x) for x in found[name]] == [list(x) for x in found[f"{name} in sql"]], name
-    assert [list(x) for x in found["by name"]] == [list(x) for x in found["signature"]]
+        assert [list(x) for x in actual[name]] == [list(x) for x in actual[f"{name} in sql"]], name
+    assert [list(x) for x in actual["by name"]] == [list(x) for x in actual["signature"]]
 
 
 COLUMNS = [
@@ -123,7 +123,7 @@ def test_both_bodies_of_the_operators(spark: SparkSession, rows: list[dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("columns", "op", "said"),
+    ("columns", "op", "message"),
     [
         ("i", {"text_ngrams": {"buckets": 5}}, "takes text"),
         ("ss", {"text_ngrams": {"buckets": 5}}, "takes text"),
@@ -132,7 +132,7 @@ def test_both_bodies_of_the_operators(spark: SparkSession, rows: list[dict[str, 
         ("s", {"minhash": {"length": 2, "buckets": 5}}, "takes lists"),
     ],
 )
-def test_wrong_columns_are_refused(columns: str, op: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_wrong_columns_are_refused(columns: str, op: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Workflow([Chain(columns=tuple(columns.split()), ops=(op,))], COLUMNS, label="label")
     assert {"text_ngrams", "feature_cross", "minhash"} <= OPERATORS.builtin.keys()
