@@ -41,7 +41,7 @@ HELD: tuple[str, ...] = (
     "python/counter_random.py",
     "python/dataset",
     "python/errors.py",
-    "python/export/features",
+    "python/export",
     "python/features/__init__.py",
     "python/features/arrow",
     "python/features/build",
@@ -131,6 +131,7 @@ SHARED_CLASS_NAMES = {
     "Stage": "each package has one step of the day",
     "Workflow": "the Python API's, around that of the engines",
     "FittedWorkflow": "the Python API's, around that of the engines",
+    "TritonPythonModel": "Triton's name of the class in each model of its Python back end",
 }
 
 #: Names in backticks that are those of other programs and stand nowhere in the code.

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from headrace.config import Chain
 from headrace.export.features.columns import raw_columns, to_tensors
-from headrace.export.record import Graph, Record, Tensor, file_sizes, write_record
+from headrace.export.record import ExportedGraph, ExportRecord, GraphTensor, file_sizes, write_record
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -90,11 +90,11 @@ def saved_model(folder: Path, with_hash: bool = False, seed: int = 3) -> Path:
     return saved
 
 
-def graph_of(folder: Path, file: str) -> Graph:
+def graph_of(folder: Path, file: str) -> ExportedGraph:
     model_graph = onnx.load(folder / file, load_external_data=False).graph
     tensors = [
         [
-            Tensor(
+            GraphTensor(
                 name=x.name,
                 dtype="float32" if x.type.tensor_type.elem_type == TensorProto.FLOAT else "int64",
                 shape=tuple(d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim),
@@ -103,14 +103,14 @@ def graph_of(folder: Path, file: str) -> Graph:
         ]
         for part in (model_graph.input, model_graph.output)
     ]
-    return Graph(file=file, inputs=tensors[0], outputs=tensors[1], files=[p.name for p in folder.glob("*.bin")])
+    return ExportedGraph(file=file, inputs=tensors[0], outputs=tensors[1], files=[p.name for p in folder.glob("*.bin")])
 
 
-def record(folder: Path, kind: str, graphs: dict[str, Graph], workflow: FittedWorkflow, **more: Any) -> None:
+def record(folder: Path, kind: str, graphs: dict[str, ExportedGraph], workflow: FittedWorkflow, **more: Any) -> None:
     fields = {"format": "onnx", "class": kind, "pipeline": "p", "ds": "2026-01-01", "key": "k", "tables": "fp32"}
     files = file_sizes(local(folder))
     known = {**fields, "outputs": ["label"], "graphs": graphs, "files": files, "schema": workflow.schema, **more}
-    write_record(local(folder), Record.model_validate(known))
+    write_record(local(folder), ExportRecord.model_validate(known))
 
 
 def weights_of(with_hash: bool, seed: int) -> list[tuple[Feature, np.ndarray[Any, Any]]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.export_parity.cases import Batch, Case, tensors
 from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.network import ITEM_VECTOR, QUERY_VECTOR, ExportedNetwork
-from headrace.export.record import ITEM, MODEL, QUERY, Record, read_record
+from headrace.export.record import ITEM, MODEL, QUERY, ExportRecord, read_record
 from headrace.models.columns import FeatureColumns, matrix_of
 from headrace.models.predictor import ONLY_TASK
 from headrace.models.retrieval import query_vectors, row_item_vectors
@@ -103,7 +103,7 @@ def by_torch_program(folder: Location, given: Batch) -> Found:
     return found
 
 
-def _mapped(folder: Location, record: Record, graph: str) -> list[Any]:
+def _mapped(folder: Location, record: ExportRecord, graph: str) -> list[Any]:
     tables = record.graphs[graph].tables
     return [
         torch.from_numpy(np.memmap((folder / t.file).local_path(), t.dtype, "c", t.offset, t.shape)) for t in tables

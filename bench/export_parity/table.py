@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.export_parity.ask import Found, by_model, by_onnxruntime, by_torch_program, difference, rounded
 from bench.export_parity.cases import CASES, Batch, Case, batch, make_model
+from headrace.export.files import Precision
 from headrace.export.onnx_model import write_onnx
-from headrace.export.table_files import Precision
 from headrace.export.torch_model import write_torch
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel

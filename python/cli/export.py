@@ -124,8 +124,7 @@ def export(
         command(workspace(home), pipeline, model, folder, tables.value, settings, graphs, trained)
         return
     from headrace.commands.export_triton import TwoStages, export_triton
-    from headrace.export.triton.config import Batching
-    from headrace.export.triton.options import Options
+    from headrace.export.triton.config import Batching, Options
 
     stages = None
     if retrieval is not None and items is not None and item_key is not None:

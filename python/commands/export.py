@@ -114,7 +114,7 @@ def _writer(kind: str, form: Format) -> Callable[..., object]:
         return write_torch
     try:
         if kind == "xgboost":
-            from headrace.export.xgboost_graph import write_xgboost
+            from headrace.export.tree_graph import write_xgboost
 
             return write_xgboost
         from headrace.export.onnx_model import write_onnx

@@ -10,7 +10,7 @@ from headrace.commands.export import Precision, model_version, write_export
 from headrace.commands.screen import out
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.export.triton.options import Options
+from headrace.export.triton.config import Options
 from headrace.storage import Location, StoreAway, local
 from headrace.workspace import Workspace
 
@@ -24,14 +24,14 @@ class TwoStages:
         model: its version, or `@` and an alias.
         items: a Parquet file of the items.
         key: its column that names them.
-        listed: items of a user's list.
+        list_length: items of a user's list.
     """
 
     pipeline: str
     model: str
     items: Location
     key: str
-    listed: int
+    list_length: int
 
 
 def export_triton(
@@ -71,7 +71,7 @@ def export_triton(
     catalogue = None
     try:
         from headrace.export.triton.repository import write_repository
-        from headrace.export.triton.two_stage import Catalogue, Exported, write_two_stage
+        from headrace.export.triton.two_stage import Catalogue, ExportedModel, write_two_stage
     except ModuleNotFoundError as e:
         raise UserError(f"{e.name} is not installed: run `make onnx`") from None
     if stages is not None:
@@ -89,9 +89,11 @@ def export_triton(
             else:
                 near = place / "retrieval"
                 write_export(second[1], _made(near), _made(place / "tables-2"), precision)
-                retrieval = Exported(near, second[1].source, load_spec(stages.pipeline).pipeline)
-                ranker = Exported(exported, found.source, short)
-                write_two_stage(retrieval, ranker, catalogue, to, version=number, listed=stages.listed, options=options)
+                retrieval = ExportedModel(near, second[1].source, load_spec(stages.pipeline).pipeline)
+                ranker = ExportedModel(exported, found.source, short)
+                write_two_stage(
+                    retrieval, ranker, catalogue, to, version=number, list_length=stages.list_length, options=options
+                )
     except StoreAway:
         raise
     except OSError as e:

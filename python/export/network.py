@@ -1,15 +1,21 @@
-"""A model's network by itself: a torch module of plain tensors, for torch's exporter to trace."""
+"""A model's network by itself: a torch module of plain tensors, and its graphs as torch's exporter traces them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headrace.embeddings.jagged import JaggedTensor
+from headrace.errors import UserError
 from headrace.export.record import ITEM, MODEL, QUERY
 from headrace.models.inputs import Inputs
 from headrace.models.lookups import EmbeddingLookup, lookups_of, table_name
@@ -24,6 +30,8 @@ CONTINUOUS = f"{RESERVED}continuous"
 QUERY_VECTOR, ITEM_VECTOR = "query_vector", "item_vector"
 #: The dimension of a batch's rows.
 ROWS = "rows"
+#: Rows of the batch by which a network is traced: not 0 and not 1, which torch takes for constants.
+_TRACED_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ class ExportedNetwork:
         rows: Mapping[str, Tensor] = {}
         if frozen is not None:
             self.network, rows = frozen(_empty_inputs(model))
-        own = lookups_of(self.network)
+        declared_lookups = lookups_of(self.network)
         #: Whether the network sees `Inputs.vectors`, one of each categorical feature.
-        self.has_vectors = own is None
+        self.has_vectors = declared_lookups is None
         pooling, dim = model.config.pooling, model.config.embedding_dim
         self.lookups: Sequence[EmbeddingLookup] = (
-            [EmbeddingLookup(name, name, dim, pooling) for name in self.features] if own is None else own
+            [EmbeddingLookup(name, name, dim, pooling) for name in self.features]
+            if declared_lookups is None
+            else declared_lookups
         )
         #: By name, tables that are in place of the model's: float32 [rows, D].
         self.tables: Mapping[str, Tensor] = {self.table_of(w): rows[w.name] for w in self.lookups if w.name in rows}
@@ -102,18 +112,18 @@ class ExportedNetwork:
     def arguments(self) -> list[Argument]:
         """Return the arguments of `NetworkGraphs`, in order."""
         columns = self.model.inputs.continuous_columns
-        found = [Argument(CONTINUOUS, (ROWS, columns), torch.float32)] if columns else []
+        arguments = [Argument(CONTINUOUS, (ROWS, columns), torch.float32)] if columns else []
         for f in self.features.values():
-            found.append(Argument(ids_name(f.name), (_values(f) if f.is_list else ROWS,), torch.int64))
+            arguments.append(Argument(ids_name(f.name), (_values(f) if f.is_list else ROWS,), torch.int64))
             if f.is_list:
-                found.append(Argument(lengths_name(f.name), (ROWS,), torch.int64))
+                arguments.append(Argument(lengths_name(f.name), (ROWS,), torch.int64))
         for w in self.lookups:
             f = self.features[w.feature]
             if w.ids == "negatives":
                 continue
             rows: int | str = (f.cardinality or 0) if w.ids == "all" else _values(f) if is_sequence(w) else ROWS
-            found.append(Argument(vectors_name(w.name), (rows, w.dim), torch.float32))
-        return found
+            arguments.append(Argument(vectors_name(w.name), (rows, w.dim), torch.float32))
+        return arguments
 
 
 class NetworkGraphs(nn.Module):
@@ -130,39 +140,41 @@ class NetworkGraphs(nn.Module):
         (exported,) = self._exported
         model, network = exported.model, exported.network
         inputs = self._inputs({a.name: x for a, x in zip(self._arguments, tensors, strict=True)})
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for graph in self._graphs:
             if graph != MODEL:
-                of = network.queries if graph == QUERY else network.items
-                found.append(of(inputs).float())  # type: ignore[operator]
+                encoder = network.queries if graph == QUERY else network.items
+                results.append(encoder(inputs).float())  # type: ignore[operator]
                 continue
             outputs = model.tasks.complete({name: value.float() for name, value in network(inputs).items()})
             tasks = model.tasks
-            found += [tasks.value(name, outputs[name]) for name in tasks.specs] or [model.value(outputs["logits"])]
-        return tuple(found)
+            results += [tasks.value(name, outputs[name]) for name in tasks.specs] or [model.value(outputs["logits"])]
+        return tuple(results)
 
-    def _inputs(self, given: Mapping[str, Tensor]) -> Inputs:
+    def _inputs(self, tensors: Mapping[str, Tensor]) -> Inputs:
         (exported,) = self._exported
-        rows = next(given[a.name].shape[0] for a in self._arguments if a.shape[0] == ROWS)
+        rows = next(tensors[a.name].shape[0] for a in self._arguments if a.shape[0] == ROWS)
         ids: dict[str, Tensor | JaggedTensor] = {}
         for name, f in exported.features.items():
-            x = given[ids_name(name)]
-            ids[name] = JaggedTensor(x, pad(given[lengths_name(name)].cumsum(0), (1, 0))) if f.is_list else x
-        found: dict[str, Tensor | JaggedTensor] = {}
+            x = tensors[ids_name(name)]
+            ids[name] = JaggedTensor(x, pad(tensors[lengths_name(name)].cumsum(0), (1, 0))) if f.is_list else x
+        embeddings: dict[str, Tensor | JaggedTensor] = {}
         for w in exported.lookups:
-            of = ids[w.feature]
+            lookup_ids = ids[w.feature]
             if w.ids == "negatives":
-                found[w.name] = torch.zeros(rows, 0, w.dim)
-            elif is_sequence(w) and isinstance(of, JaggedTensor):
-                found[w.name] = JaggedTensor(given[vectors_name(w.name)], of.offsets)
+                embeddings[w.name] = torch.zeros(rows, 0, w.dim)
+            elif is_sequence(w) and isinstance(lookup_ids, JaggedTensor):
+                embeddings[w.name] = JaggedTensor(tensors[vectors_name(w.name)], lookup_ids.offsets)
             else:
-                found[w.name] = given[vectors_name(w.name)]
+                embeddings[w.name] = tensors[vectors_name(w.name)]
         vectors = torch.zeros(rows, 0, exported.model.config.embedding_dim)
-        if exported.has_vectors and found:
-            vectors = torch.stack([x for x in found.values() if isinstance(x, Tensor)], 1)
-        continuous = given[CONTINUOUS] if CONTINUOUS in given else torch.zeros(rows, 0)
-        nothing = torch.zeros(rows, 0, dtype=torch.int64)
-        return Inputs(exported.model.inputs, continuous, vectors, embeddings=found, ids=ids, negatives=nothing)
+        if exported.has_vectors and embeddings:
+            vectors = torch.stack([x for x in embeddings.values() if isinstance(x, Tensor)], 1)
+        continuous = tensors[CONTINUOUS] if CONTINUOUS in tensors else torch.zeros(rows, 0)
+        no_negatives = torch.zeros(rows, 0, dtype=torch.int64)
+        return Inputs(
+            exported.model.inputs, continuous, vectors, embeddings=embeddings, ids=ids, negatives=no_negatives
+        )
 
 
 def is_sequence(w: EmbeddingLookup) -> bool:
@@ -181,3 +193,80 @@ def _empty_inputs(model: ShardedModel) -> Inputs:
         return model.inputs_of(
             torch.zeros(0, model.inputs.continuous_columns), torch.zeros(0, codes, dtype=torch.int64)
         )
+
+
+def traced(module: nn.Module, arguments: Sequence[Argument], kind: str) -> torch.export.ExportedProgram:
+    """Trace a module of tensors as a program of torch.
+
+    Args:
+        module: in evaluation mode.
+        arguments: of its `forward`, in order.
+        kind: the model's class, for the message.
+
+    Raises:
+        UserError: torch's exporter cannot trace it; says where.
+    """
+    sizes: dict[str, Any] = {}
+    examples, shapes = [], []
+    for a in arguments:
+        examples.append(_example(a, sizes))
+        shapes.append({i: sizes[n][1] for i, n in enumerate(a.shape) if isinstance(n, str)})
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(module, tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
+    except Exception as e:  # torch has many kinds, and a class of the user's its own
+        raise _refused(kind, e) from e
+
+
+def traced_onnx(exported: ExportedNetwork) -> Any:
+    """All graphs of a network as one ONNX model (`onnx.ModelProto`), inputs and outputs by their names.
+
+    Raises:
+        UserError: torch's exporter cannot trace it, or has no ONNX operator for what it does; says where.
+    """
+    kind = exported.model.config.kind
+    program = traced(NetworkGraphs(exported, exported.graphs).eval(), exported.arguments, kind)
+    outputs = [name for graph in exported.graphs for name in exported.outputs(graph)]
+    try:
+        with _quiet():
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                input_names=[a.name for a in exported.arguments],
+                output_names=outputs,
+                verbose=False,
+            )
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError) as e:
+        raise _refused(kind, e) from e
+    assert onnx_program is not None
+    return onnx_program.model_proto
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's messages about missing libraries and untraceable code: the error has the latter."""
+    with warnings.catch_warnings(), torch.inference_mode(False), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            stack.enter_context(redirect(io.StringIO()))
+        previous_level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        stack.callback(logging.disable, previous_level)
+        yield
+
+
+def _example(a: Argument, sizes: dict[str, Any]) -> Tensor:
+    """Return an example tensor of an argument's shape; dimensions that vary get sizes and names of torch's."""
+    shape = []
+    for n in a.shape:
+        if isinstance(n, str):
+            if n not in sizes:  # sizes that are alike would be taken for one
+                sizes[n] = _TRACED_ROWS + 2 * len(sizes), torch.export.Dim(f"size_{len(sizes)}")
+            n = sizes[n][0]
+        shape.append(n)
+    return torch.zeros(*shape, dtype=a.dtype)
+
+
+def _refused(kind: str, e: Exception) -> UserError:
+    first = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+    return UserError(f"the model's class '{kind}' cannot be exported: {first}")

@@ -24,7 +24,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
 
 
-class Tensor(_Part):
+class GraphTensor(_Part):
     """An input or output of a graph: a whole number in `shape` is fixed, a name is not."""
 
     name: str
@@ -32,7 +32,7 @@ class Tensor(_Part):
     shape: tuple[int | str, ...]
 
 
-class Table(_Part):
+class TableArgument(_Part):
     """A matrix that a torch program is given behind its inputs, as it lies in a file."""
 
     name: str
@@ -42,8 +42,8 @@ class Table(_Part):
     shape: tuple[int, ...]
 
 
-class Graph(_Part):
-    """One of the graphs.
+class ExportedGraph(_Part):
+    """One of the graphs of an export.
 
     Attributes:
         file: of the graph, below the export's folder.
@@ -54,13 +54,13 @@ class Graph(_Part):
     """
 
     file: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
     files: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TableArgument, ...] = ()
 
 
-class Items(_Part):
+class ItemVectorsFile(_Part):
     """The vectors of all items: NumPy's format, float32 [rows, columns], by code of the vocabulary.
 
     Codes below `first_code` stand for null and for what the vocabulary lacks.
@@ -74,7 +74,7 @@ class Items(_Part):
     first_code: int
 
 
-class Record(_Part):
+class ExportRecord(_Part):
     """See the module.
 
     Attributes:
@@ -93,19 +93,19 @@ class Record(_Part):
     key: str
     tables: Literal["fp32", "fp16", "int8"] | None
     outputs: tuple[str, ...]
-    graphs: Mapping[str, Graph]
-    items: Items | None = None
+    graphs: Mapping[str, ExportedGraph]
+    items: ItemVectorsFile | None = None
     files: Mapping[str, int]
     dataset_schema: DatasetSchema = Field(alias="schema")
     code: str = __version__
 
 
-def write_record(folder: Location, record: Record) -> None:
+def write_record(folder: Location, record: ExportRecord) -> None:
     """Write the record, which is the last file of an export."""
     (folder / RECORD).put_text(record.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
-def read_record(folder: Location) -> Record:
+def read_record(folder: Location) -> ExportRecord:
     """Read an export's record.
 
     Raises:
@@ -113,19 +113,19 @@ def read_record(folder: Location) -> Record:
     """
     path = folder / RECORD
     try:
-        record = Record.model_validate_json(path.read_bytes())
+        record = ExportRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{folder} is no export: {RECORD} is missing") from None
     except ValidationError as e:
         first = e.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{path} is no record of an export: {where}: {first['msg']}: export the model again") from None
+        key = ".".join(str(p) for p in first["loc"])
+        raise UserError(f"{path} is no record of an export: {key}: {first['msg']}: export the model again") from None
     for name, size in record.files.items():
         file = folder / name
-        found = file.size() if file.is_file() else None
-        if found != size:
-            said = "missing" if found is None else f"damaged: {found} bytes instead of {size}"
-            raise UserError(f"{file} of an export is {said}: copy it, or export the model, again")
+        actual_size = file.size() if file.is_file() else None
+        if actual_size != size:
+            fault = "missing" if actual_size is None else f"damaged: {actual_size} bytes instead of {size}"
+            raise UserError(f"{file} of an export is {fault}: copy it, or export the model, again")
     return record
 
 

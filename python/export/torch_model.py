@@ -8,19 +8,41 @@ A program's arguments are its inputs, then its tables, which a reader maps from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from headrace.export import record
-from headrace.export.model_record import finish, tables_of
-from headrace.export.network import ROWS, Argument, ExportedNetwork, NetworkGraphs
-from headrace.export.table_files import FILE_BYTES, Block, Precision, TableFiles, total_bytes, write_tables
-from headrace.export.torch_lookups import LookupsAndNetwork
-from headrace.export.traced import traced
+from headrace.export.files import (
+    FILE_BYTES,
+    FileBlock,
+    IdFiles,
+    Precision,
+    TableFiles,
+    TablePart,
+    tables_read,
+    total_bytes,
+    write_items_and_record,
+    write_tables,
+)
+from headrace.export.network import (
+    CONTINUOUS,
+    ROWS,
+    Argument,
+    ExportedNetwork,
+    NetworkGraphs,
+    ids_name,
+    is_sequence,
+    lengths_name,
+    traced,
+    vectors_name,
+)
+from headrace.models.lookups import EmbeddingLookup
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
+from headrace.schema import NULL_CODE, Feature, Kind
 from headrace.storage import Location
 
 
@@ -34,9 +56,9 @@ def write_torch(
     """
     exported = ExportedNetwork(model)
     used = {graph: _used(exported, graph) for graph in exported.graphs}
-    tables = write_tables(exported, tables_of(exported, used.values()), folder, precision, file_bytes)
+    tables = write_tables(exported, tables_read(exported, used.values()), folder, precision, file_bytes)
     graphs = {graph: _write_graph(exported, graph, tables, used[graph], folder) for graph in exported.graphs}
-    finish(exported, card, folder, "torch", precision, graphs)
+    write_items_and_record(exported, card, folder, "torch", precision, graphs)
     return total_bytes(tables)
 
 
@@ -55,19 +77,19 @@ def _used(exported: ExportedNetwork, graph: str) -> set[str]:
 
 def _write_graph(
     exported: ExportedNetwork, graph: str, tables: Mapping[str, TableFiles], used: set[str], folder: Location
-) -> record.Graph:
+) -> record.ExportedGraph:
     module = LookupsAndNetwork(exported, graph, tables, used).eval()
     program = traced(module, module.arguments, exported.model.config.kind)
     file = f"{graph}.pt2"
     with (folder / file).new_file() as path, open(path, "wb") as out:
         torch.export.save(program, out)
-    given: Any = program.graph_module.graph.output_node().args[0]
-    widths = [tuple(x.meta["val"].shape[1:]) for x in given]
+    output_nodes: Any = program.graph_module.graph.output_node().args[0]
+    widths = [tuple(x.meta["val"].shape[1:]) for x in output_nodes]
     outputs = [
-        record.Tensor(name=name, dtype="float32", shape=(ROWS, *width))
+        record.GraphTensor(name=name, dtype="float32", shape=(ROWS, *width))
         for name, width in zip(exported.outputs(graph), widths, strict=True)
     ]
-    return record.Graph(
+    return record.ExportedGraph(
         file=file,
         inputs=tuple(_tensor(a) for a in module.inputs),
         outputs=tuple(outputs),
@@ -76,14 +98,159 @@ def _write_graph(
     )
 
 
-def _tensor(a: Argument) -> record.Tensor:
-    return record.Tensor(name=a.name, dtype=_name(a.dtype), shape=a.shape)
+def _tensor(a: Argument) -> record.GraphTensor:
+    return record.GraphTensor(name=a.name, dtype=_dtype_name(a.dtype), shape=a.shape)
 
 
-def _table(b: Block) -> record.Table:
-    return record.Table(name=b.name, file=b.file, offset=b.offset, dtype=_name(b.dtype), shape=b.shape)
+def _table(b: FileBlock) -> record.TableArgument:
+    return record.TableArgument(name=b.name, file=b.file, offset=b.offset, dtype=_dtype_name(b.dtype), shape=b.shape)
 
 
-def _name(dtype: torch.dtype) -> record.Dtype:
-    found: record.Dtype = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
-    return found
+def _dtype_name(dtype: torch.dtype) -> record.Dtype:
+    name: record.Dtype = str(dtype).removeprefix("torch.")  # type: ignore[assignment]
+    return name
+
+
+class LookupsAndNetwork(nn.Module):
+    """One of a model's graphs, of its features and of the blocks of its tables.
+
+    Args:
+        exported: the network.
+        graph: which.
+        tables: the tables' files.
+        used: names of `ExportedNetwork.arguments` that the graph reads; others are given zeros.
+    """
+
+    def __init__(
+        self, exported: ExportedNetwork, graph: str, tables: Mapping[str, TableFiles], used: Collection[str]
+    ) -> None:
+        super().__init__()
+        self.graphs = NetworkGraphs(exported, [graph])
+        self._exported, self._tables, self._used = (exported,), tables, frozenset(used)
+        lookups = [w for w in exported.lookups if vectors_name(w.name) in used]
+        used_features = {w.feature for w in lookups if w.ids == "batch"}
+        used_features |= {f for f in exported.features if {ids_name(f), lengths_name(f)} & self._used}
+        #: The features' tensors: inputs.
+        self.inputs: list[Argument] = []
+        if CONTINUOUS in used:
+            continuous = exported.model.schema.of(Kind.CONTINUOUS)
+            self.inputs += [Argument(f.name, (ROWS, f.length), torch.float32) for f in continuous]
+        for f in exported.features.values():
+            if f.name in used_features:
+                shape = (ROWS, f"{f.name}.length") if f.is_list else (ROWS,)
+                self.inputs.append(Argument(f.name, shape, torch.int64))
+        blocks = {b.name: b for w in lookups for b in tables[exported.table_of(w)].blocks}
+        #: The tables' tensors, which follow the inputs.
+        self.blocks: list[FileBlock] = list(blocks.values())
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """Return the arguments of `forward`.
+
+        The number of rows of tables is no part of the program, or examples of them would be.
+        """
+        (exported,) = self._exported
+        lookups = [w for w in exported.lookups if w.ids == "all" and vectors_name(w.name) in self._used]
+        full_blocks = {b.name for w in lookups for b in self._tables[exported.table_of(w)].blocks}
+        block_arguments = (
+            Argument(
+                b.name, b.shape if b.name in full_blocks else (b.name.removesuffix(".grid"), *b.shape[1:]), b.dtype
+            )
+            for b in self.blocks
+        )
+        return [*self.inputs, *block_arguments]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """See NetworkGraphs."""
+        (exported,) = self._exported
+        by_name = dict(zip([a.name for a in self.inputs], tensors, strict=False))
+        blocks = dict(zip([b.name for b in self.blocks], tensors[len(self.inputs) :], strict=True))
+        rows = tensors[0].shape[0]
+        arguments: dict[str, Tensor] = {}
+        if CONTINUOUS in self._used:
+            continuous = exported.model.schema.of(Kind.CONTINUOUS)
+            arguments[CONTINUOUS] = torch.cat([by_name[f.name] for f in continuous], dim=1)
+        for f in exported.features.values():
+            lookups = [w for w in exported.lookups if w.feature == f.name and vectors_name(w.name) in self._used]
+            arguments |= self._lookup_results(f, by_name.get(f.name), lookups, blocks)
+        for a in exported.arguments:
+            if a.name not in arguments:
+                shape = [n if isinstance(n, int) else rows if n == ROWS else 0 for n in a.shape]
+                arguments[a.name] = torch.zeros(shape, dtype=a.dtype)
+        out: tuple[Tensor, ...] = self.graphs(*[arguments[a.name] for a in exported.arguments])
+        return out
+
+    def _lookup_results(
+        self, f: Feature, ids: Tensor | None, lookups: Sequence[EmbeddingLookup], blocks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        (exported,) = self._exported
+        results: dict[str, Tensor] = {}
+        for w in lookups:
+            if w.ids == "all":
+                parts = self._tables[exported.table_of(w)].parts
+                results[vectors_name(w.name)] = torch.cat([_decoded(p, None, blocks) for p in parts])[: f.cardinality]
+        if ids is None:
+            return results
+        not_null, flat = ids != NULL_CODE, ids
+        if f.is_list:
+            results[lengths_name(f.name)] = not_null.sum(1)
+            flat = ids.flatten().index_select(0, not_null.flatten().nonzero().squeeze(1))
+        results[ids_name(f.name)] = flat
+        for w in lookups:
+            table = self._tables[exported.table_of(w)]
+            if w.ids == "batch":
+                rows = _rows(flat if is_sequence(w) else ids, table, blocks)
+                is_pooled = f.is_list and not is_sequence(w)
+                results[vectors_name(w.name)] = _pooled(not_null, rows, w.pooling) if is_pooled else rows
+        return results
+
+
+def _rows(ids: Tensor, table: TableFiles, blocks: Mapping[str, Tensor]) -> Tensor:
+    """float32 [..., D] of ids of any shape."""
+    if table.ids is None:
+        return _rows_of_codes(ids, table.parts, blocks)
+    return _rows_of_raw_ids(ids, table.ids, table.parts, blocks)
+
+
+def _rows_of_codes(codes: Tensor, parts: Sequence[TablePart], blocks: Mapping[str, Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return _decoded(parts[0], codes, blocks)
+    combined = torch.zeros(())
+    for number, part in enumerate(parts):
+        local = codes - part.start
+        inside = local >= 0
+        if number < len(parts) - 1:
+            inside = inside & (local < part.rows)
+        rows = _decoded(part, torch.where(inside, local, 0), blocks)
+        combined = combined + torch.where(inside.unsqueeze(-1), rows, 0.0)
+    return combined
+
+
+def _rows_of_raw_ids(
+    ids: Tensor, id_files: IdFiles, parts: Sequence[TablePart], blocks: Mapping[str, Tensor]
+) -> Tensor:
+    """Return float32 [..., D] of raw ids; `headrace.export.files` says how the files are read."""
+    first = blocks[id_files.starts.name][ids.remainder(id_files.starts.shape[0])].unsqueeze(-1)
+    positions = (first + torch.arange(id_files.largest_bucket)).clamp(max=id_files.keys.shape[0] - 1)
+    hit = blocks[id_files.keys.name][positions] == ids.unsqueeze(-1)
+    row = torch.where(hit, positions, -1).amax(-1)
+    vectors = _rows_of_codes(row.clamp(min=0), parts, blocks)
+    return torch.where((row >= 0).unsqueeze(-1), vectors, id_files.absent)
+
+
+def _decoded(part: TablePart, positions: Tensor | None, blocks: Mapping[str, Tensor]) -> Tensor:
+    """Rows of a part as float32: those at `places`, or all."""
+    rows = blocks[part.matrix.name] if positions is None else blocks[part.matrix.name][positions]
+    if part.grid is None:
+        return rows.float()
+    grid = blocks[part.grid.name] if positions is None else blocks[part.grid.name][positions]
+    return rows.float() * grid[..., :1] + grid[..., 1:]
+
+
+def _pooled(not_null: Tensor, rows: Tensor, pooling: str) -> Tensor:
+    """One vector [B, D] of the rows [B, L, D] of a list, of which those of nulls do not count; zeros of none."""
+    mask, number = not_null.unsqueeze(-1), not_null.sum(1, keepdim=True)
+    if pooling == "max":
+        return torch.where(number > 0, torch.where(mask, rows, -torch.inf).amax(1), 0.0)
+    total = torch.where(mask, rows, 0.0).sum(1)
+    return total / number.clamp(min=1) if pooling == "mean" else total

@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import xgboost as xgb
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace.errors import UserError
-from headrace.models.predictor import ONLY_TASK
-from headrace.models.xgboost_model import matrix_columns, matrix_features
+from headrace.export.record import MODEL, ExportedGraph, ExportRecord, GraphTensor, file_sizes, write_record
+from headrace.models.predictor import ONLY_TASK, read_meta
+from headrace.models.xgboost_model import KIND, load_booster, matrix_columns, matrix_features
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+from headrace.storage import Location
 
 ROWS = "rows"
 #: What trees look at, and what they say.
@@ -30,25 +33,65 @@ _ML = "ai.onnx.ml"
 #: Modes of nodes in TreeEnsemble: the true branch is for less than the split, for members of its set.
 _LESS, _MEMBER = 1, 6
 _RESERVED = ("tree.", MATRIX, SCORES, ONLY_TASK)
+_GRAPH = "model.onnx"
+_DTYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.INT64: "int64"}
 
 
 def faults(booster: xgb.Booster) -> list[str]:
     """Return a sentence for each property of trees that cannot be exported."""
     learner = json.loads(booster.save_raw("json"))["learner"]
-    name, found = learner["objective"]["name"], []
+    name, reasons = learner["objective"]["name"], []
     if learner["gradient_booster"]["name"] != "gbtree":
-        found.append(f"the booster '{learner['gradient_booster']['name']}', whose trees have weights")
+        reasons.append(f"the booster '{learner['gradient_booster']['name']}', whose trees have weights")
     if _link(name) is None:
-        found.append(f"the objective '{name}'")
+        reasons.append(f"the objective '{name}'")
     if int(learner["learner_model_param"]["num_class"]) > 1 or int(learner["learner_model_param"]["num_target"]) > 1:
-        found.append("several outputs of one model")
-    return found
+        reasons.append("several outputs of one model")
+    return reasons
 
 
 def check_exportable(booster: xgb.Booster) -> None:
     """Raise UserError where trees cannot be exported: names all that is in the way."""
-    if found := faults(booster):
-        raise UserError("the trees cannot be exported as ONNX: " + "; ".join(found))
+    if reasons := faults(booster):
+        raise UserError("the trees cannot be exported as ONNX: " + "; ".join(reasons))
+
+
+def write_xgboost(saved: Location, folder: Location) -> None:
+    """Fill a folder with a saved model of trees as an export of format ONNX.
+
+    Args:
+        saved: of the kind `xgboost`.
+        folder: empty.
+
+    Raises:
+        UserError: the saved model is damaged; see `check_exportable`.
+    """
+    meta = read_meta(saved)
+    schema = DatasetSchema.model_validate(meta["schema"])
+    model = trees_graph(load_booster(saved, schema, meta["files"], None), schema)
+    (folder / _GRAPH).put_bytes(model.SerializeToString())
+    onnx.checker.check_model(str((folder / _GRAPH).local_path()))
+    inputs, outputs = (tuple(map(_graph_tensor, tensors)) for tensors in (model.graph.input, model.graph.output))
+    graph = ExportedGraph(file=_GRAPH, inputs=inputs, outputs=outputs, files=())
+    origin = {"pipeline": meta["pipeline"], "ds": meta["ds"], "key": meta["key"]}
+    record = ExportRecord.model_validate(
+        {
+            "format": "onnx",
+            "class": KIND,
+            **origin,
+            "tables": None,
+            "outputs": (ONLY_TASK,),
+            "graphs": {MODEL: graph},
+            "files": file_sizes(folder),
+            "schema": schema,
+        }
+    )
+    write_record(folder, record)
+
+
+def _graph_tensor(x: onnx.ValueInfoProto) -> GraphTensor:
+    shape = tuple(d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim)
+    return GraphTensor.model_validate({"name": x.name, "dtype": _DTYPES[x.type.tensor_type.elem_type], "shape": shape})
 
 
 def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
@@ -199,12 +242,12 @@ def _add_tree(
     left, right = tree["left_children"], tree["right_children"]
     inner = [n for n in range(len(left)) if left[n] != -1]
     first = len(modes)
-    place = {n: first + i for i, n in enumerate(inner)}
+    node_ids = {n: first + i for i, n in enumerate(inner)}
     sets = _sets(tree)
 
     def child(n: int) -> tuple[int, int]:
-        if n in place:
-            return place[n], 0
+        if n in node_ids:
+            return node_ids[n], 0
         leaves.append(tree["split_conditions"][n])
         return len(leaves) - 1, 1
 
@@ -213,12 +256,12 @@ def _add_tree(
         is_set = n in sets
         ends = (n, n) if n < 0 else (right[n], left[n]) if is_set else (left[n], right[n])
         # A tree of one leaf: a node whose branches both lead to it.
-        found = [child(0 if e < 0 else e) for e in ends]
+        branches = [child(0 if e < 0 else e) for e in ends]
         default_left = n < 0 or bool(tree["default_left"][n])
         out["nodes_featureids"].append(0 if n < 0 else tree["split_indices"][n])
-        for which, (node, leaf) in zip(("true", "false"), found, strict=True):
-            out[f"nodes_{which}nodeids"].append(node)
-            out[f"nodes_{which}leafs"].append(leaf)
+        for branch, (node, leaf) in zip(("true", "false"), branches, strict=True):
+            out[f"nodes_{branch}nodeids"].append(node)
+            out[f"nodes_{branch}leafs"].append(leaf)
         out["nodes_missing_value_tracks_true"].append(int(default_left != is_set))
         modes.append(_MEMBER if is_set else _LESS)
         splits.append(0.0 if n < 0 or is_set else tree["split_conditions"][n])

@@ -268,7 +268,7 @@ def test_an_export_takes_and_gives_the_columns(day: Day, exported: Path) -> None
 @pytest.mark.slow
 def test_triton_takes_the_columns(day: Day, exported: Path) -> None:
     from headrace.commands.export_triton import export_triton
-    from headrace.export.triton.options import Options
+    from headrace.export.triton.config import Options
     from tests.triton_support import Repository, read_config
 
     repository = day.folder / "triton"

@@ -87,8 +87,7 @@ def test_an_added_operator_is_used_everywhere(spark: SparkSession, tmp_path: Pat
 
     graph_file = pytest.importorskip("headrace.export.features.graph_file", reason="ONNX is not installed: `make onnx`")
     runtime = pytest.importorskip("onnxruntime")
-    from headrace.export.features.columns import raw_columns, to_tensors
-    from headrace.export.features.python_step import FeaturesStep
+    from headrace.export.features.columns import FeaturesStep, raw_columns, to_tensors
 
     workflow = fitted.fitted
     graph_file.write_features(workflow, local(tmp_path / "graph"))

@@ -34,7 +34,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `ma
 from bench.export_parity.ask import Found, by_model, by_onnxruntime, by_torch_program, difference, rounded  # noqa: E402
 from bench.export_parity.cases import CASES, ITEMS, PLAIN, USERS, Case, batch, make_model  # noqa: E402
 from bench.export_parity.table import PRECISIONS, batches, card_of  # noqa: E402
-from headrace.export import onnx_model, table_files  # noqa: E402
+from headrace.export import files, onnx_model  # noqa: E402
 from headrace.export.network import ITEM_VECTOR, ExportedNetwork  # noqa: E402
 from headrace.export.record import ITEM, MODEL, read_record  # noqa: E402
 from headrace.export.torch_model import write_torch  # noqa: E402
@@ -182,7 +182,7 @@ def test_rows_in_files_are_the_tables_within_their_rounding(
     assert all(p.stat().st_size <= 1_500 + 4096 for p in found)
     for given in batches(case):
         assert difference(by_onnxruntime(parts, given), by_onnxruntime(whole, given)) == 0
-    rows = table_files.stored_rows(ExportedNetwork(model))
+    rows = files.stored_rows(ExportedNetwork(model))
     for number, name in enumerate(sorted(rows)):
         wanted = rows[name].numpy()
         raw = (whole / f"table-{number}-0.bin").read_bytes()

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import BusyError, UserError
 from headrace.export.record import read_record
-from headrace.export.triton.config import Batching, ModelConfig, Step
+from headrace.export.triton.config import Batching, EnsembleStep, ModelConfig
 from headrace.export.triton.publish import Model, publish
 from headrace.models.predictor import load_predictor
 from headrace.registry.versions import register, registered_name
@@ -115,7 +115,7 @@ def test_versions_that_any_ensemble_names_stay(tmp_path: Path) -> None:
     )
 
     def asking(name: str, version: int) -> ModelConfig:
-        return ModelConfig(name, (), (), batching, steps=(Step("shared", version, {}, {}),))
+        return ModelConfig(name, (), (), batching, steps=(EnsembleStep("shared", version, {}, {}),))
 
     publish(repo, [shared], [asking("slow", 1)], 1)
     for version in (2, 3, 4):
@@ -183,7 +183,7 @@ def test_a_server_that_polls_never_sees_a_part(kills: bool, tmp_path: Path) -> N
 
 
 def test_trees_as_onnx_and_for_fil(tmp_path: Path) -> None:
-    from headrace.export.xgboost_graph import write_xgboost
+    from headrace.export.tree_graph import write_xgboost
 
     saved, workflow = support.saved_trees(tmp_path / "home", 1), fitted()
     exported = tmp_path / "exported"
@@ -219,7 +219,7 @@ def test_the_python_step_needs_neither_spark_nor_torch(tmp_path: Path) -> None:
     fitted(True).save(local(tmp_path))
     code = (
         "import sys\n"
-        "from headrace.export.features.python_step import FeaturesStep\n"
+        "from headrace.export.features.columns import FeaturesStep\n"
         "from headrace.storage import local\n"
         "FeaturesStep.load(local(sys.argv[1]))\n"
         "print({'pyspark', 'torch', 'onnx', 'onnxruntime', 'xgboost', 'mlflow'} & set(sys.modules))\n"

@@ -56,7 +56,7 @@ def nearest(tables: dict[str, Any], codes: np.ndarray[Any, Any], k: int) -> tupl
 def test_retrieval_gives_the_nearest_items(index: str, tmp_path: Path) -> None:
     saved, tables = support.retrieval_model(tmp_path / "home", items_from_codes=True)
     exported = tmp_path / "home" / "export-retrieval"
-    options = repository.Options(found=40 if index == "exact" else 6, index=index)
+    options = repository.Options(candidates=40 if index == "exact" else 6, index=index)
     repository.write_repository(
         local(exported), local(saved), local(tmp_path / "repo"), name="near", version=2, options=options
     )
@@ -67,7 +67,7 @@ def test_retrieval_gives_the_nearest_items(index: str, tmp_path: Path) -> None:
     asked = {n: x for n, x in request().items() if n.partition(".")[0] in ("user", "city")}
     found = made.ask("near.retrieve", asked)
     codes = np.arange(2, 2 + len(support.ITEMS))
-    places, scores = nearest(tables, codes, options.found)
+    places, scores = nearest(tables, codes, options.candidates)
     width = places.shape[1]
     wanted = [[support.ITEMS[i].encode() for i in row] for row in places]
     assert found["item"][:, :width].tolist() == wanted
@@ -86,13 +86,13 @@ def test_two_stages_are_the_ranking_of_the_nearest_without_the_excluded(items_fr
     pq.write_table(pa.table({"item": keys}), tmp_path / "items.parquet")
     catalogue = two_stage.Catalogue.read(local(tmp_path / "items.parquet"), "item")
     two_stage.write_two_stage(
-        two_stage.Exported(local(tmp_path / "home" / "export-retrieval"), local(saved), "near"),
-        two_stage.Exported(local(tmp_path / "home" / "export-3"), local(ranker), "clicks"),
+        two_stage.ExportedModel(local(tmp_path / "home" / "export-retrieval"), local(saved), "near"),
+        two_stage.ExportedModel(local(tmp_path / "home" / "export-3"), local(ranker), "clicks"),
         catalogue,
         local(tmp_path / "repo"),
         version=4,
-        listed=LISTED,
-        options=repository.Options(found=FOUND),
+        list_length=LISTED,
+        options=repository.Options(candidates=FOUND),
     )
     codes = np.array([support.ITEMS.index(k) + 2 if k in support.ITEMS else 1 for k in keys])
     known = np.flatnonzero(codes > 1) if items_from_codes else np.arange(len(keys))
@@ -142,8 +142,8 @@ def test_catalogues_that_do_not_fit_are_named(tmp_path: Path) -> None:
             two_stage.Catalogue.read(local(file), "item")
     saved, _ = support.retrieval_model(tmp_path / "home", items_from_codes=True)
     ranker = support.saved_model(tmp_path / "home")
-    near = two_stage.Exported(local(tmp_path / "home" / "export-retrieval"), local(saved), "near")
-    rank = two_stage.Exported(local(tmp_path / "home" / "export-3"), local(ranker), "clicks")
+    near = two_stage.ExportedModel(local(tmp_path / "home" / "export-retrieval"), local(saved), "near")
+    rank = two_stage.ExportedModel(local(tmp_path / "home" / "export-3"), local(ranker), "clicks")
     for first, columns, said in (
         (near, {"item": ["nobody knows"]}, "knows no item of the catalogue"),
         (near, {"id": ["a"]}, "has no column 'item', of which 'near'"),
@@ -151,5 +151,5 @@ def test_catalogues_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ):
         catalogue = two_stage.Catalogue(pa.table(columns), next(iter(columns)))
         with pytest.raises(UserError, match=said):
-            two_stage.write_two_stage(first, rank, catalogue, local(tmp_path / "repo"), version=1, listed=2)
+            two_stage.write_two_stage(first, rank, catalogue, local(tmp_path / "repo"), version=1, list_length=2)
     assert not (tmp_path / "repo").exists()

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.commands import export, export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.export.triton.options import Options
+from headrace.export.triton.config import Options
 from headrace.housekeeping.forget import proof
 from headrace.jobs import run_stage
 from headrace.storage import StoreAway, local, location

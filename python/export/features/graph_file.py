@@ -34,7 +34,7 @@ from headrace.export.features.graph import (
     doubles,
 )
 from headrace.export.features.operators import lacks, written
-from headrace.export.record import Graph, Tensor, file_sizes, read_record, write_record
+from headrace.export.record import ExportedGraph, GraphTensor, file_sizes, read_record, write_record
 from headrace.features.types import ValueType
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import BoundChain
@@ -219,9 +219,9 @@ def add_features(folder: Location, workflow: FittedWorkflow) -> list[str]:
     return []
 
 
-def _graph(features_graph: FeaturesGraph) -> Graph:
+def _graph(features_graph: FeaturesGraph) -> ExportedGraph:
     inputs = tuple(_record_input(tensor) for column in features_graph.columns for tensor in column.tensors)
-    return Graph(
+    return ExportedGraph(
         file=_FILE,
         inputs=inputs,
         outputs=tuple(map(_record_output, features_graph.features)),
@@ -229,12 +229,12 @@ def _graph(features_graph: FeaturesGraph) -> Graph:
     )
 
 
-def _record_input(tensor: RawTensor) -> Tensor:
+def _record_input(tensor: RawTensor) -> GraphTensor:
     dtype = "string" if tensor.dtype == "object" else tensor.dtype
-    return Tensor.model_validate({"name": tensor.name, "dtype": dtype, "shape": tensor.shape})
+    return GraphTensor.model_validate({"name": tensor.name, "dtype": dtype, "shape": tensor.shape})
 
 
-def _record_output(feature: Feature) -> Tensor:
+def _record_output(feature: Feature) -> GraphTensor:
     codes = feature.kind is Kind.CATEGORICAL
     shape = (_ROWS,) if codes and not feature.is_list else (_ROWS, feature.length)
-    return Tensor(name=f"{feature.name}{FEATURE}", dtype="int64" if codes else "float32", shape=shape)
+    return GraphTensor(name=f"{feature.name}{FEATURE}", dtype="int64" if codes else "float32", shape=shape)

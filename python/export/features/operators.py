@@ -1,7 +1,7 @@
 """Operators in ONNX: how an operator names its body, and the bodies over numbers, missing values, bins and lists.
 
 A class names its body by `onnx`, as `module:function`. An operator without one is computed by its Arrow body, in the
-Python step of an export (`python_step`).
+Python step of an export (`columns.FeaturesStep`).
 """
 
 from __future__ import annotations

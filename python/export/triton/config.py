@@ -1,4 +1,7 @@
-"""`config.pbtxt` of a model: the text form of Triton's ModelConfig (model_config.proto of its repository `common`)."""
+"""`config.pbtxt` of a model: the text form of Triton's ModelConfig (model_config.proto of its repository `common`).
+
+With the tensors of graphs, columns and features as a configuration names them, and the options of a repository.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from headrace.export.features.columns import FEATURE, RawColumn
+from headrace.export.record import GraphTensor
+from headrace.schema import Feature, Kind
 
 #: By NumPy's names; object: texts.
 TYPES = {
@@ -21,7 +28,7 @@ ANY = -1
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TritonTensor:
     """An input or output as a request sees it, without the rows of a batch. Of a model without batches, with them.
 
     reshape: what the model itself takes or gives in place of `dims`, which must have one element then: of [rows] it is
@@ -35,7 +42,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Step:
+class EnsembleStep:
     """A model of an ensemble. `inputs`, `outputs`: its tensor's name -> the ensemble's."""
 
     model: str
@@ -57,18 +64,45 @@ class Batching:
     instances: int = 1
 
 
+#: How trees are in a repository; how an index searches.
+TreesAs = Literal["onnx", "fil"]
+IndexAs = Literal["exact", "faiss"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the models in a repository that do not follow from the models.
+
+    Attributes:
+        batching: of each model.
+        trees: boosted trees as an ONNX graph, or as XGBoost's own file for the FIL back end.
+        candidates: items of a user that an index gives.
+        index: all vectors are compared, or Faiss's inverted lists.
+        keep: versions that stay in a repository.
+    """
+
+    batching: Batching = field(default_factory=Batching)
+    trees: TreesAs = "onnx"
+    candidates: int = 100
+    index: IndexAs = "exact"
+    keep: int = 2
+
+
+DEFAULTS = Options()
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """One model. `steps` make it an ensemble."""
 
     name: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TritonTensor, ...]
+    outputs: tuple[TritonTensor, ...]
     batching: Batching
     backend: Backend | None = None
     #: Whether rows are the tensors' first dimension, which `dims` leave out.
     batched: bool = True
-    steps: tuple[Step, ...] = ()
+    steps: tuple[EnsembleStep, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
     #: Where it computes: KIND_AUTO is a GPU where there is one.
     kind: str = "KIND_AUTO"
@@ -81,13 +115,13 @@ class ModelConfig:
         yield f"name: {_quoted(self.name)}"
         yield 'platform: "ensemble"' if self.backend is None else f"backend: {_quoted(self.backend)}"
         yield f"max_batch_size: {self.batching.max_rows if self.batched else 0}"
-        for what, tensors in (("input", self.inputs), ("output", self.outputs)):
+        for section, tensors in (("input", self.inputs), ("output", self.outputs)):
             for tensor in tensors:
-                yield f"{what} {{"
-                yield from _tensor(tensor)
+                yield f"{section} {{"
+                yield from _tensor_lines(tensor)
                 yield "}"
         if self.backend is None:
-            yield from _ensemble(self.steps)
+            yield from _ensemble_lines(self.steps)
             # There is one version of an ensemble, whose steps name theirs.
             yield "version_policy { latest { num_versions: 1 } }"
         else:
@@ -111,7 +145,7 @@ class ModelConfig:
         yield "}"
 
 
-def _tensor(tensor: Tensor) -> Iterator[str]:
+def _tensor_lines(tensor: TritonTensor) -> Iterator[str]:
     yield f"  name: {_quoted(tensor.name)}"
     yield f"  data_type: {TYPES[tensor.dtype]}"
     yield f"  dims: {_numbers(tensor.dims)}"
@@ -124,14 +158,14 @@ def step_text(model: str, version: int) -> str:
     return f"    model_name: {_quoted(model)}\n    model_version: {version}"
 
 
-def _ensemble(steps: Sequence[Step]) -> Iterator[str]:
+def _ensemble_lines(steps: Sequence[EnsembleStep]) -> Iterator[str]:
     yield "ensemble_scheduling {"
     for step in steps:
         yield "  step {"
         yield step_text(step.model, step.version)
-        for what, names in (("input_map", step.inputs), ("output_map", step.outputs)):
+        for map_name, names in (("input_map", step.inputs), ("output_map", step.outputs)):
             for key, value in names.items():
-                yield f"    {what} {{ key: {_quoted(key)} value: {_quoted(value)} }}"
+                yield f"    {map_name} {{ key: {_quoted(key)} value: {_quoted(value)} }}"
         yield "  }"
     yield "}"
 
@@ -143,3 +177,34 @@ def _numbers(numbers: Iterator[int] | Sequence[int]) -> str:
 def _quoted(text: str) -> str:
     """JSON's escapes are protobuf's; other characters than ASCII as their UTF-8."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def graph_tensor(tensor: GraphTensor) -> TritonTensor:
+    """Return a graph's tensor, whose first dimension is the rows."""
+    return _tensor(tensor.name, tensor.dtype, tuple(ANY if isinstance(n, str) else n for n in tensor.shape[1:]))
+
+
+def column_tensors(columns: Sequence[RawColumn]) -> tuple[TritonTensor, ...]:
+    """Return the tensors of a request that holds columns of the lake's table."""
+    return tuple(_tensor(t.name, t.dtype, (ANY,) * (len(t.shape) - 1)) for column in columns for t in column.tensors)
+
+
+def feature_tensor(feature: Feature) -> TritonTensor:
+    """Return a feature's tensor; see headrace.export.features.graph_file."""
+    codes = feature.kind is Kind.CATEGORICAL
+    dims = () if codes and not feature.is_list else (feature.length,)
+    return _tensor(f"{feature.name}{FEATURE}", "int64" if codes else "float32", dims)
+
+
+def without_reshape(tensors: Sequence[TritonTensor]) -> tuple[TritonTensor, ...]:
+    """Return tensors as an ensemble or a Python model has them: as the request does."""
+    return tuple(TritonTensor(t.name, t.dtype, t.dims) for t in tensors)
+
+
+def with_rows(tensors: Sequence[TritonTensor]) -> tuple[TritonTensor, ...]:
+    """Return tensors for a model without batches, whose shapes begin with the rows."""
+    return tuple(TritonTensor(t.name, t.dtype, (ANY, *t.dims)) for t in tensors)
+
+
+def _tensor(name: str, dtype: str, dims: tuple[int, ...]) -> TritonTensor:
+    return TritonTensor(name, dtype, dims) if dims else TritonTensor(name, dtype, (1,), ())

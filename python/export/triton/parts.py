@@ -1,25 +1,41 @@
-"""The models that an ensemble is made of: features, a graph, trees."""
+"""The models that an ensemble is made of: features, a graph, an index of items' vectors."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
-from headrace.export.features.columns import FEATURE, RawColumn
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import UserError
+from headrace.export.features.columns import FEATURE, FeaturesStep, RawColumn
 from headrace.export.features.graph_file import faults, write_features
-from headrace.export.features.python_step import FeaturesStep
-from headrace.export.record import Graph
+from headrace.export.record import ExportedGraph, ExportRecord
 from headrace.export.triton import backends
-from headrace.export.triton.config import Batching, ModelConfig, Step, Tensor
+from headrace.export.triton.config import (
+    Batching,
+    EnsembleStep,
+    ModelConfig,
+    Options,
+    TritonTensor,
+    column_tensors,
+    feature_tensor,
+    graph_tensor,
+    without_reshape,
+)
 from headrace.export.triton.publish import Model
-from headrace.export.triton.tensors import of_columns, of_feature, of_graph, plain
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import DatasetSchema
 from headrace.storage import Location, local
 
 GRAPH_FILE, PYTHON_FILE = "model.onnx", "model.py"
 WORKFLOW = "workflow"
+#: Items that a cell of Faiss's inverted lists is for at least, and cells that a search looks at.
+_ITEMS_OF_A_CELL, _PROBES = 64, 16
 
 
 def features_model(
@@ -38,12 +54,20 @@ def features_model(
         the model, and the columns that its requests hold.
     """
     step = FeaturesStep.from_workflow(workflow, tuple(only))
-    inputs = of_columns(step.columns)
-    outputs = tuple(of_feature(f) for f in step.features)
-    lacking = faults(workflow, only)
-    if lacking:
-        said = {"why Python": "; ".join(lacking)}
-        config = ModelConfig(name, plain(inputs), plain(outputs), batching, "python", parameters=said, kind="KIND_CPU")
+    inputs = column_tensors(step.columns)
+    outputs = tuple(feature_tensor(f) for f in step.features)
+    gaps = faults(workflow, only)
+    if gaps:
+        parameters = {"why Python": "; ".join(gaps)}
+        config = ModelConfig(
+            name,
+            without_reshape(inputs),
+            without_reshape(outputs),
+            batching,
+            "python",
+            parameters=parameters,
+            kind="KIND_CPU",
+        )
         return Model(config, lambda to: _fill_python(to, folder)), step.columns
 
     def fill(to: Location) -> None:
@@ -64,7 +88,9 @@ def put_backend(to: Location, name: str) -> None:
     (to / PYTHON_FILE).copy_from(local(source))
 
 
-def graph_model(name: str, graph: Graph, exported: Location, schema: DatasetSchema, batching: Batching) -> Model:
+def graph_model(
+    name: str, graph: ExportedGraph, exported: Location, schema: DatasetSchema, batching: Batching
+) -> Model:
     """Return the model of an export's graph."""
 
     def fill(to: Location) -> None:
@@ -73,46 +99,137 @@ def graph_model(name: str, graph: Graph, exported: Location, schema: DatasetSche
             if file != graph.file:
                 (to / file).copy_from(exported / file, share=True)
 
-    inputs, outputs = tuple(map(of_graph, graph.inputs)), tuple(map(of_graph, graph.outputs))
-    return Model(ModelConfig(name, inputs, outputs, batching, "onnxruntime", parameters=described(graph, schema)), fill)
+    inputs, outputs = tuple(map(graph_tensor, graph.inputs)), tuple(map(graph_tensor, graph.outputs))
+    return Model(
+        ModelConfig(name, inputs, outputs, batching, "onnxruntime", parameters=input_descriptions(graph, schema)), fill
+    )
 
 
-def described(graph: Graph, schema: DatasetSchema) -> Mapping[str, str]:
+def input_descriptions(graph: ExportedGraph, schema: DatasetSchema) -> Mapping[str, str]:
     """Describe each input by the schema, as parameters of a configuration.
 
     Sizes that grow by the day are not in them.
     """
     features = {f.name: f for f in schema.features}
-    kept = ("kind", "dtype", "length", "is_list", "vocabulary", "oov_buckets", "dynamic", "tags", "sources")
+    described_keys = ("kind", "dtype", "length", "is_list", "vocabulary", "oov_buckets", "dynamic", "tags", "sources")
     return {
-        f"input.{t.name}": json.dumps({k: v for k, v in features[t.name].model_dump(mode="json").items() if k in kept})
+        f"input.{t.name}": json.dumps(
+            {k: v for k, v in features[t.name].model_dump(mode="json").items() if k in described_keys}
+        )
         for t in graph.inputs
         if t.name in features
     }
 
 
-def features_step(model: Model, version: int) -> Step:
+def features_step(model: Model, version: int) -> EnsembleStep:
     """Return the features' step of an ensemble, whose tensors have the columns' and the features' own names."""
     config = model.config
-    return Step(config.name, version, {t.name: t.name for t in config.inputs}, {t.name: t.name for t in config.outputs})
+    return EnsembleStep(
+        config.name, version, {t.name: t.name for t in config.inputs}, {t.name: t.name for t in config.outputs}
+    )
 
 
-def graph_step(model: Model, version: int) -> Step:
+def graph_step(model: Model, version: int) -> EnsembleStep:
     """Return the step of a graph that takes features; its outputs have the graph's names."""
     inputs, outputs = model.config.inputs, model.config.outputs
-    return Step(
+    return EnsembleStep(
         model.config.name, version, {t.name: f"{t.name}{FEATURE}" for t in inputs}, {t.name: t.name for t in outputs}
     )
 
 
 def ensemble(
-    name: str, inputs: tuple[Tensor, ...], steps: tuple[Step, ...], last: Model, batching: Batching, version: int
+    name: str,
+    inputs: tuple[TritonTensor, ...],
+    steps: tuple[EnsembleStep, ...],
+    last: Model,
+    batching: Batching,
+    version: int,
 ) -> ModelConfig:
     """Return an ensemble of steps in order; the last one's outputs are the answer."""
-    said = {"version": str(version)}
-    return ModelConfig(name, plain(inputs), plain(last.config.outputs), batching, steps=steps, parameters=said)
+    parameters = {"version": str(version)}
+    return ModelConfig(
+        name,
+        without_reshape(inputs),
+        without_reshape(last.config.outputs),
+        batching,
+        steps=steps,
+        parameters=parameters,
+    )
 
 
-def loaded(saved: Location) -> tuple[FittedWorkflow, Location]:
+def load_workflow(saved: Location) -> tuple[FittedWorkflow, Location]:
     """Return the fitted workflow of a saved model, and its folder."""
     return FittedWorkflow.load(saved / WORKFLOW), saved / WORKFLOW
+
+
+def item_keys(
+    workflow: FittedWorkflow, exported: Location, record: ExportRecord
+) -> tuple[list[str], NDArray[np.float32]]:
+    """All items of an export's vocabulary: their values as texts, and their vectors [items, D] (mapped)."""
+    items = record.items
+    assert items is not None
+    table = workflow.vocabularies[items.vocabulary].table.sort_by("code")
+    codes = table.column("code").to_numpy()
+    vectors = np.load((exported / items.file).local_path(), mmap_mode="r")
+    if len(codes) and not items.first_code <= int(codes[0]) <= int(codes[-1]) < len(vectors):
+        raise UserError(f"{exported / items.file} has {len(vectors)} rows, and codes go to {int(codes[-1])}")
+    return table.column("value").to_pylist(), vectors[codes]
+
+
+def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], options: Options) -> Model:
+    """Vectors `query_vector` [rows, D] to `item` (texts), `item_row` and `item_score` [rows, found], best first.
+
+    Where there are fewer items they end with "", -1 and minus infinity.
+
+    Args:
+        name: of the model.
+        keys: of items.
+        vectors: of items, float32 [items, D].
+        options: how they are searched.
+    """
+    exact = options.index == "exact"
+    parameters = {"found": str(options.candidates), "index": options.index} | (
+        {} if exact else {"probes": str(_PROBES)}
+    )
+    k = (options.candidates,)
+    config = ModelConfig(
+        name,
+        (TritonTensor("query_vector", "float32", (vectors.shape[1],)),),
+        (
+            TritonTensor("item", "object", k),
+            TritonTensor("item_row", "int64", k),
+            TritonTensor("item_score", "float32", k),
+        ),
+        options.batching,
+        "python",
+        parameters=parameters,
+        kind="KIND_CPU",
+    )
+
+    def fill(to: Location) -> None:
+        put_backend(to, "index")
+        save_array(to / "vectors.npy", np.ascontiguousarray(vectors, np.float32))
+        save_array(to / "keys.npy", np.array(keys, np.str_))
+        if not exact:
+            _write_faiss(to / "index.faiss", np.ascontiguousarray(vectors, np.float32))
+
+    return Model(config, fill)
+
+
+def save_array(file: Location, values: NDArray[Any]) -> None:
+    """NumPy's format, without pickle: texts as fixed-width arrays."""
+    with file.new_file() as path, open(path, "wb") as out:
+        np.save(out, values, allow_pickle=False)
+
+
+def _write_faiss(file: Location, vectors: NDArray[np.float32]) -> None:
+    """Inverted lists of whole vectors by their inner products."""
+    import faiss
+
+    items, width = vectors.shape
+    cells = max(1, min(int(2 * math.sqrt(items)), items // _ITEMS_OF_A_CELL))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    with file.new_file() as path:
+        faiss.write_index(index, str(path))

@@ -79,7 +79,7 @@ def _publish(
     finally:
         staging.remove_quietly()
     for model in models:
-        _forget(repository, model.config.name, staging, version, keep)
+        _remove_old(repository, model.config.name, staging, version, keep)
 
 
 def versions(model: Location) -> list[int]:
@@ -90,10 +90,10 @@ def versions(model: Location) -> list[int]:
 
 def _check_config(repository: Location, config: ModelConfig) -> None:
     """Check that a configuration fits all versions of a model: a different one would break those being served."""
-    place = repository / config.name / CONFIG
-    if place.is_file() and place.read_text() != config.text():
+    path = repository / config.name / CONFIG
+    if path.is_file() and path.read_text() != config.text():
         raise UserError(
-            f"{place} is another one than this export's: its inputs, its outputs or how it is batched have changed. "
+            f"{path} is another one than this export's: its inputs, its outputs or how it is batched have changed. "
             f"Export to another folder, which a server can have as a second repository, or remove {repository}"
         )
 
@@ -108,18 +108,18 @@ def _put(repository: Location, staging: Location, model: Model, version: int) ->
         return
     with (staging / model.config.name).new_folder() as folder:
         model.fill(folder / str(version))
-    made, there = staging / model.config.name / str(version), target / str(version)
-    if not there.is_dir():
-        made.move_to(there)
-    elif not _same(made, there):
-        if _is_asked(repository, model.config.name, version):
+    staged, existing = staging / model.config.name / str(version), target / str(version)
+    if not existing.is_dir():
+        staged.move_to(existing)
+    elif not _same(staged, existing):
+        if _is_in_ensemble(repository, model.config.name, version):
             raise UserError(
-                f"{there} is there with other files, and an ensemble names it: such a version is never changed. Give "
-                f"this export another version (--as-version)"
+                f"{existing} is there with other files, and an ensemble names it: such a version is never changed. "
+                f"Give this export another version (--as-version)"
             )
         # Of a killed run, or from which the ensembles went back: nobody is answered by it.
-        there.move_to(staging / f"{model.config.name}-{version}")
-        made.move_to(there)
+        existing.move_to(staging / f"{model.config.name}-{version}")
+        staged.move_to(existing)
 
 
 def _put_ensemble(repository: Location, staging: Location, config: ModelConfig) -> None:
@@ -134,18 +134,18 @@ def _put_ensemble(repository: Location, staging: Location, config: ModelConfig) 
     (staging / config.name).move_to(target)
 
 
-def _is_asked(repository: Location, model: str, version: int) -> bool:
+def _is_in_ensemble(repository: Location, model: str, version: int) -> bool:
     """Return whether a step of an ensemble names a version of a model."""
     step = step_text(model, version) + "\n"
     configs = (entry / CONFIG for entry in repository.entries())
     return any(step in config.read_text() for config in configs if config.is_file())
 
 
-def _forget(repository: Location, name: str, staging: Location, version: int, keep: int) -> None:
+def _remove_old(repository: Location, name: str, staging: Location, version: int, keep: int) -> None:
     """Take old versions away that no ensemble names: out of the repository in one step, then removed."""
     older = [v for v in versions(repository / name) if v < version]
     for old in older[: max(0, len(older) - max(1, keep - 1))]:
-        if _is_asked(repository, name, old):
+        if _is_in_ensemble(repository, name, old):
             continue
         staging.make_dir()
         (repository / name / str(old)).move_to(staging / f"{name}-{old}")

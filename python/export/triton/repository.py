@@ -16,12 +16,18 @@ from typing import Any
 import onnx
 
 from headrace.errors import UserError
-from headrace.export.record import MODEL, QUERY, Record, Tensor, read_record
+from headrace.export.record import MODEL, QUERY, ExportRecord, GraphTensor, read_record
 from headrace.export.tree_graph import MATRIX, check_exportable, matrix_graph
 from headrace.export.triton import config as triton
-from headrace.export.triton.config import Batching, ModelConfig, Step
-from headrace.export.triton.index import index_model, item_keys
-from headrace.export.triton.options import DEFAULTS, Options
+from headrace.export.triton.config import (
+    DEFAULTS,
+    Batching,
+    EnsembleStep,
+    ModelConfig,
+    Options,
+    column_tensors,
+    graph_tensor,
+)
 from headrace.export.triton.parts import (
     GRAPH_FILE,
     ensemble,
@@ -29,10 +35,11 @@ from headrace.export.triton.parts import (
     features_step,
     graph_model,
     graph_step,
-    loaded,
+    index_model,
+    item_keys,
+    load_workflow,
 )
 from headrace.export.triton.publish import Model, publish
-from headrace.export.triton.tensors import of_columns, of_graph
 from headrace.models.predictor import ONLY_TASK
 from headrace.storage import Location
 
@@ -64,17 +71,17 @@ def write_repository(
 
 
 def ranking(
-    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
+    exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
 ) -> tuple[list[Model], list[ModelConfig]]:
     """Features and predictions of rows."""
-    workflow, folder = loaded(saved)
+    workflow, folder = load_workflow(saved)
     graph, batching = record.graphs[MODEL], options.batching
     features, columns = features_model(f"{name}.features", workflow, folder, batching, [t.name for t in graph.inputs])
     schema = record.dataset_schema
     if record.kind == "xgboost" and options.trees == "fil":
         matrix, trees = fil_models(saved, record, name, batching)
-        last = Model(ModelConfig(name, (), (of_graph(graph.outputs[0]),), batching), lambda to: None)
-        steps: tuple[Step, ...] = (
+        last = Model(ModelConfig(name, (), (graph_tensor(graph.outputs[0]),), batching), lambda to: None)
+        steps: tuple[EnsembleStep, ...] = (
             features_step(features, version),
             graph_step(matrix, version),
             _fil_step(trees, version),
@@ -84,27 +91,27 @@ def ranking(
         last = graph_model(f"{name}.model", graph, exported, schema, batching)
         steps = (features_step(features, version), graph_step(last, version))
         models = [features, last]
-    return models, [ensemble(name, of_columns(columns), steps, last, batching, version)]
+    return models, [ensemble(name, column_tensors(columns), steps, last, batching, version)]
 
 
 def retrieval(
-    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
+    exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
 ) -> tuple[list[Model], ModelConfig]:
     """Return the models that find the items nearest to a user among all of the vocabulary."""
-    workflow, _ = loaded(saved)
+    workflow, _ = load_workflow(saved)
     models, columns, steps = query_models(exported, record, saved, name, version, options)
     keys, vectors = item_keys(workflow, exported, record)
     index = index_model(f"{name}.index", keys, vectors, options)
     steps = (*steps, index_step(index, version))
     models = [*models, index]
-    return models, ensemble(f"{name}.retrieve", of_columns(columns), steps, index, options.batching, version)
+    return models, ensemble(f"{name}.retrieve", column_tensors(columns), steps, index, options.batching, version)
 
 
 def query_models(
-    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
-) -> tuple[list[Model], Any, tuple[Step, ...]]:
+    exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
+) -> tuple[list[Model], Any, tuple[EnsembleStep, ...]]:
     """Raw columns of users to their vectors: the models, the columns, the steps."""
-    workflow, folder = loaded(saved)
+    workflow, folder = load_workflow(saved)
     graph = record.graphs[QUERY]
     names = [t.name for t in graph.inputs]
     features, columns = features_model(f"{name}.query.features", workflow, folder, options.batching, names)
@@ -112,13 +119,13 @@ def query_models(
     return [features, query], columns, (features_step(features, version), graph_step(query, version))
 
 
-def index_step(index: Model, version: int) -> Step:
+def index_step(index: Model, version: int) -> EnsembleStep:
     """Return the step that finds the items of a query's vector."""
     outputs = {t.name: t.name for t in index.config.outputs}
-    return Step(index.config.name, version, {t.name: t.name for t in index.config.inputs}, outputs)
+    return EnsembleStep(index.config.name, version, {t.name: t.name for t in index.config.inputs}, outputs)
 
 
-def fil_models(saved: Location, record: Record, name: str, batching: Batching) -> tuple[Model, Model]:
+def fil_models(saved: Location, record: ExportRecord, name: str, batching: Batching) -> tuple[Model, Model]:
     """Return the trees' matrix as a graph, and XGBoost's own JSON for the FIL back end (which takes `input__0`)."""
     import xgboost as xgb
 
@@ -127,30 +134,30 @@ def fil_models(saved: Location, record: Record, name: str, batching: Batching) -
     check_exportable(booster)
     width = booster.num_features()
     graph = record.graphs[MODEL]
-    made = matrix_graph(record.dataset_schema)
-    output = of_graph(Tensor(name=MATRIX, dtype="float32", shape=("rows", width)))
-    inputs = tuple(map(of_graph, graph.inputs))
+    matrix_proto = matrix_graph(record.dataset_schema)
+    output = graph_tensor(GraphTensor(name=MATRIX, dtype="float32", shape=("rows", width)))
+    inputs = tuple(map(graph_tensor, graph.inputs))
 
     def fill_matrix(to: Location) -> None:
-        (to / GRAPH_FILE).put_bytes(made.SerializeToString())
+        (to / GRAPH_FILE).put_bytes(matrix_proto.SerializeToString())
         onnx.checker.check_model(str((to / GRAPH_FILE).local_path()))
 
     def fill_trees(to: Location) -> None:
         (to / "xgboost.json").put_bytes(bytes(booster.save_raw("json")))
 
     # Without classes FIL gives what the objective's link gives: a probability, or the number itself.
-    said = {"model_type": "xgboost_json", "is_classifier": "false", "xgboost_allow_unknown_field": "true"}
+    parameters = {"model_type": "xgboost_json", "is_classifier": "false", "xgboost_allow_unknown_field": "true"}
     trees = ModelConfig(
         f"{name}.trees",
-        (triton.Tensor("input__0", "float32", (width,)),),
-        (triton.Tensor("output__0", "float32", (1,)),),
+        (triton.TritonTensor("input__0", "float32", (width,)),),
+        (triton.TritonTensor("output__0", "float32", (1,)),),
         batching,
         "fil",
-        parameters=said,
+        parameters=parameters,
     )
     matrix = ModelConfig(f"{name}.matrix", inputs, (output,), batching, "onnxruntime", kind="KIND_CPU")
     return Model(matrix, fill_matrix), Model(trees, fill_trees)
 
 
-def _fil_step(trees: Model, version: int) -> Step:
-    return Step(trees.config.name, version, {"input__0": MATRIX}, {"output__0": ONLY_TASK})
+def _fil_step(trees: Model, version: int) -> EnsembleStep:
+    return EnsembleStep(trees.config.name, version, {"input__0": MATRIX}, {"output__0": ONLY_TASK})

@@ -21,25 +21,32 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from headrace.errors import UserError
-from headrace.export.features.columns import FEATURE, RawColumn, to_tensors
-from headrace.export.features.python_step import FeaturesStep
-from headrace.export.record import ITEM, MODEL, Record, read_record
-from headrace.export.triton.config import ANY, ModelConfig, Step, Tensor
-from headrace.export.triton.index import index_model, save_array
-from headrace.export.triton.options import DEFAULTS, Options
-from headrace.export.triton.parts import loaded, put_backend
+from headrace.export.features.columns import FEATURE, FeaturesStep, RawColumn, to_tensors
+from headrace.export.record import ITEM, MODEL, ExportRecord, read_record
+from headrace.export.triton.config import (
+    ANY,
+    DEFAULTS,
+    EnsembleStep,
+    ModelConfig,
+    Options,
+    TritonTensor,
+    column_tensors,
+    with_rows,
+    without_reshape,
+)
+from headrace.export.triton.parts import index_model, load_workflow, put_backend, save_array
 from headrace.export.triton.publish import Model, publish
 from headrace.export.triton.repository import index_step, query_models, ranking
-from headrace.export.triton.tensors import of_columns, plain, with_rows
+from headrace.features.functions.arrays import one_chunk
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.storage import Location, StoreAway
 
-EXCLUDE = Tensor("exclude", "object", (ANY,))
-PAIRS = (Tensor("pair_user", "int64", (1,)), Tensor("pair_item", "int64", (1,)))
+EXCLUDE = TritonTensor("exclude", "object", (ANY,))
+PAIRS = (TritonTensor("pair_user", "int64", (1,)), TritonTensor("pair_item", "int64", (1,)))
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """An export of format ONNX, the saved model that it is of, and the pipeline's name."""
 
     folder: Location
@@ -80,31 +87,29 @@ class Catalogue:
         """Return the keys as texts."""
         return [str(key) for key in self.table.column(self.key).to_pylist()]
 
-    def batch(self, columns: Sequence[RawColumn], of: str) -> pa.RecordBatch:
+    def batch(self, columns: Sequence[RawColumn], model: str) -> pa.RecordBatch:
         """Return some columns as a batch. Raises UserError where one is missing or has another type."""
         arrays = []
         for column in columns:
             if column.name not in self.table.column_names:
-                raise UserError(f"the catalogue has no column '{column.name}', of which {of} makes features of items")
+                raise UserError(
+                    f"the catalogue has no column '{column.name}', of which {model} makes features of items"
+                )
             try:
-                arrays.append(_one(self.table.column(column.name).cast(column.type.arrow)))
+                arrays.append(one_chunk(self.table.column(column.name).cast(column.type.arrow)))
             except pa.ArrowException as e:
                 raise UserError(f"the catalogue's column '{column.name}' is no {column.type}: {e}") from None
         return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-
-
 def write_two_stage(
-    retrieval: Exported,
-    ranker: Exported,
+    retrieval: ExportedModel,
+    ranker: ExportedModel,
     catalogue: Catalogue,
     repository: Location,
     *,
     version: int,
-    listed: int,
+    list_length: int,
     options: Options = DEFAULTS,
 ) -> None:
     """Add a version of both stages to a model repository; see headrace.export.triton.publish.
@@ -115,35 +120,41 @@ def write_two_stage(
         catalogue: the items. Columns that it has are the items', the ranking model's others come with the request.
         repository: the folder that Triton is given.
         version: of all models.
-        listed: items of a user's list; `options.found` are ranked for it.
+        listed: items of a user's list; `options.candidates` are ranked for it.
         options: see Options.
 
     Raises:
         UserError: the first is in no retrieval form; the catalogue lacks a column, or no item of it has a vector.
     """
-    first, second = read_record(retrieval.folder), read_record(ranker.folder)
-    if ITEM not in first.graphs:
-        raise UserError(f"the model of '{retrieval.name}' ({first.kind}) is in no retrieval form: it has no vectors")
-    models, user_columns, steps = query_models(retrieval.folder, first, retrieval.saved, ranker.name, version, options)
-    known, vectors = item_vectors(retrieval, first, catalogue)
-    chosen = Catalogue(catalogue.table.take(pa.array(known)), catalogue.key)
-    index = index_model(f"{ranker.name}.index", chosen.keys, vectors, options)
-    ranking_models, (ensemble,) = ranking(ranker.folder, second, ranker.saved, ranker.name, version, options)
-    columns = _ranking_columns(loaded(ranker.saved)[0], second)
-    of_items = tuple(c for c in columns if c.name in catalogue.table.column_names)
-    of_users = tuple(c for c in columns if c.name not in catalogue.table.column_names)
-    candidates = _candidates_model(f"{ranker.name}.candidates", chosen, of_users, of_items, ranker.name, options)
-    order = _order_model(f"{ranker.name}.order", chosen.keys, listed, options)
+    retrieval_record, ranker_record = read_record(retrieval.folder), read_record(ranker.folder)
+    if ITEM not in retrieval_record.graphs:
+        raise UserError(
+            f"the model of '{retrieval.name}' ({retrieval_record.kind}) is in no retrieval form: it has no vectors"
+        )
+    models, user_columns, steps = query_models(
+        retrieval.folder, retrieval_record, retrieval.saved, ranker.name, version, options
+    )
+    known, vectors = item_vectors(retrieval, retrieval_record, catalogue)
+    known_items = Catalogue(catalogue.table.take(pa.array(known)), catalogue.key)
+    index = index_model(f"{ranker.name}.index", known_items.keys, vectors, options)
+    ranking_models, (ensemble,) = ranking(ranker.folder, ranker_record, ranker.saved, ranker.name, version, options)
+    columns = _ranking_columns(load_workflow(ranker.saved)[0], ranker_record)
+    item_columns = tuple(c for c in columns if c.name in catalogue.table.column_names)
+    rank_user_columns = tuple(c for c in columns if c.name not in catalogue.table.column_names)
+    candidates = _candidates_model(
+        f"{ranker.name}.candidates", known_items, rank_user_columns, item_columns, ranker.name, options
+    )
+    order = _order_model(f"{ranker.name}.order", known_items.keys, list_length, options)
     score = ensemble.outputs[0].name
-    inputs = {t.name: t for t in (*of_columns(user_columns), *of_columns(of_users))}
+    inputs = {t.name: t for t in (*column_tensors(user_columns), *column_tensors(rank_user_columns))}
     # A column of both stages is one tensor; the pairs' columns have names of their own.
     pairs = {t.name: f"pair.{t.name}" for t in candidates.config.outputs}
     steps = (
         *steps,
         index_step(index, version),
-        Step(candidates.config.name, version, {t.name: t.name for t in candidates.config.inputs}, pairs),
+        EnsembleStep(candidates.config.name, version, {t.name: t.name for t in candidates.config.inputs}, pairs),
         *(_renamed(step, pairs, score) for step in ensemble.steps),
-        Step(
+        EnsembleStep(
             order.config.name,
             version,
             {
@@ -155,68 +166,72 @@ def write_two_stage(
             {"item": "listed_item", "item_score": "listed_score"},
         ),
     )
-    k = (ANY, listed)
-    both = ModelConfig(
+    k = (ANY, list_length)
+    two_stage = ModelConfig(
         f"{ranker.name}.two_stage",
-        with_rows(plain((*inputs.values(), EXCLUDE))),
-        (Tensor("listed_item", "object", k), Tensor("listed_score", "float32", k)),
+        with_rows(without_reshape((*inputs.values(), EXCLUDE))),
+        (TritonTensor("listed_item", "object", k), TritonTensor("listed_score", "float32", k)),
         options.batching,
         batched=False,
         steps=_without_unused(steps),
-        parameters={"version": str(version), "retrieval": first.key, "ranking": second.key},
+        parameters={"version": str(version), "retrieval": retrieval_record.key, "ranking": ranker_record.key},
     )
-    publish(repository, [*models, index, candidates, *ranking_models, order], [ensemble, both], version, options.keep)
+    publish(
+        repository, [*models, index, candidates, *ranking_models, order], [ensemble, two_stage], version, options.keep
+    )
 
 
 def item_vectors(
-    retrieval: Exported, record: Record, catalogue: Catalogue
+    retrieval: ExportedModel, record: ExportRecord, catalogue: Catalogue
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Rows of the catalogue that the model knows, and their vectors [rows, D].
 
     Raises:
         UserError: it lacks a column, or the model knows none of its items.
     """
-    workflow, _ = loaded(retrieval.saved)
+    workflow, _ = load_workflow(retrieval.saved)
     step = FeaturesStep.from_workflow(workflow, [t.name for t in record.graphs[ITEM].inputs])
     tensors = step(to_tensors(step.columns, catalogue.batch(step.columns, f"'{retrieval.name}'")))
-    made = {name.removesuffix(FEATURE): x for name, x in tensors.items()}
+    features = {name.removesuffix(FEATURE): x for name, x in tensors.items()}
     known = np.arange(catalogue.table.num_rows)
     if record.items is not None:
-        codes = made[record.items.feature]
+        codes = features[record.items.feature]
         known = np.flatnonzero(codes >= record.items.first_code)
         file = retrieval.folder / record.items.file
         vectors = np.load(file.local_path(), mmap_mode="r")[codes[known]]
     else:
-        vectors = _asked(retrieval.folder, record, made)
+        vectors = _run_item_graph(retrieval.folder, record, features)
     if not len(known):
         raise UserError(f"the model of '{retrieval.name}' knows no item of the catalogue")
     return known, np.ascontiguousarray(vectors, np.float32)
 
 
-def _asked(folder: Location, record: Record, made: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+def _run_item_graph(
+    folder: Location, record: ExportRecord, features: Mapping[str, NDArray[Any]]
+) -> NDArray[np.float32]:
     import onnxruntime
 
     graph = record.graphs[ITEM]
     session = onnxruntime.InferenceSession((folder / graph.file).local_path(), providers=["CPUExecutionProvider"])
-    (vectors,) = session.run([graph.outputs[0].name], {t.name: made[t.name] for t in graph.inputs})
+    (vectors,) = session.run([graph.outputs[0].name], {t.name: features[t.name] for t in graph.inputs})
     return np.asarray(vectors, np.float32)
 
 
-def _ranking_columns(workflow: FittedWorkflow, record: Record) -> tuple[RawColumn, ...]:
+def _ranking_columns(workflow: FittedWorkflow, record: ExportRecord) -> tuple[RawColumn, ...]:
     return FeaturesStep.from_workflow(workflow, [t.name for t in record.graphs[MODEL].inputs]).columns
 
 
 def _candidates_model(
     name: str,
     catalogue: Catalogue,
-    of_users: Sequence[RawColumn],
-    of_items: Sequence[RawColumn],
+    user_columns: Sequence[RawColumn],
+    item_columns: Sequence[RawColumn],
     ranker: str,
     options: Options,
 ) -> Model:
     """Return a model without batches: its output has other rows than its input."""
-    users, items = plain(of_columns(of_users)), plain(of_columns(of_items))
-    row = Tensor("item_row", "int64", (options.found,))
+    users, items = without_reshape(column_tensors(user_columns)), without_reshape(column_tensors(item_columns))
+    row = TritonTensor("item_row", "int64", (options.candidates,))
     config = ModelConfig(
         name,
         with_rows((*users, row, EXCLUDE)),
@@ -226,7 +241,7 @@ def _candidates_model(
         batched=False,
         kind="KIND_CPU",
     )
-    tensors = to_tensors(of_items, catalogue.batch(of_items, f"'{ranker}'"))
+    tensors = to_tensors(item_columns, catalogue.batch(item_columns, f"'{ranker}'"))
 
     def fill(to: Location) -> None:
         put_backend(to, "candidates")
@@ -240,12 +255,16 @@ def _candidates_model(
     return Model(config, fill)
 
 
-def _order_model(name: str, keys: list[str], listed: int, options: Options) -> Model:
-    inputs = with_rows((*PAIRS, Tensor("score", "float32", (1,)), Tensor("item_row", "int64", (options.found,))))
-    outputs = with_rows((Tensor("item", "object", (listed,)), Tensor("item_score", "float32", (listed,))))
-    said = {"k": str(listed)}
+def _order_model(name: str, keys: list[str], list_length: int, options: Options) -> Model:
+    inputs = with_rows(
+        (*PAIRS, TritonTensor("score", "float32", (1,)), TritonTensor("item_row", "int64", (options.candidates,)))
+    )
+    outputs = with_rows(
+        (TritonTensor("item", "object", (list_length,)), TritonTensor("item_score", "float32", (list_length,)))
+    )
+    parameters = {"k": str(list_length)}
     config = ModelConfig(
-        name, inputs, outputs, options.batching, "python", batched=False, parameters=said, kind="KIND_CPU"
+        name, inputs, outputs, options.batching, "python", batched=False, parameters=parameters, kind="KIND_CPU"
     )
 
     def fill(to: Location) -> None:
@@ -255,20 +274,24 @@ def _order_model(name: str, keys: list[str], listed: int, options: Options) -> M
     return Model(config, fill)
 
 
-def _renamed(step: Step, pairs: Mapping[str, str], score: str) -> Step:
+def _renamed(step: EnsembleStep, pairs: Mapping[str, str], score: str) -> EnsembleStep:
     """Return a step of the ranking ensemble over the pairs' columns, with tensors of its own names."""
 
     def named(tensor: str) -> str:
         return "pair.score" if tensor == score else pairs.get(tensor, f"pair.{tensor}")
 
     inputs = {inner: named(outer) for inner, outer in step.inputs.items()}
-    return Step(step.model, step.version, inputs, {inner: named(outer) for inner, outer in step.outputs.items()})
+    return EnsembleStep(
+        step.model, step.version, inputs, {inner: named(outer) for inner, outer in step.outputs.items()}
+    )
 
 
-def _without_unused(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _without_unused(steps: Sequence[EnsembleStep]) -> tuple[EnsembleStep, ...]:
     """Drop outputs that no step and no answer takes: Triton warns of them."""
     used = {outer for step in steps for outer in step.inputs.values()} | {"listed_item", "listed_score"}
     return tuple(
-        Step(s.model, s.version, s.inputs, {inner: outer for inner, outer in s.outputs.items() if outer in used})
+        EnsembleStep(
+            s.model, s.version, s.inputs, {inner: outer for inner, outer in s.outputs.items() if outer in used}
+        )
         for s in steps
     )

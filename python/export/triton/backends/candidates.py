@@ -25,38 +25,40 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8")
-        self.places = {key: i for i, key in enumerate(keys.tolist())}
+        self.row_of_key = {key: i for i, key in enumerate(keys.tolist())}
         names = json.loads((folder / "columns.json").read_text())
         self.catalogue = {name: _texts(np.load(folder / file)) for name, file in names.items()}
-        own = {"item_row", "exclude"}
-        self.users = [tensor["name"] for tensor in config["input"] if tensor["name"] not in own]
+        other_inputs = {"item_row", "exclude"}
+        self.users = [tensor["name"] for tensor in config["input"] if tensor["name"] not in other_inputs]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return a response for each request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        def given(name: str) -> Any:
+        def input_array(name: str) -> Any:
             return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
 
-        found, excluded = given("item_row"), given("exclude")
-        columns = {name: given(name) for name in self.users}
-        rows = {name: len(x) for name, x in {"item_row": found, "exclude": excluded, **columns}.items()}
+        item_rows, excluded = input_array("item_row"), input_array("exclude")
+        columns = {name: input_array(name) for name in self.users}
+        rows = {name: len(x) for name, x in {"item_row": item_rows, "exclude": excluded, **columns}.items()}
         if len(set(rows.values())) > 1:
-            said = f"tensors of different numbers of users: {rows}"
-            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(said))
-        kept = found >= 0
+            message = f"tensors of different numbers of users: {rows}"
+            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message))
+        is_allowed = item_rows >= 0
         for user, keys in enumerate(excluded.tolist()):
-            kept[user] &= ~np.isin(found[user], [self.places[key] for key in keys if key in self.places])
-        users, places = np.nonzero(kept)
-        items = found[users, places]
+            is_allowed[user] &= ~np.isin(
+                item_rows[user], [self.row_of_key[key] for key in keys if key in self.row_of_key]
+            )
+        users, positions = np.nonzero(is_allowed)
+        items = item_rows[users, positions]
         if not len(users):
             users, items = np.array([-1]), np.array([0])
         tensors = {name: x[users] for name, x in columns.items()}
         tensors |= {name: x[items] for name, x in self.catalogue.items()}
         tensors |= {"pair_user": users[:, None], "pair_item": items[:, None]}
-        made = [pb_utils.Tensor(name, np.ascontiguousarray(x)) for name, x in tensors.items()]
-        return pb_utils.InferenceResponse(output_tensors=made)
+        outputs = [pb_utils.Tensor(name, np.ascontiguousarray(x)) for name, x in tensors.items()]
+        return pb_utils.InferenceResponse(output_tensors=outputs)
 
 
 def _texts(x: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from headrace.errors import UserError
-from headrace.export.features.python_step import FeaturesStep
+from headrace.export.features.columns import FeaturesStep
 from headrace.storage import local
 
 
@@ -34,10 +34,10 @@ class TritonPythonModel:
     def _answer(self, request: Any) -> Any:
         try:
             tensors = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
-            made = self.step(tensors)
+            features = self.step(tensors)
         except UserError as e:
             return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(e)))
-        outputs = [pb_utils.Tensor(name, _outer(made[name])) for name in self.outputs]
+        outputs = [pb_utils.Tensor(name, _outer(features[name])) for name in self.outputs]
         return pb_utils.InferenceResponse(output_tensors=outputs)
 
 

@@ -20,17 +20,17 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """`args`: the model's configuration as JSON, where its repository is, and the version."""
         config = json.loads(args["model_config"])
-        said = {name: value["string_value"] for name, value in config["parameters"].items()}
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         folder = Path(args["model_repository"]) / args["model_version"]
         self.keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8").astype(object)
         self.vectors = np.load(folder / "vectors.npy", mmap_mode="r")
-        self.found = int(said["found"])
+        self.k = int(parameters["found"])
         self.searcher: Any = None
-        if said["index"] == "faiss":
+        if parameters["index"] == "faiss":
             import faiss
 
             self.searcher = faiss.read_index(str(folder / "index.faiss"))
-            self.searcher.nprobe = int(said["probes"])
+            self.searcher.nprobe = int(parameters["probes"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """All requests' vectors are searched at once."""
@@ -52,22 +52,22 @@ class TritonPythonModel:
 
     def _search(self, queries: Any) -> tuple[Any, Any]:
         """Rows int64 and dot products float32 [queries, found], best first; -1 and minus infinity behind the last."""
-        rows = np.full((len(queries), self.found), -1, np.int64)
+        rows = np.full((len(queries), self.k), -1, np.int64)
         scores = np.full(rows.shape, -np.inf, np.float32)
         if self.searcher is not None:
-            _, near = self.searcher.search(queries, self.found)
-            for i, one in enumerate(near):
-                one = one[one >= 0]
-                made = self.vectors[one] @ queries[i]
-                order = np.lexsort((one, -made))
-                rows[i, : len(one)], scores[i, : len(one)] = one[order], made[order]
+            _, near = self.searcher.search(queries, self.k)
+            for i, row_numbers in enumerate(near):
+                hits = row_numbers[row_numbers >= 0]
+                products = self.vectors[hits] @ queries[i]
+                order = np.lexsort((hits, -products))
+                rows[i, : len(hits)], scores[i, : len(hits)] = hits[order], products[order]
             return rows, scores
         step = max(1, _SCORES // max(1, len(self.vectors)))
-        k = min(self.found, len(self.vectors))
-        for at in range(0, len(queries), step):
-            made = queries[at : at + step] @ self.vectors.T
+        k = min(self.k, len(self.vectors))
+        for first in range(0, len(queries), step):
+            products = queries[first : first + step] @ self.vectors.T
             # Of equal scores the lower row comes first: rows at the border of the best k too.
-            order = np.argsort(-made, axis=1, kind="stable")[:, :k]
-            rows[at : at + step, :k] = order
-            scores[at : at + step, :k] = np.take_along_axis(made, order, 1)
+            order = np.argsort(-products, axis=1, kind="stable")[:, :k]
+            rows[first : first + step, :k] = order
+            scores[first : first + step, :k] = np.take_along_axis(products, order, 1)
         return rows, scores

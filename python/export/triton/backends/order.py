@@ -30,13 +30,13 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         names = ("pair_user", "pair_item", "score", "item_row")
-        user, item, score, found = (pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in names)
+        user, item, score, item_rows = (pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in names)
         user, item, score = user.ravel(), item.ravel(), score.ravel()
-        items = np.full((len(found), self.k), -1, np.int64)
+        items = np.full((len(item_rows), self.k), -1, np.int64)
         scores = np.full(items.shape, -np.inf, np.float32)
-        for row in range(len(found)):
-            mine = np.flatnonzero(user == row)
-            best = mine[np.lexsort((item[mine], -score[mine]))][: self.k]
+        for row in range(len(item_rows)):
+            pairs = np.flatnonzero(user == row)
+            best = pairs[np.lexsort((item[pairs], -score[pairs]))][: self.k]
             items[row, : len(best)], scores[row, : len(best)] = item[best], score[best]
         tensors = [pb_utils.Tensor("item", self.keys[items]), pb_utils.Tensor("item_score", scores)]
         return pb_utils.InferenceResponse(output_tensors=tensors)
