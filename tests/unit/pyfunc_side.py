@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 uri, rows = sys.argv[1], pd.read_json(sys.stdin, orient="split", dtype=False)
-before = "headrace" in sys.modules
+was_imported = "headrace" in sys.modules
 scores = mlflow.pyfunc.load_model(uri).predict(rows)
 
 # It came with the model.
@@ -18,13 +18,13 @@ import headrace  # noqa: E402
 from headrace import native  # noqa: E402
 from headrace.score.top_k import RETRIEVAL  # noqa: E402
 
-said = {
+report = {
     "headrace": headrace.__file__,
-    "before": before,
+    "before": was_imported,
     "native": native.library() is not None,
     # Of no use to this model; loaded as well, from the best level that the processor has.
     "level": RETRIEVAL.path().parent.name,
     "dtype": str(np.asarray(scores).dtype),
     "scores": scores.tolist(),
 }
-print(json.dumps(said))
+print(json.dumps(report))

@@ -36,9 +36,9 @@ def model(version: str, auc: float, log_loss: float = 0.4) -> dict[str, Any]:
     }
 
 
-def minus(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    of = {m: one["metrics"][m] - other["metrics"][m] for m in one["metrics"]}
-    return {m: {"value": v, "low": v - 0.001, "high": v + 0.001, "p": 0.1} for m, v in of.items()}
+def minus(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    differences = {m: left["metrics"][m] - right["metrics"][m] for m in left["metrics"]}
+    return {m: {"value": v, "low": v - 0.001, "high": v + 0.001, "p": 0.1} for m, v in differences.items()}
 
 
 def evaluated(today: float, champion: float | None, challenger: float, **losses: float) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def evaluated(today: float, champion: float | None, challenger: float, **losses:
     if champion is not None:
         facts["champion"] = model("1", champion)
         facts |= {"differences": minus(day, facts["champion"]), "slices": [], "score_psi": 0.1}
-        own = {"differences": minus(third, facts["champion"]), "slices": [], "score_psi": 0.3}
-        third["beside_champion"] = own
+        comparison = {"differences": minus(third, facts["champion"]), "slices": [], "score_psi": 0.3}
+        third["beside_champion"] = comparison
     return {**facts, "rows": 100, "challenger": third}
 
 
@@ -58,15 +58,15 @@ def test_its_rules_are_those_of_a_day_model_with_its_figures() -> None:
     gate = Gate.model_validate(
         {"metrics": {"auc": {"min": 0.7}}, "champion": {"auc": 0.02}, "drift": {"max_score_psi": 0.2}}
     )
-    found = evaluated(0.71, 0.72, 0.69)
-    of_day = {r.key: r for r in judge(gate, found, None)}
-    mine = {r.key: r for r in judge_challenger(gate, found, None)}
-    assert of_day.keys() == mine.keys()
+    facts = evaluated(0.71, 0.72, 0.69)
+    of_day = {r.key: r for r in judge(gate, facts, None)}
+    challenger_rules = {r.key: r for r in judge_challenger(gate, facts, None)}
+    assert of_day.keys() == challenger_rules.keys()
     assert [r.passed for r in of_day.values()] == [True, True, True, True]
     # As if it were the day's model: what it was held against is the same champion.
-    alone = {**found, "model": found["challenger"], **found["challenger"]["beside_champion"]}
-    assert list(mine.values()) == judge(gate, alone, None)
-    assert {k: r.passed for k, r in mine.items()} == {
+    alone = {**facts, "model": facts["challenger"], **facts["challenger"]["beside_champion"]}
+    assert list(challenger_rules.values()) == judge(gate, alone, None)
+    assert {k: r.passed for k, r in challenger_rules.items()} == {
         "gate.metrics.auc.min": False,
         "gate.champion.auc": False,
         "gate.coverage.min_finite": True,
@@ -81,29 +81,29 @@ auc = st.floats(0.5, 0.9)
 
 @given(auc, st.none() | auc, auc, st.floats(0, 0.1), st.sampled_from(["report", "promote"]))
 def test_it_becomes_champion_where_it_is_better_than_who_would_be(
-    today: float, champion: float | None, challenger: float, behind: float, mode: Any
+    today: float, champion: float | None, challenger: float, margin: float, mode: Any
 ) -> None:
-    """By the plain rule: of those that pass, the one that would be champion without it must be beaten by `behind`."""
+    """The plain rule: the challenger must pass, and beat by `behind` the model that would be champion without it."""
     gate = Gate.model_validate({"metrics": {"auc": {"min": 0.7}}, "challenger": mode})
     verdict = PASSED if today >= 0.7 else REFUSED
     facts = evaluated(today, champion, challenger)
-    found = verdict_on_challenger(gate, facts, None, verdict, "auc", behind)
-    assert found["verdict"] == (PASSED if challenger >= 0.7 else REFUSED)
-    without = today if verdict == PASSED else champion
-    beats = without is None or challenger - without > behind
-    assert found["becomes_champion"] == (mode == "promote" and challenger >= 0.7 and beats)
-    told = [r for r in found["rules"] if r["key"] == BEHIND]
-    assert len(told) == (mode == "promote" and without is not None)
+    outcome = verdict_on_challenger(gate, facts, None, verdict, "auc", margin)
+    assert outcome["verdict"] == (PASSED if challenger >= 0.7 else REFUSED)
+    rival = today if verdict == PASSED else champion
+    beats = rival is None or challenger - rival > margin
+    assert outcome["becomes_champion"] == (mode == "promote" and challenger >= 0.7 and beats)
+    behind_rules = [r for r in outcome["rules"] if r["key"] == BEHIND]
+    assert len(behind_rules) == (mode == "promote" and rival is not None)
 
 
 def test_losses_are_better_where_they_are_lower() -> None:
-    found = evaluated(0.7, 0.7, 0.7, loss_today=0.40, loss=0.39)
-    rule = better_rule(found, PASSED, "log_loss", 0.001)
+    facts = evaluated(0.7, 0.7, 0.7, loss_today=0.40, loss=0.39)
+    rule = better_rule(facts, PASSED, "log_loss", 0.001)
     assert rule is not None
     assert (rule.value, rule.low, rule.high) == pytest.approx((0.01, 0.009, 0.011))
     assert (rule.passed, rule.margin) == (True, pytest.approx(0.009))
     assert "log_loss beside that of version 2: better by +0.01" in rule.text
-    unknown = better_rule(found, PASSED, "ndcg_at_k", 0.0)
+    unknown = better_rule(facts, PASSED, "ndcg_at_k", 0.0)
     assert unknown is not None
     assert (unknown.passed, "was not measured" in unknown.text) == (False, True)
 
@@ -121,22 +121,22 @@ def judged(ws: Workspace, facts: dict[str, Any], *more: str) -> Manifest:
 
 def test_the_verdict_on_it_decides_nothing_about_the_days_model(ws: Workspace) -> None:
     """A pipeline without a challenger has the manifest that it had."""
-    without = judged(ws, {k: v for k, v in evaluated(0.72, None, 0.5).items() if k != "challenger"})
-    assert "challenger" not in without.facts
+    without_challenger = judged(ws, {k: v for k, v in evaluated(0.72, None, 0.5).items() if k != "challenger"})
+    assert "challenger" not in without_challenger.facts
     reported = judged(ws, evaluated(0.72, None, 0.5))
-    assert reported.key == without.key
+    assert reported.key == without_challenger.key
     ws.manifest("clicks", "2026-01-10", "gate").local_path().unlink()
     refused = judged(ws, evaluated(0.72, None, 0.5))
-    assert {k: v for k, v in refused.facts.items() if k != "challenger"} == without.facts
-    assert (refused.facts["challenger"]["verdict"], refused.rows) == (REFUSED, without.rows)
+    assert {k: v for k, v in refused.facts.items() if k != "challenger"} == without_challenger.facts
+    assert (refused.facts["challenger"]["verdict"], refused.rows) == (REFUSED, without_challenger.rows)
     promoted = judged(ws, evaluated(0.72, None, 0.74), "gate.challenger=promote")
-    told = promoted.facts["challenger"]
-    assert (told["version"], told["key"], told["name"]) == ("3", "k3", "models/3")
-    assert (told["verdict"], told["becomes_champion"]) == (PASSED, True)
+    challenger_facts = promoted.facts["challenger"]
+    assert (challenger_facts["version"], challenger_facts["key"], challenger_facts["name"]) == ("3", "k3", "models/3")
+    assert (challenger_facts["verdict"], challenger_facts["becomes_champion"]) == (PASSED, True)
     # How much better it must be is what the verdict depends on.
-    other = judged(ws, evaluated(0.72, None, 0.74), "gate.challenger=promote", "challenger.behind=0.05")
-    assert other.key != promoted.key
-    assert other.facts["challenger"]["becomes_champion"] is False
+    stricter = judged(ws, evaluated(0.72, None, 0.74), "gate.challenger=promote", "challenger.behind=0.05")
+    assert stricter.key != promoted.key
+    assert stricter.facts["challenger"]["becomes_champion"] is False
     cannot = evaluated(0.72, None, 0.74)
     cannot["challenger"] = {name: cannot["challenger"][name] for name in ("version", "key", "name")} | {"note": "gone"}
     ws.manifest("clicks", "2026-01-10", "gate").local_path().unlink()
@@ -144,14 +144,14 @@ def test_the_verdict_on_it_decides_nothing_about_the_days_model(ws: Workspace) -
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["gate.challenger=promote"], "there is no section `challenger`"),
         (["gate.challenger=promote", "gate.model=baseline", "score.model=baseline", "challenger={}"], "'baseline'"),
     ],
 )
-def test_only_a_neural_challenger_is_promoted(more: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_only_a_neural_challenger_is_promoted(more: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_spec("clicks", ["gate={}", *more])
 
 
@@ -178,7 +178,7 @@ def test_no_challenger_is_promoted_by_what_evaluate_does_not_measure() -> None:
 
 
 def test_a_challenger_that_predicts_numbers_is_better_by_their_errors() -> None:
-    """As training chooses its model, whatever `train.monitor` is by default."""
+    """The figure is that by which training chooses its model, whatever `train.monitor` is by default."""
     spec = load_spec("clicks", ["gate={challenger: promote}", "challenger={behind: 0.01}"])
     assert spec_monitor(spec) == ("log_loss", True)
     for kind, monitor in (("squared_error", ("rmse", True)), ("bpr", ("auc", False)), ("bce", ("log_loss", True))):
@@ -186,32 +186,34 @@ def test_a_challenger_that_predicts_numbers_is_better_by_their_errors() -> None:
         of_kind = spec.model_copy(update={"model": model})
         facts = evaluated(0.7, None, 0.72)
         facts["challenger"]["beside_model"]["rmse"] = {"value": -0.02, "low": None, "high": None, "p": None}
-        told = JudgeModel()._on_challenger(of_kind, facts, None, PASSED)
+        challenger_facts = JudgeModel()._on_challenger(of_kind, facts, None, PASSED)
         assert spec_monitor(of_kind) == monitor
-        assert told is not None
-        assert told["becomes_champion"] == (kind != "bce")
+        assert challenger_facts is not None
+        assert challenger_facts["becomes_champion"] == (kind != "bce")
 
 
 def test_days_that_were_judged_without_their_challenger_stay_so(tmp_path: Path) -> None:
-    """As they were before challengers were judged; with another model of the day, or one trained later, it is asked."""
+    """Such days have no version to evaluate; with another model of the day, or one trained later, they have."""
     ws, ds, noon = Workspace(tmp_path), "2026-01-10", datetime(2026, 1, 11, 12, tzinfo=UTC)
     spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"])
 
-    def save(stage: str, at: datetime, **facts: Any) -> None:
+    def save(stage: str, started: datetime, **facts: Any) -> None:
         output = Output(kind="model", name=f"models/{stage}", version=f"{stage}-key")
-        made = Manifest(stage=stage, pipeline="clicks", ds=ds, key="k", spec_hash="", outputs=(output,), started=at)
-        made.model_copy(update={"facts": facts, "seconds": 60.0}).save(ws.manifest("clicks", ds, stage))
+        manifest = Manifest(
+            stage=stage, pipeline="clicks", ds=ds, key="k", spec_hash="", outputs=(output,), started=started
+        )
+        manifest.model_copy(update={"facts": facts, "seconds": 60.0}).save(ws.manifest("clicks", ds, stage))
 
-    def asked(key: str = "2-key") -> str | None:
-        found = challenger_to_evaluate(Context(spec, ws, ds, {}), JudgedModel("2", key, "models/2"))
-        return None if found is None else found.version
+    def version_to_evaluate(key: str = "2-key") -> str | None:
+        challenger = challenger_to_evaluate(Context(spec, ws, ds, {}), JudgedModel("2", key, "models/2"))
+        return None if challenger is None else challenger.version
 
-    assert asked() is None
+    assert version_to_evaluate() is None
     save("challenger", noon, registered={"version": "3"})
-    assert asked() == "3"
+    assert version_to_evaluate() == "3"
     save("evaluate", noon + timedelta(hours=1), model={"key": "2-key"})
-    assert (asked(), asked("another-key")) == (None, "3")
+    assert (version_to_evaluate(), version_to_evaluate("another-key")) == (None, "3")
     save("evaluate", noon + timedelta(hours=1), model={"key": "2-key"}, challenger={"version": "3"})
-    assert asked() == "3"
+    assert version_to_evaluate() == "3"
     save("evaluate", noon, model={"key": "2-key"})  # it was trained meanwhile
-    assert asked() == "3"
+    assert version_to_evaluate() == "3"

@@ -42,14 +42,14 @@ class _Champion:
 
 @given(_conditions, st.lists(st.floats(-1, 1, allow_nan=False), min_size=5, max_size=5))
 def test_a_condition_means_what_python_means(text: str, values: list[float]) -> None:
-    mine = dict(zip(("auc", "log_loss", "ndcg_at_k"), values, strict=False))
-    other = dict(zip(("auc", "log_loss"), values[3:], strict=False))
-    functions = {"min": min, "max": max, "abs": abs, "champion": _Champion(other), "__builtins__": {}}
-    expected = eval(text, {**functions, **mine})  # the texts are made above
-    found = MetricExpression.parse(text)
-    assert found.holds(mine, other) == expected
-    assert set(found.names) == {n for n in mine if n in text.replace(f"champion.{n}", "")}
-    assert set(found.champion_names) == {n for n in other if f"champion.{n}" in text}
+    metrics = dict(zip(("auc", "log_loss", "ndcg_at_k"), values, strict=False))
+    champion_metrics = dict(zip(("auc", "log_loss"), values[3:], strict=False))
+    functions = {"min": min, "max": max, "abs": abs, "champion": _Champion(champion_metrics), "__builtins__": {}}
+    expected = eval(text, {**functions, **metrics})  # the texts are made above
+    expression = MetricExpression.parse(text)
+    assert expression.holds(metrics, champion_metrics) == expected
+    assert set(expression.names) == {n for n in metrics if n in text.replace(f"champion.{n}", "")}
+    assert set(expression.champion_names) == {n for n in champion_metrics if f"champion.{n}" in text}
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_nothing_else_is_accepted(text: str) -> None:
 
 def test_a_metric_without_a_value_is_told() -> None:
     rule = MetricExpression.parse("auc >= champion.auc - 0.001 and log_loss < 0.5")
-    with pytest.raises(UndefinedMetric) as told:
+    with pytest.raises(UndefinedMetric) as raised:
         rule.holds({"auc": 0.7, "log_loss": None}, {"auc": 0.7})
-    assert told.value.args[0] == "log_loss"
-    with pytest.raises(UndefinedMetric) as told:
+    assert raised.value.args[0] == "log_loss"
+    with pytest.raises(UndefinedMetric) as raised:
         rule.holds({"auc": 0.7, "log_loss": 0.4}, {})
-    assert told.value.args[0] == "champion.auc"
+    assert raised.value.args[0] == "champion.auc"
     assert not rule.holds({"auc": 0.6, "log_loss": None}, {"auc": 0.7})
     with pytest.raises(ZeroDivisionError):
         MetricExpression.parse("auc / log_loss > 1").holds({"auc": 1.0, "log_loss": 0.0}, {})

@@ -1,4 +1,4 @@
-"""What is measured of models that are judged: their size, and what it is when they give no numbers."""
+"""Figures of the models that are judged: their size, and the metrics of models that give no numbers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_a_model_of_changed_rows_is_as_large_as_all_that_it_lies_upon(tmp_path: 
         run_day(ws, ds, size=5, base=days[n - 1] if n else None)
     folders = [ws.model("clicks", ds, f"train-{ds}") / "model" for ds in days]
     sizes = [sum(p.stat().st_size for p in f.local_path().rglob("*") if p.is_file()) for f in folders]
-    told = [model_facts(f, ModelResult({}, 0, {}, []), ("valid",), 64, None) for f in folders]
-    assert [t["bytes"] for t in told] == [sum(sizes[: n + 1]) for n in range(3)]
+    facts = [model_facts(f, ModelResult({}, 0, {}, []), ("valid",), 64, None) for f in folders]
+    assert [t["bytes"] for t in facts] == [sum(sizes[: n + 1]) for n in range(3)]
 
 
 def rows_of(labels: Any, scores: list[Any]) -> Any:
@@ -39,7 +39,7 @@ def rows_of(labels: Any, scores: list[Any]) -> Any:
         carried=(),
         scores=scores.__getitem__,
         known=[KnownValues(())] * len(scores),
-        choices=lambda model, kept: None,
+        choices=lambda model, features: None,
     )
 
 
@@ -51,41 +51,41 @@ def test_where_no_row_has_a_number_of_both(
 ) -> None:
     """The day's model, the first, is measured alone; what is undefined is named, so that a rule refuses it."""
     ws = Workspace(tmp_path)
-    made = make_dataset(ws, train=100, valid=20)
-    assert made.dataset_schema is not None
-    dataset = ws.locate(made.output("dataset").name)
+    manifest = make_dataset(ws, train=100, valid=20)
+    assert manifest.dataset_schema is not None
+    dataset = ws.locate(manifest.output("dataset").name)
     task = EvaluationTask(
-        (), ws.mapped("clicks"), dataset, made.dataset_schema, Train(), ("valid",), "probability", (), {}
+        (), ws.mapped("clicks"), dataset, manifest.dataset_schema, Train(), ("valid",), "probability", (), {}
     )
     rng = np.random.default_rng(3)
     labels = (rng.random(50) < 0.4).astype(np.float32)
     scores: list[Any] = [np.full(50, np.nan, np.float32) if i in empty else rng.random(50, np.float32) for i in (0, 1)]
     rows = rows_of(labels, scores)
     task = replace(task, models=(dataset, dataset))
-    found = _measured(task, Ranks(), {"valid": rows}, ())
-    assert found["rows"] == 50
-    asked = requested_metrics(task)
-    assert asked == ["auc", "log_loss", "calibration", "base_rate"]
-    for i, model in enumerate(found["models"]):
+    figures = _measured(task, Ranks(), {"valid": rows}, ())
+    assert figures["rows"] == 50
+    metric_names = requested_metrics(task)
+    assert metric_names == ["auc", "log_loss", "calibration", "base_rate"]
+    for i, model in enumerate(figures["models"]):
         assert model["finite"] == (0 if i in empty else 50)
         assert (list(model["evaluations"]) == ["valid"]) == measured[i]
         if measured[i]:
             metrics = model["evaluations"]["valid"]["metrics"]
             assert metrics["auc"] == pytest.approx(roc_auc_score(labels, scores[i]), abs=1e-9)
-            assert list(metrics) == asked
+            assert list(metrics) == metric_names
 
     # A third model that is optional changes nothing of this, and is measured where it lacks none of their rows.
     for lacks in (slice(0), slice(1), slice(50)):
         third = rng.random(50, np.float32)
         third[lacks] = np.nan
-        given = rows_of(labels, [*scores, third])
+        rows_of_three = rows_of(labels, [*scores, third])
         of_three = replace(task, models=(dataset,) * 3, optional=1)
-        three = _measured(of_three, Ranks(), {"valid": given}, ())
-        assert three["models"][:2] == found["models"]
+        three = _measured(of_three, Ranks(), {"valid": rows_of_three}, ())
+        assert three["models"][:2] == figures["models"]
         last = three["models"][2]
-        whole = lacks.stop == 0
+        is_complete = lacks.stop == 0
         assert last["finite"] == int(np.isfinite(third).sum())
-        assert bool(last["evaluations"]) == (whole and empty not in ((0,), (0, 1)))
+        assert bool(last["evaluations"]) == (is_complete and empty not in ((0,), (0, 1)))
         if last["evaluations"]:
-            told = last["evaluations"]["valid"]["metrics"]["auc"]
-            assert told == pytest.approx(roc_auc_score(labels, third), abs=1e-9)
+            auc = last["evaluations"]["valid"]["metrics"]["auc"]
+            assert auc == pytest.approx(roc_auc_score(labels, third), abs=1e-9)

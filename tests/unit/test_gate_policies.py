@@ -38,14 +38,14 @@ def test_choices_are_a_softmax_of_the_logits_of_all_actions(rows: list[tuple[str
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(predictions, "_CELLS", cells)  # blocks of any size
-        found = actions().choices(predict, batch)
+        choices = actions().choices(predict, batch)
         greedy = actions("greedy").choices(predict, batch)
     for i, (item, age) in enumerate(rows):
         logits = np.array([price / 3 - age / 40 for price in PRICES])
         share = np.exp(logits / 0.5) / np.exp(logits / 0.5).sum()
         reward = 1 / (1 + np.exp(-logits))
-        assert found.chosen[i] == pytest.approx(share[ITEMS.index(item)] if item in ITEMS else 0.0, rel=1e-4)
-        assert found.expected[i] == pytest.approx((share * reward).sum(), rel=1e-4)
+        assert choices.chosen[i] == pytest.approx(share[ITEMS.index(item)] if item in ITEMS else 0.0, rel=1e-4)
+        assert choices.expected[i] == pytest.approx((share * reward).sum(), rel=1e-4)
         assert greedy.chosen[i] == (item == "c")
         assert greedy.expected[i] == pytest.approx(reward[2], rel=1e-4)
 

@@ -34,8 +34,8 @@ def evaluated(**more: Any) -> dict[str, Any]:
         "user_auc": None,
     }
     slices = [
-        {"slice": "country", "value": value, "rows": rows, "differences": {"auc": found}}
-        for value, rows, found in (
+        {"slice": "country", "value": value, "rows": rows, "differences": {"auc": difference}}
+        for value, rows, difference in (
             ("ch", 800, {"value": -0.02, "low": -0.03, "high": -0.01, "p": 0.0}),
             ("li", 20, {"value": -0.5, "low": -0.6, "high": -0.4, "p": 0.0}),
             ("at", 180, None),
@@ -54,8 +54,8 @@ def only(gate: dict[str, Any], **more: Any) -> list[Rule]:
             {"side": "event", "column": "rare", "psi": 9.0, "max_psi": None},
         ],
     }
-    found = judge(Gate.model_validate(gate), evaluated(**more), drift)
-    return [r for r in found if r.key != "gate.coverage.min_finite"]
+    results = judge(Gate.model_validate(gate), evaluated(**more), drift)
+    return [r for r in results if r.key != "gate.coverage.min_finite"]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_predictions_that_are_no_numbers_are_always_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"champion": None}, "there is no champion yet"),
         ({"note": "it reads 'x'"}, "cannot predict the day's rows: it reads 'x'"),
     ],
 )
-def test_without_a_champion_what_is_held_against_it_decides_nothing(more: dict[str, Any], said: str) -> None:
+def test_without_a_champion_what_is_held_against_it_decides_nothing(more: dict[str, Any], message: str) -> None:
     gate = {
         "champion": {"auc": 0},
         "slices": {"auc": 0},
@@ -127,52 +127,54 @@ def test_without_a_champion_what_is_held_against_it_decides_nothing(more: dict[s
         "size": {"max_growth": 0.1},
         "rules": {"better": "auc > champion.auc", "good": "auc > 0.9"},
     }
-    found = only(gate, **more)
-    assert [r.passed for r in found] == [None] * 5 + [False]
-    assert all(said in r.text for r in found[:5])
+    results = only(gate, **more)
+    assert [r.passed for r in results] == [None] * 5 + [False]
+    assert all(message in r.text for r in results[:5])
 
 
-ASKED = {
+REQUESTED = {
     "metrics": {"auc": {"min": 0.5}},
     "champion": {"auc": 0.1},
     "slices": {"auc": 0.1},
     "calibration": {"ratio": [0.5, 2]},
     "rules": {"better": "auc > champion.auc - 1"},
 }
-NOTHING: dict[str, Any] = {"differences": {}, "slices": []}
+NO_FACTS: dict[str, Any] = {"differences": {}, "slices": []}
 
 
 def test_a_model_that_gives_no_numbers_is_refused() -> None:
     model = MODEL | {"metrics": dict.fromkeys(MODEL["metrics"]), "finite": 0}  # type: ignore[call-overload]
-    found = only(ASKED, model=model, **NOTHING)
-    assert {r.key: r.passed for r in found} == {
+    results = only(REQUESTED, model=model, **NO_FACTS)
+    assert {r.key: r.passed for r in results} == {
         "gate.metrics.auc.min": False,
         "gate.champion.auc": False,
         "gate.slices.auc": False,
         "gate.calibration.ratio": False,
         "gate.rules.better": False,
     }
-    assert all("undefined" in r.text for r in found)
+    assert all("undefined" in r.text for r in results)
     with pytest.raises(UserError, match="'acu' was not measured"):
-        only({"metrics": {"acu": {"min": 0.5}}}, model=model, **NOTHING)
+        only({"metrics": {"acu": {"min": 0.5}}}, model=model, **NO_FACTS)
 
 
 @pytest.mark.parametrize("finite", [0, 7])
 def test_a_champion_that_gives_no_numbers_is_nobodys_fault(finite: int) -> None:
     """Or numbers of other rows than the model's alone."""
     champion = {"metrics": {"auc": None, "log_loss": None}, "bytes": 2000, "finite": finite}
-    found = only(ASKED | {"size": {"max_growth": 2}}, champion=champion, **NOTHING)
-    passed = {r.key: r.passed for r in found}
+    results = only(REQUESTED | {"size": {"max_growth": 2}}, champion=champion, **NO_FACTS)
+    passed = {r.key: r.passed for r in results}
     assert (passed["gate.metrics.auc.min"], passed["gate.calibration.ratio"]) == (True, True)
     assert (passed["gate.champion.auc"], passed.get("gate.slices.auc"), passed["gate.rules.better"]) == (None,) * 3
-    assert verdict_of(found) == PASSED
+    assert verdict_of(results) == PASSED
 
 
 def test_rules_of_ones_own() -> None:
-    said = {r.key: r for r in only({"rules": {"a": "auc >= champion.auc - 0.02 and bytes < 1e6", "b": "user_auc > 0"}})}
-    assert [r.passed for r in said.values()] == [True, False]
-    assert "champion.auc is 0.73" in said["gate.rules.a"].text
-    assert "user_auc is undefined" in said["gate.rules.b"].text
+    results = {
+        r.key: r for r in only({"rules": {"a": "auc >= champion.auc - 0.02 and bytes < 1e6", "b": "user_auc > 0"}})
+    }
+    assert [r.passed for r in results.values()] == [True, False]
+    assert "champion.auc is 0.73" in results["gate.rules.a"].text
+    assert "user_auc is undefined" in results["gate.rules.b"].text
     with pytest.raises(UserError, match=r"gate\.rules\.c: 'acu' was not measured; did you mean 'auc'"):
         only({"rules": {"c": "acu > 0"}})
     with pytest.raises(UserError, match=r"gate\.metrics\.hr_at_k: 'hr_at_k' was not measured"):
@@ -183,9 +185,9 @@ def test_rules_of_ones_own() -> None:
 
 @given(st.sampled_from(list(HIGHER_IS_BETTER)), st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_bound_that_asks_for_more_refuses_more(metric: str, value: float, half: float, by: float) -> None:
-    found = {"value": value, "low": value - half, "high": value + half, "p": None}
+    difference = {"value": value, "low": value - half, "high": value + half, "p": None}
     passed = [
-        only({"champion": {metric: {"by": by, "bound": bound}}}, differences={metric: found})[0].passed
+        only({"champion": {metric: {"by": by, "bound": bound}}}, differences={metric: difference})[0].passed
         for bound in ("low", "value", "high")
     ]
     assert passed == sorted(passed, key=bool)
@@ -201,15 +203,15 @@ def test_bins_of_scores_are_in_their_order(values: list[float], seed: int) -> No
     # The bins of ascending scores ascend: cumulative counts are ranks wherever bins differ.
     bins = [int(np.flatnonzero(score_counts(np.array([v], np.float32)))[0]) for v in sorted(values)]
     assert bins == sorted(bins)
-    other = np.random.default_rng(seed).permutation(scores)[: max(1, len(scores) // 2)]
-    expected, actual = coarse_counts(counts, score_counts(other), 5)
-    assert (sum(expected), sum(actual)) == (len(scores), len(other))
+    sample = np.random.default_rng(seed).permutation(scores)[: max(1, len(scores) // 2)]
+    expected, actual = coarse_counts(counts, score_counts(sample), 5)
+    assert (sum(expected), sum(actual)) == (len(scores), len(sample))
     assert len(expected) <= 5
     assert coarse_counts(counts, counts)[0] == coarse_counts(counts, counts)[1]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["gate={champion: {base_rate: 0.1}}"], "tells no better model"),
         (["gate={metrics: {auc: {}}}"], "`min`, `max` or both"),
@@ -232,12 +234,12 @@ def test_bins_of_scores_are_in_their_order(values: list[float], seed: int) -> No
     ],
     ids=str,
 )
-def test_what_a_spec_may_not_ask(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_a_spec_may_not_ask(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_spec("clicks", overrides)
 
 
 def test_a_spec_with_a_gate() -> None:
-    found = load_spec("clicks", ["gate={champion: {auc: {by: 0.1, bound: value}}}", "score.model=today"])
-    assert found.gate is not None
-    assert (found.gate.stage, found.gate.metric_names()) == ("train", ["auc"])
+    spec = load_spec("clicks", ["gate={champion: {auc: {by: 0.1, bound: value}}}", "score.model=today"])
+    assert spec.gate is not None
+    assert (spec.gate.stage, spec.gate.metric_names()) == ("train", ["auc"])

@@ -68,13 +68,13 @@ def test_an_event_is_the_same_alone_and_among_others() -> None:
     together = events(model, day, row)
     pick = np.array([3, 777, 1999])
     alone = [events(model, day[i : i + 1], row[i : i + 1]) for i in pick]
-    for i, one in zip(pick, alone, strict=True):
-        assert one.event_id[0] == together.event_id[i]
-        assert one.users.id[one.user_row[0]] == together.users.id[together.user_row[i]]
-        assert one.items.id[one.item_row[0]] == together.items.id[together.item_row[i]]
-        assert one.logit[0] == pytest.approx(together.logit[i], rel=1e-12)
-        assert one.clicked[0] == together.clicked[i]
-        assert (one.day[0], one.lag[0], one.millisecond[0]) == (
+    for i, single in zip(pick, alone, strict=True):
+        assert single.event_id[0] == together.event_id[i]
+        assert single.users.id[single.user_row[0]] == together.users.id[together.user_row[i]]
+        assert single.items.id[single.item_row[0]] == together.items.id[together.item_row[i]]
+        assert single.logit[0] == pytest.approx(together.logit[i], rel=1e-12)
+        assert single.clicked[0] == together.clicked[i]
+        assert (single.day[0], single.lag[0], single.millisecond[0]) == (
             together.day[i],
             together.lag[i],
             together.millisecond[i],

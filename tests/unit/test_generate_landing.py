@@ -138,9 +138,9 @@ def test_a_repeated_event_is_an_exact_copy(faulty: tuple[Path, list[DayTruth]]) 
         for row in parse((landing / truth.ds).local_path(), truth.ds)[0]:
             # A CSV file has no way to tell an empty list from none.
             row["item_tags"] = row["item_tags"] or None
-            before = first.setdefault(row["event_id"], row)
-            repeated += before is not row
-            assert row == before
+            original = first.setdefault(row["event_id"], row)
+            repeated += original is not row
+            assert row == original
     assert repeated == sum(sum(t.faults["duplicates"].values()) for t in truths)
 
 
@@ -197,17 +197,21 @@ def test_a_large_days_histograms_say_nearly_the_same(ws: Workspace, monkeypatch:
 
 def test_a_days_bytes_depend_on_nothing_but_seed_parameters_and_day(tmp_path: Path) -> None:
     spec = spec_of(*FAULTY)
-    one, other, seeded = (Workspace(tmp_path / name) for name in ("one", "other", "seeded"))
-    generate(spec, one, DAYS)
-    generate(spec, other, [DAYS[3], DAYS[1]])
+    all_days, two_days, seeded = (Workspace(tmp_path / name) for name in ("one", "other", "seeded"))
+    generate(spec, all_days, DAYS)
+    generate(spec, two_days, [DAYS[3], DAYS[1]])
     generate(spec_of(*FAULTY, "generate.seed=8"), seeded, DAYS[3:])
     for ds in (DAYS[1], DAYS[3]):
-        assert read_day(one.landing("clicks").local_path() / ds) == read_day(other.landing("clicks").local_path() / ds)
-        texts = [truth_path(w.landing("clicks"), ds).read_text() for w in (one, other)]
+        assert read_day(all_days.landing("clicks").local_path() / ds) == read_day(
+            two_days.landing("clicks").local_path() / ds
+        )
+        texts = [truth_path(w.landing("clicks"), ds).read_text() for w in (all_days, two_days)]
         assert texts[0] == texts[1]
-    assert not (other.landing("clicks") / DAYS[2]).exists()
+    assert not (two_days.landing("clicks") / DAYS[2]).exists()
     of_seed = read_day(seeded.landing("clicks").local_path() / DAYS[3])
-    assert all(of_seed[name] != data for name, data in read_day(one.landing("clicks").local_path() / DAYS[3]).items())
+    assert all(
+        of_seed[name] != data for name, data in read_day(all_days.landing("clicks").local_path() / DAYS[3]).items()
+    )
     # Neither a time nor a name in gzip's header (RFC 1952: MTIME at 4..8, flags at 3).
     for data in of_seed.values():
         assert data[3:8] == b"\0" * 5
@@ -218,15 +222,15 @@ def test_a_rerun_does_nothing_and_says_so(ws: Workspace, caplog: pytest.LogCaptu
     spec, folder = spec_of(*SMALL), ws.landing("clicks").local_path() / DAYS[0]
     first = generate(spec, ws, DAYS[:1])
     truth = truth_path(ws.landing("clicks"), DAYS[0]).local_path()
-    before = {p: p.stat().st_mtime_ns for p in [*folder.iterdir(), folder, truth]}
+    times = {p: p.stat().st_mtime_ns for p in [*folder.iterdir(), folder, truth]}
     caplog.clear()
     assert generate(spec, ws, DAYS[:1]) == first
-    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert {p: p.stat().st_mtime_ns for p in times} == times
     assert "nothing to do" in caplog.text
     data = read_day(folder)
     generate(spec, ws, DAYS[:1], force=True)
     assert read_day(folder) == data
-    assert folder.stat().st_mtime_ns != before[folder]
+    assert folder.stat().st_mtime_ns != times[folder]
     caplog.clear()
     (changed,) = generate(spec_of(*SMALL, "generate.nulls=0.3"), ws, DAYS[:1])
     assert "its parameters have changed (nulls 0.02 -> 0.3)" in caplog.text
@@ -240,16 +244,16 @@ def test_a_damaged_day_is_made_again(ws: Workspace, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO, "headrace.generate")
     spec, landing = spec_of(*SMALL), ws.landing("clicks").local_path()
     generate(spec, ws, DAYS[:1])
-    whole, path = read_day(landing / DAYS[0]), landing / DAYS[0] / "part-0001.json.gz"
+    files, path = read_day(landing / DAYS[0]), landing / DAYS[0] / "part-0001.json.gz"
     match damage:
         case "truncated":
-            path.write_bytes(whole[path.name][:-9])
+            path.write_bytes(files[path.name][:-9])
         case "other bytes":
-            path.write_bytes(whole[path.name][:-8] + b"12345678")
+            path.write_bytes(files[path.name][:-8] + b"12345678")
         case "gone":
             path.unlink()
         case "stray":
-            (landing / DAYS[0] / "part-0009.json.gz").write_bytes(whole[path.name])
+            (landing / DAYS[0] / "part-0009.json.gz").write_bytes(files[path.name])
         case "no truth":
             truth_path(ws.landing("clicks"), DAYS[0]).local_path().unlink()
         case "old truth":
@@ -257,7 +261,7 @@ def test_a_damaged_day_is_made_again(ws: Workspace, caplog: pytest.LogCaptureFix
     caplog.clear()
     generate(spec, ws, DAYS[:1])
     assert "writing 3,000 rows" in caplog.text
-    assert read_day(landing / DAYS[0]) == whole
+    assert read_day(landing / DAYS[0]) == files
 
 
 # Kills itself just before the n-th rename: files (2), the truth, the new day.
@@ -287,8 +291,8 @@ generate(load_spec("clicks", overrides), Workspace(Path(home)), [ds])
 """
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_killed_anywhere_it_shows_the_old_day_and_a_rerun_heals(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("call_number", [1, 2, 3, 4])
+def test_killed_anywhere_it_shows_the_old_day_and_a_rerun_heals(tmp_path: Path, call_number: int) -> None:
     old_spec = spec_of(*SMALL, "generate.files_per_day=2")
     changes = (*SMALL, "generate.files_per_day=2", "generate.seed=9")
     ws, calm = Workspace(tmp_path / "killed"), Workspace(tmp_path / "calm")
@@ -296,7 +300,7 @@ def test_killed_anywhere_it_shows_the_old_day_and_a_rerun_heals(tmp_path: Path, 
     generate(spec_of(*changes), calm, DAYS[:1])
     folder = ws.landing("clicks").local_path() / DAYS[0]
     old, want = read_day(folder), read_day(calm.landing("clicks").local_path() / DAYS[0])
-    command = [sys.executable, "-c", _KILLED, str(ws.home), DAYS[0], str(at), *changes]
+    command = [sys.executable, "-c", _KILLED, str(ws.home), DAYS[0], str(call_number), *changes]
     assert subprocess.run(command, check=False, capture_output=True).returncode == -signal.SIGKILL
     visible = {p.name: p.read_bytes() for p in ws.landing("clicks").local_path().glob(f"{DAYS[0]}/*.gz")}
     assert visible == old

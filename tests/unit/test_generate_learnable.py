@@ -1,4 +1,4 @@
-"""What the landing files show is enough to come near the ceiling, and no model gets above it."""
+"""Landing files show enough to come near the ceiling of AUC, and no model gets above it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def read(folder: Path) -> pd.DataFrame:
 def test_a_column_more_of_the_same_log(tmp_path: Path) -> None:
     clean = [*SMALL, "generate.malformed=0"]
     plain, bought = Workspace(tmp_path / "plain"), Workspace(tmp_path / "bought")
-    (without,) = generate(load_spec("clicks", clean), plain, [DAY])
+    (clicks_only,) = generate(load_spec("clicks", clean), plain, [DAY])
     (truth,) = generate(load_spec("clicks", [*clean, "generate.purchase_rate=0.3"]), bought, [DAY])
     old, new = (read((ws.landing("clicks") / DAY).local_path()) for ws in (plain, bought))
     pd.testing.assert_frame_equal(new.drop(columns="purchased"), old)
@@ -43,14 +43,14 @@ def test_a_column_more_of_the_same_log(tmp_path: Path) -> None:
     clicked, purchased = new["clicked"].astype(int), new["purchased"].astype(int)
     assert (purchased <= clicked).all()
     assert abs(purchased.sum() / clicked.sum() - 0.3) < 0.06
-    assert without.purchases is None
+    assert clicks_only.purchases is None
     assert "purchases" not in truth_path(plain.landing("clicks"), DAY).read_text()
     assert truth.purchases is not None
     assert truth.purchases.rate is not None
     assert abs(truth.purchases.rate - 0.3) < 0.06
     assert type(truth).load(truth_path(bought.landing("clicks"), DAY)) == truth
     # The same days again: nothing is made, with purchases or without.
-    assert generate(load_spec("clicks", clean), plain, [DAY]) == [without]
+    assert generate(load_spec("clicks", clean), plain, [DAY]) == [clicks_only]
 
 
 def test_the_ceilings_are_those_of_the_true_probabilities(tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_the_ceilings_are_those_of_the_true_probabilities(tmp_path: Path) -> Non
     assert spec.generate is not None
     model = ClickModel(spec.generate, spec.table.late_days)
     rows = events(model, np.full(4_000, 1), np.arange(4_000))
-    found = purchases(model, rows)
-    assert found is not None
-    here = rows.lag == 0
-    clicked = here & rows.clicked
-    both = 1 / (1 + np.exp(-rows.logit)) / (1 + np.exp(-found.logit))
+    purchase_events = purchases(model, rows)
+    assert purchase_events is not None
+    on_time = rows.lag == 0
+    clicked = on_time & rows.clicked
+    both = 1 / (1 + np.exp(-rows.logit)) / (1 + np.exp(-purchase_events.logit))
     assert truth.purchases is not None
     of_clicks, of_rows = truth.purchases.auc_of_clicks, truth.purchases.auc_of_rows
     assert of_clicks is not None
     assert of_rows is not None
-    assert abs(of_clicks - roc_auc_score(found.purchased[clicked], found.logit[clicked])) < 1e-9
-    assert abs(of_rows - roc_auc_score(found.purchased[here], both[here])) < 1e-9
+    assert abs(of_clicks - roc_auc_score(purchase_events.purchased[clicked], purchase_events.logit[clicked])) < 1e-9
+    assert abs(of_rows - roc_auc_score(purchase_events.purchased[on_time], both[on_time])) < 1e-9
     assert of_clicks > 0.65
     # Over many clicks the share is what was asked for, and purchases are as frequent as their probability.
     many = events(model, np.zeros(60_000, int), np.arange(60_000))

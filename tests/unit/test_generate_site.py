@@ -33,9 +33,9 @@ def spec(*settings: str) -> Spec:
     return load_spec("clicks", [*SMALL, *settings])
 
 
-def model(found: Spec) -> ClickModel:
-    assert found.generate is not None
-    return ClickModel(found.generate, found.table.late_days)
+def model(settings: Spec) -> ClickModel:
+    assert settings.generate is not None
+    return ClickModel(settings.generate, settings.table.late_days)
 
 
 def ids(kind: str, n: int, bits: int) -> list[int]:
@@ -52,18 +52,18 @@ def fixed(users: Sequence[int]) -> Mapping[int, Sequence[int]]:
 
 
 def test_visitors_are_shown_their_lists() -> None:
-    found = spec("generate.site={random: 0.25}")
-    visits = visits_of(model(found), 3, fixed)
+    site_spec = spec("generate.site={random: 0.25}")
+    visits = visits_of(model(site_spec), 3, fixed)
     assert len(visits.source) == 2000
     shares = {s: float((visits.source == s).mean()) for s in (LIST, RANDOM, NO_LIST)}
     assert shares[RANDOM] == pytest.approx(0.25, abs=0.03)
     events = visits.events
     for visit in np.flatnonzero(visits.source == LIST)[:50]:
-        mine = visits.visit == visit
-        (user,) = set(events.users.id[events.user_row[mine]].tolist())
-        wanted = [i for i in fixed([user])[user] if i in ITEMS]
-        assert events.items.id[events.item_row[mine]].tolist() == wanted
-        assert len(set(events.millisecond[mine].tolist())) == 1
+        in_visit = visits.visit == visit
+        (user,) = set(events.users.id[events.user_row[in_visit]].tolist())
+        expected = [i for i in fixed([user])[user] if i in ITEMS]
+        assert events.items.id[events.item_row[in_visit]].tolist() == expected
+        assert len(set(events.millisecond[in_visit].tolist())) == 1
     drawn = visits.items[visits.source == RANDOM]
     assert all(len(set(row)) == 10 for row in drawn.tolist())
     # Evenly: of 61 items each is in about a sixth of the draws; one was born since the first day.
@@ -71,34 +71,34 @@ def test_visitors_are_shown_their_lists() -> None:
 
 
 def test_clicks_follow_the_click_model_and_the_place() -> None:
-    found = spec("generate.site={random: 1, position_bias: 0.7}", "generate.rows_per_day=200000")
-    visits = visits_of(model(found), 3, fixed)
+    site_spec = spec("generate.site={random: 1, position_bias: 0.7}", "generate.rows_per_day=200000")
+    visits = visits_of(model(site_spec), 3, fixed)
     p = probability(visits.events.logit)
     for place in (0, 1, 4, 9):
-        mine = visits.place == place
-        wanted = p[mine].mean() * (place + 1) ** -0.7
-        deviation = np.sqrt(wanted * (1 - wanted) / mine.sum())
-        assert visits.events.clicked[mine].mean() == pytest.approx(wanted, abs=4 * deviation)
+        at_place = visits.place == place
+        expected = p[at_place].mean() * (place + 1) ** -0.7
+        deviation = np.sqrt(expected * (1 - expected) / at_place.sum())
+        assert visits.events.clicked[at_place].mean() == pytest.approx(expected, abs=4 * deviation)
     assert (visits.events.lag > 0).mean() == pytest.approx(0.2, abs=0.01)
     assert set(np.unique(visits.events.lag)) == {0, 1, 2, 3}
 
 
 def test_no_list_beats_the_best_one() -> None:
     """Lists by the probabilities themselves are at the best rate, draws at the rate of draws."""
-    found = spec("generate.site={random: 0, length: 5}", "generate.nulls=0", "generate.rows_per_day=1500")
-    of = model(found)
-    assert of.params.site.length == 5
+    site_spec = spec("generate.site={random: 0, length: 5}", "generate.nulls=0", "generate.rows_per_day=1500")
+    click_model = model(site_spec)
+    assert click_model.params.site.length == 5
 
     def everything(users: Sequence[int]) -> Mapping[int, Sequence[int]]:
         return dict.fromkeys(users, ITEMS)
 
     # All items in 12 places of five: what each visit would click of each item.
-    whole = load_spec("clicks", [*SMALL, "generate.site={random: 0, length: 60}", "generate.nulls=0"])
-    settings = whole.generate.model_copy(update={"rows_per_day": 300 * 60})  # type: ignore[union-attr]
+    full_spec = load_spec("clicks", [*SMALL, "generate.site={random: 0, length: 60}", "generate.nulls=0"])
+    settings = full_spec.generate.model_copy(update={"rows_per_day": 300 * 60})  # type: ignore[union-attr]
     every = visits_of(ClickModel(settings, 3), 3, everything)
     p = probability(every.events.logit).reshape(300, 60)
-    weight = examined(of.params.site, np.arange(5))
-    day = summary(of, DS, 3, visits_of(of, 3, everything), DS, "k")
+    weight = examined(click_model.params.site, np.arange(5))
+    day = summary(click_model, DS, 3, visits_of(click_model, 3, everything), DS, "k")
     # An item was born since the first day, which ITEMS lacks and the best lists may have.
     assert day.best_rate is not None
     assert day.random_rate == pytest.approx(p.mean() * weight.mean(), rel=0.05)
@@ -111,9 +111,9 @@ def test_no_list_beats_the_best_one() -> None:
 
 def test_lists_of_a_better_model_are_clicked_more() -> None:
     """Models that know the users' tastes but for more and more noise: the rate that the site sees falls with it."""
-    found = spec("generate.site={random: 0, length: 5, position_bias: 0.3}", "generate.rows_per_day=30000")
+    site_spec = spec("generate.site={random: 0, length: 5, position_bias: 0.3}", "generate.rows_per_day=30000")
     every = np.repeat(np.arange(300), 60)
-    shown = Impressions(
+    impressions = Impressions(
         counter=np.arange(len(every), dtype=np.uint64),
         day=np.full(len(every), 3),
         user=every,
@@ -122,14 +122,14 @@ def test_lists_of_a_better_model_are_clicked_more() -> None:
         at_home=np.ones(len(every), bool),
         other_device=np.zeros(len(every), np.int64),
     )
-    logit = clicks(model(found), shown, np.zeros(len(every), np.int64), "test").logit.reshape(300, 60)
+    logit = clicks(model(site_spec), impressions, np.zeros(len(every), np.int64), "test").logit.reshape(300, 60)
     rng = np.random.default_rng(0)
     rates = []
     for noise in (0.0, 1.0, 3.0, 100.0):
         order = np.argsort(-(logit + noise * rng.normal(size=logit.shape)), axis=1)
         lists = {u: [ITEMS[i] for i in order[k]] for k, u in enumerate(USERS)}
-        visits = visits_of(model(found), 3, lambda users, lists=lists: {u: lists[u] for u in users if u in lists})  # type: ignore[misc]
-        day = summary(model(found), DS, 3, visits, DS, "k")
+        visits = visits_of(model(site_spec), 3, lambda users, lists=lists: {u: lists[u] for u in users if u in lists})  # type: ignore[misc]
+        day = summary(model(site_spec), DS, 3, visits, DS, "k")
         rate, expected = day.shown[LIST].rate, day.shown[LIST].expected
         assert rate is not None
         assert expected is not None
@@ -146,55 +146,55 @@ def landed(ws: Workspace, ds: str) -> list[dict[str, object]]:
 
 
 def test_days_land_whole_late_ones_later_and_alike_every_time(ws: Workspace) -> None:
-    found = spec()
+    site_spec = spec()
     days = ["2026-01-04", "2026-01-05", "2026-01-06", "2026-01-07"]
-    made = [simulate_site(found, ws, ds, fixed, "2026-01-03") for ds in days]
+    simulated = [simulate_site(site_spec, ws, ds, fixed, "2026-01-03") for ds in days]
     rows = {ds: landed(ws, ds) for ds in days}
-    visits = visits_of(model(found), 3, fixed)
-    wanted = {ds: int((visits.events.lag == lag).sum()) for lag, ds in enumerate(days)}
+    visits = visits_of(model(site_spec), 3, fixed)
+    expected = {ds: int((visits.events.lag == lag).sum()) for lag, ds in enumerate(days)}
     for ds in days:
-        assert sum(str(r["ts"]).startswith("2026-01-04") for r in rows[ds]) == wanted[ds]
+        assert sum(str(r["ts"]).startswith("2026-01-04") for r in rows[ds]) == expected[ds]
         assert all(str(r["ts"])[:10] <= ds for r in rows[ds])
     every = [r["event_id"] for ds in days for r in rows[ds]]
     assert len(every) == len(set(every))
     clicks = sum(int(r["clicked"]) for ds in days for r in rows[ds] if str(r["ts"]).startswith("2026-01-04"))  # type: ignore[call-overload]
-    assert clicks == sum(of.clicks for of in made[0].shown.values())
-    before = (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes()
-    assert simulate_site(found, ws, DS, fixed, "2026-01-03") == made[0]
-    simulate_site(found, ws, DS, fixed, "2026-01-03", force=True)
-    assert (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes() == before
+    assert clicks == sum(figures.clicks for figures in simulated[0].shown.values())
+    landed_bytes = (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes()
+    assert simulate_site(site_spec, ws, DS, fixed, "2026-01-03") == simulated[0]
+    simulate_site(site_spec, ws, DS, fixed, "2026-01-03", force=True)
+    assert (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes() == landed_bytes
     with pytest.raises(UserError, match="has landed already"):
-        simulate_site(found, ws, DS, lambda users: {}, None)
+        simulate_site(site_spec, ws, DS, lambda users: {}, None)
     # The random log of a day gives way to the site only where it is told to.
-    generate(found, ws, ["2026-01-08"])
+    generate(site_spec, ws, ["2026-01-08"])
     with pytest.raises(UserError, match="has landed already"):
-        simulate_site(found, ws, "2026-01-08", fixed, None)
-    simulate_site(found, ws, "2026-01-08", fixed, None, force=True)
+        simulate_site(site_spec, ws, "2026-01-08", fixed, None)
+    simulate_site(site_spec, ws, "2026-01-08", fixed, None, force=True)
     assert not (ws.landing("clicks") / "truth" / "2026-01-08.json").exists()
 
 
 def test_a_day_that_a_killed_run_replaced_is_not_done(ws: Workspace) -> None:
     """Killed at any change of the disk: the next run says that the day has to be made, or it is there whole."""
-    found = load_spec("clicks", [*SMALL, "generate.rows_per_day=1000"])
-    simulate_site(found, ws, DS, fixed, None)
-    wanted = landed(ws, DS)
+    site_spec = load_spec("clicks", [*SMALL, "generate.rows_per_day=1000"])
+    simulate_site(site_spec, ws, DS, fixed, None)
+    expected = landed(ws, DS)
     seen = {True: 0, False: 0}
-    for at in range(1, 60):
-        simulate_site(found, ws, DS, lambda users: {}, None, force=True)
-        if at % 2:
-            generate(found, ws, [DS], force=True)
-        with contextlib.suppress(Killed), faulty(at, kills=True) as fault:
-            simulate_site(found, ws, DS, fixed, None, force=True)
+    for call_number in range(1, 60):
+        simulate_site(site_spec, ws, DS, lambda users: {}, None, force=True)
+        if call_number % 2:
+            generate(site_spec, ws, [DS], force=True)
+        with contextlib.suppress(Killed), faulty(call_number, kills=True) as fault:
+            simulate_site(site_spec, ws, DS, fixed, None, force=True)
         done = True
         try:
-            simulate_site(found, ws, DS, fixed, None)
+            simulate_site(site_spec, ws, DS, fixed, None)
         except UserError as e:
             done = "has landed already" not in str(e)
         if done:
-            assert landed(ws, DS) == wanted
+            assert landed(ws, DS) == expected
             assert not (ws.landing("clicks") / "truth" / f"{DS}.json").exists()
         seen[done] += 1
-        if fault.made < at:
+        if fault.made < call_number:
             break
     else:
         pytest.fail("more changes of the disk than were tried")
@@ -203,18 +203,18 @@ def test_a_day_that_a_killed_run_replaced_is_not_done(ws: Workspace) -> None:
 
 
 def test_a_site_changes_nothing_of_the_random_log(ws: Workspace) -> None:
-    (before,) = generate(spec(), ws, [DS])
+    (first_truth,) = generate(spec(), ws, [DS])
     (after,) = generate(spec("generate.site={random: 0.9}"), ws, [DS])
-    assert before == after
+    assert first_truth == after
 
 
 def test_the_site_reads_the_newest_published_day_from_postgresql(
     ws: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = spec("generate.site={random: 0}")
+    site_spec = spec("generate.site={random: 0}")
     with warehouse.serve(Warehouse(), ws) as server:
         with pytest.raises(UserError, match=r"there is no view public\.clicks_scores_current: publish a day first"):
-            command(found, ws, DS, False)
+            command(site_spec, ws, DS, False)
         types = [("ds", "string"), ("user_id", "bigint"), ("item_id", "bigint"), ("rank", "int"), ("score", "float")]
         table = tables.scores_table(
             "public", "clicks_scores", "user_id", "item_id", [*types, ("model_version", "string")]
@@ -226,13 +226,13 @@ def test_the_site_reads_the_newest_published_day_from_postgresql(
                     (ds, u, ITEMS[(k + r + shift) % 60], r, 1 / r, "m") for k, u in enumerate(USERS) for r in (2, 1, 3)
                 ]
                 publish(conn, rows, ds, ds, table)
-        with published_lists(found, ws) as (lists, newest):
+        with published_lists(site_spec, ws) as (lists, newest):
             assert newest == "2026-01-03"
-            asked = [USERS[5], USERS[9], 12345]
-            assert lists(asked) == {USERS[k]: [ITEMS[k + r] for r in (1, 2, 3)] for k in (5, 9)}
+            user_ids = [USERS[5], USERS[9], 12345]
+            assert lists(user_ids) == {USERS[k]: [ITEMS[k + r] for r in (1, 2, 3)] for k in (5, 9)}
         with pytest.raises(UserError, match="are of 2026-01-03, made after the visitors of 2026-01-03 have left"):
-            command(found, ws, "2026-01-03", False)
-        day = command(found, ws, DS, False)
+            command(site_spec, ws, "2026-01-03", False)
+        day = command(site_spec, ws, DS, False)
     assert day.lists_ds == "2026-01-03"
     assert day.shown[LIST].impressions == 3 * day.shown[LIST].visits > 0
     assert "lists of 2026-01-03; expected CTR of the same visits: random 0." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What runs on GPUs, without one: by Triton's interpreter in a process of its own, and compiled to machine code."""
+"""GPU code without a GPU: run by Triton's interpreter in a process of its own, and compiled to machine code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.workspace import checkout
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU tests/gpu are tests like all others")
 def test_by_the_interpreter() -> None:
-    """In a process of its own: the interpreter is chosen when a kernel is defined."""
+    """The interpreter is chosen when a kernel is defined, hence a process of its own."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "--durations", "5", "--confcutdir=tests/gpu", "tests/gpu"],
         cwd=checkout(),
@@ -91,18 +91,18 @@ def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
     from headrace.embeddings.kernels import gpu
     from headrace.models import feature_interaction_triton as interaction
 
-    found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (gpu._pool, gpu._gather, gpu._parts)]
-    found += [(gpu._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
-    found += [(gpu._find, {"out": "*i64"}), (gpu._put, {})]
+    kernels: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (gpu._pool, gpu._gather, gpu._parts)]
+    kernels += [(gpu._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
+    kernels += [(gpu._find, {"out": "*i64"}), (gpu._put, {})]
     # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
     wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
     full = dict.fromkeys(("x", "of_x", "vectors", "of_vectors", "out", "grad"), "*fp32")
     both = interaction._interact, interaction._interact_back
-    return [*found, *((k, types) for k in both for types in (wide, full))]
+    return [*kernels, *((k, types) for k in both for types in (wide, full))]
 
 
 class Launches:
-    """In place of a kernel: what Triton would look its machine code up by, launch by launch."""
+    """A stand-in for a kernel: records by which key Triton would look its machine code up, launch by launch."""
 
     def __init__(self, kernel: Any) -> None:
         from triton.backends.compiler import GPUTarget
@@ -154,7 +154,7 @@ def test_the_kernels_compile_for_both_generations(capability: int) -> None:
         constants = {n: CONSTANTS[n] for n in kernel.arg_names if n in CONSTANTS}
         if special.get("table") == "*fp32":
             constants["STOCHASTIC"] = False
-        given = {n: "constexpr" if n in constants else (TYPES | special)[n] for n in kernel.arg_names}
-        made = compile(ASTSource(kernel, given, constants), target=GPUTarget("cuda", capability, 32))
-        assert f".target sm_{capability}" in made.asm["ptx"]
-        assert made.asm["cubin"][:4] == b"\x7fELF"
+        signature = {n: "constexpr" if n in constants else (TYPES | special)[n] for n in kernel.arg_names}
+        compiled = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
+        assert f".target sm_{capability}" in compiled.asm["ptx"]
+        assert compiled.asm["cubin"][:4] == b"\x7fELF"

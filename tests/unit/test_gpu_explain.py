@@ -63,9 +63,9 @@ def test_rows_from_the_driver_may_go_into_a_table_and_no_further() -> None:
 def test_a_delta_log_is_bookkeeping_another_rdd_is_not() -> None:
     assert Plan(LOG).is_bookkeeping
     assert Plan(LOG).leaving == ()
-    other = LOG.replace("protocol#", "price#")
-    assert not Plan(other).is_bookkeeping
-    assert [n.name for n in Plan(other).leaving] == ["RDDScanExec"]
+    renamed_log = LOG.replace("protocol#", "price#")
+    assert not Plan(renamed_log).is_bookkeeping
+    assert [n.name for n in Plan(renamed_log).leaving] == ["RDDScanExec"]
 
 
 def test_an_expression_on_a_bridge_to_the_host_has_left() -> None:

@@ -82,20 +82,20 @@ def rows(n: int = 50) -> dict[str, list[Any]]:
     }
 
 
-def tensors(given: dict[str, list[Any]]) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(columns: dict[str, list[Any]]) -> dict[str, np.ndarray[Any, Any]]:
     """A request as docs/serving.md has it, column by column."""
     dtypes = {USER: object, ITEM: np.int64, CITY: object, SELECT: bool, AGE: np.float64, LONG: np.float32}
     fills: dict[str, Any] = {ITEM: 0, CITY: "", SELECT: False, AGE: np.nan, LONG: np.nan}
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, dtype in dtypes.items():
-        found[name] = np.array([fills[name] if v is None else v for v in given[name]], dtype)
+        arrays[name] = np.array([fills[name] if v is None else v for v in columns[name]], dtype)
         if name in (ITEM, CITY, SELECT):
-            found[f"{name}.missing"] = np.array([v is None for v in given[name]])
-    width = max(map(len, given[ORDER]))
-    found[ORDER] = np.array([[*values, *[""] * (width - len(values))] for values in given[ORDER]], object)
-    found[f"{ORDER}.length"] = np.array([len(values) for values in given[ORDER]])
-    found[f"{ORDER}.missing"] = np.zeros((len(given[ORDER]), width), bool)
-    return found
+            arrays[f"{name}.missing"] = np.array([v is None for v in columns[name]])
+    width = max(map(len, columns[ORDER]))
+    arrays[ORDER] = np.array([[*values, *[""] * (width - len(values))] for values in columns[ORDER]], object)
+    arrays[f"{ORDER}.length"] = np.array([len(values) for values in columns[ORDER]])
+    arrays[f"{ORDER}.missing"] = np.zeros((len(columns[ORDER]), width), bool)
+    return arrays
 
 
 def save(ws: Workspace, workflow: FittedWorkflow) -> Location:
@@ -113,8 +113,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Location, np.ndar
     """A saved model, and what it says of the rows."""
     workflow = fitted()
     saved = save(Workspace(tmp_path_factory.mktemp("hostile")), workflow)
-    made = workflow.transform_batch(pa.RecordBatch.from_pydict(rows(), schema=arrow_schema()))
-    columns = {name: made.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(made.schema.names)}
+    transformed = workflow.transform_batch(pa.RecordBatch.from_pydict(rows(), schema=arrow_schema()))
+    columns = {
+        name: transformed.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(transformed.schema.names)
+    }
     return saved, load_predictor(saved, 1).predict(columns)
 
 
@@ -142,11 +144,11 @@ def test_an_export(trained: tuple[Location, Any], repository: Path) -> None:
 
     folder, cpu = repository / PIPELINE / "1", ["CPUExecutionProvider"]
     features = onnxruntime.InferenceSession(folder / "features.onnx", providers=cpu)
-    given = tensors(rows())
-    assert {x.name for x in features.get_inputs()} == given.keys()
-    made = dict(zip([x.name for x in features.get_outputs()], features.run(None, given), strict=True))
+    inputs = tensors(rows())
+    assert {x.name for x in features.get_inputs()} == inputs.keys()
+    outputs = dict(zip([x.name for x in features.get_outputs()], features.run(None, inputs), strict=True))
     model = onnxruntime.InferenceSession(folder / "model.onnx", providers=cpu)
-    (label,) = model.run(None, {x.name: made[f"{x.name}.feature"] for x in model.get_inputs()})
+    (label,) = model.run(None, {x.name: outputs[f"{x.name}.feature"] for x in model.get_inputs()})
     np.testing.assert_allclose(label.ravel(), trained[1], rtol=1e-5)
     assert np.std(label) > 0
 
@@ -161,12 +163,12 @@ def test_a_repository_of_triton(trained: tuple[Location, Any], repository: Path,
     saved, expected = trained
     exported = local(repository / PIPELINE / "1")
     write_repository(exported, saved, local(tmp_path / "triton"), name=PIPELINE, version=1)
-    given = {
+    inputs = {
         name: np.array([v.encode() for v in x.ravel()], object).reshape(x.shape) if x.dtype == object else x
         for name, x in tensors(rows()).items()
     }
-    asked = {name: x[:, None] if x.ndim == 1 else x for name, x in given.items()}
-    (label,) = Repository(tmp_path / "triton").ask(PIPELINE, asked).values()
+    batched = {name: x[:, None] if x.ndim == 1 else x for name, x in inputs.items()}
+    (label,) = Repository(tmp_path / "triton").ask(PIPELINE, batched).values()
     np.testing.assert_allclose(label.ravel(), expected, rtol=1e-5)
 
 
@@ -178,15 +180,15 @@ def test_requests(trained: tuple[Location, Any], repository: Path, tmp_path: Pat
     over_grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: run `make serve`")
     from tests.serve_support import running
 
-    given = tensors(rows())
+    arrays = tensors(rows())
     types = {"int64": "INT64", "float64": "FP64", "float32": "FP32", "object": "BYTES", "bool": "BOOL"}
     with running(repository, tmp_path / "log") as server:
-        said = json.loads(server.get(f"/v2/models/{PIPELINE}")[1])
-        assert {x["name"] for x in said["inputs"]} == given.keys()
+        metadata = json.loads(server.get(f"/v2/models/{PIPELINE}")[1])
+        assert {x["name"] for x in metadata["inputs"]} == arrays.keys()
         if protocol == "json":
-            without_nan = {name: np.where(x == x, x, None) if x.dtype.kind == "f" else x for name, x in given.items()}
+            without_nan = {name: np.where(x == x, x, None) if x.dtype.kind == "f" else x for name, x in arrays.items()}
             inputs = [
-                {"name": n, "shape": list(x.shape), "datatype": types[str(given[n].dtype)], "data": x.tolist()}
+                {"name": n, "shape": list(x.shape), "datatype": types[str(arrays[n].dtype)], "data": x.tolist()}
                 for n, x in without_nan.items()
             ]
             complete = [
@@ -199,8 +201,8 @@ def test_requests(trained: tuple[Location, Any], repository: Path, tmp_path: Pat
             assert status == 200, answer
             label, expected = answer["outputs"][0]["data"], trained[1][complete]
         else:
-            inputs = [over_grpc.InferInput(n, list(x.shape), types[str(x.dtype)]) for n, x in given.items()]
-            for tensor, x in zip(inputs, given.values(), strict=True):
+            inputs = [over_grpc.InferInput(n, list(x.shape), types[str(x.dtype)]) for n, x in arrays.items()]
+            for tensor, x in zip(inputs, arrays.values(), strict=True):
                 tensor.set_data_from_numpy(x)
             with over_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
                 label, expected = client.infer(PIPELINE, inputs).as_numpy("label").ravel(), trained[1]
@@ -208,8 +210,8 @@ def test_requests(trained: tuple[Location, Any], repository: Path, tmp_path: Pat
 
 
 def test_forgetting(tmp_path: Path) -> None:
-    """Of tables and of a saved model, by a column and beside columns of such names; others keep their rows."""
-    ws, gone = Workspace(tmp_path / "home"), [USERS[0], USERS[7], USERS[19]]
+    """Rows of these users leave tables and a saved model, by and beside such columns; others keep theirs."""
+    ws, forgotten = Workspace(tmp_path / "home"), [USERS[0], USERS[7], USERS[19]]
     declared = [{"name": n, "type": TYPES[n]} for n in (USER, ITEM, CITY)]
     spec = build_spec(
         {
@@ -235,21 +237,21 @@ def test_forgetting(tmp_path: Path) -> None:
         )
         put_rows(table, ds, held, record(ds, 40))
     save(ws, fitted())
-    (tmp_path / "who").write_text("\n".join(gone))
+    (tmp_path / "who").write_text("\n".join(forgotten))
     persons = read_persons(spec, USER, tmp_path / "who")
     for _ in forget(spec, ws, persons, datetime.now(UTC)):
         pass
     log = DeltaLog(table)
     assert log.version is not None
     left = pa.concat_tables([pq.read_table(f.path, partitioning=None) for f in log.files(log.version) or []])
-    expected = [(u, i, f"%{i}") for i in range(40) if (u := USERS[i % 20]) not in gone]
+    expected = [(u, i, f"%{i}") for i in range(40) if (u := USERS[i % 20]) not in forgotten]
     assert sorted(zip(*(left.column(n).to_pylist() for n in (USER, ITEM, CITY)), strict=True)) == sorted(expected * 2)
     for path in (p for p in (tmp_path / "home").rglob("*") if p.is_file()):
-        assert not [text for text in gone if text.encode() in path.read_bytes()], path
+        assert not [text for text in forgotten if text.encode() in path.read_bytes()], path
 
 
 def test_what_the_user_is_to_delete(tmp_path: Path) -> None:
-    """In a table of their own, by a command that they can paste."""
+    """The user deletes rows of a table of theirs by a command that they can paste."""
     declared = [{"name": n, "type": TYPES[n]} for n in (USER, ITEM, CITY)]
     spec = build_spec(
         {

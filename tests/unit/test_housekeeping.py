@@ -54,7 +54,7 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Days of a pipeline."""
     ws = Workspace(tmp_path_factory.mktemp("made") / "home")
     for n in range(DAYS):
@@ -63,9 +63,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def registered(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def registered(filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with the first three days' models in the registry, of which the second is the champion."""
-    ws = copy(made, tmp_path_factory.mktemp("registered"))
+    ws = copy(filled_home, tmp_path_factory.mktemp("registered"))
     for n in range(3):
         model = ws.model("clicks", day(n), f"train-{day(n)}") / "model"
         registry.register(ws, "clicks", model, {"auc": 0.7}, f"train-{day(n)}", ds=day(n))
@@ -74,8 +74,8 @@ def registered(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ws.home
 
 
-def copy(made: Path, to: Path) -> Workspace:
-    shutil.copytree(made, to / "home")
+def copy(source: Path, to: Path) -> Workspace:
+    shutil.copytree(source, to / "home")
     return Workspace(to / "home")
 
 
@@ -86,9 +86,9 @@ def days_of(ws: Workspace, kind: str) -> list[str]:
 def readable(spec: Spec, ws: Workspace) -> None:
     """Whatever a manifest names, and does not say is removed, is there; each table's newest version is whole."""
     for _, manifest in manifests_of(ws, "clicks"):
-        gone = {r.name for r in manifest.removed}
+        removed_names = {r.name for r in manifest.removed}
         for output in manifest.outputs:
-            if output.name in gone:
+            if output.name in removed_names:
                 continue
             place = ws.locate(output.name)
             if output.kind in ("dataset", "model", "file"):
@@ -105,9 +105,9 @@ def readable(spec: Spec, ws: Workspace) -> None:
 
 def test_what_goes_and_what_stays(registered: Path, tmp_path: Path) -> None:
     spec, ws = clicks(**SPEC), copy(registered, tmp_path)
-    before = {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()}
+    contents = {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()}
     listed_steps = gc(spec, ws, delete=False)
-    assert {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()} == before  # dry
+    assert {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()} == contents  # dry
     steps = gc(spec, ws)
     assert {s.kind for s in steps} == {
         *("dataset", "model", "checkpoints", "mapped", "report", "log", "unfinished", "rows", "vacuum")
@@ -118,8 +118,8 @@ def test_what_goes_and_what_stays(registered: Path, tmp_path: Path) -> None:
     assert days_of(ws, "models") == [day(0), day(1), day(5), day(6), day(7)]
     assert [d.name for d in (ws.scratch / "logs" / "clicks").entries()] == [day(6), day(7)]
     assert [d.stem for d in (ws.store / "reports" / "clicks").entries()] == [day(n) for n in (4, 5, 6, 7)]
-    kept = [ws.model("clicks", day(n), f"train-{day(n)}") for n in (0, 1, 5, 6, 7)]
-    assert [(k / "checkpoints").exists() for k in kept] == [False, False, False, False, True]
+    model_folders = [ws.model("clicks", day(n), f"train-{day(n)}") for n in (0, 1, 5, 6, 7)]
+    assert [(k / "checkpoints").exists() for k in model_folders] == [False, False, False, False, True]
     readable(spec, ws)
     events = DeltaLog(ws.table("clicks", "events"))
     assert {f.partition["ds"] for f in events.files(events.version or 0) or []} == {day(n) for n in range(DAYS)}
@@ -139,9 +139,9 @@ def test_what_goes_and_what_stays(registered: Path, tmp_path: Path) -> None:
 
 def test_a_moved_workspace_keeps_its_champion(registered: Path, tmp_path: Path) -> None:
     ws = copy(registered, tmp_path)
-    found = kept_models(WorkspaceState(clicks(**SPEC), ws, datetime.now(UTC)))
-    assert found[ws.model("clicks", day(1), f"train-{day(1)}") / "model"] == "version 2 is @champion"
-    assert found[ws.model("clicks", day(0), f"train-{day(0)}") / "model"] == "version 1 is before the champion"
+    reasons = kept_models(WorkspaceState(clicks(**SPEC), ws, datetime.now(UTC)))
+    assert reasons[ws.model("clicks", day(1), f"train-{day(1)}") / "model"] == "version 2 is @champion"
+    assert reasons[ws.model("clicks", day(0), f"train-{day(0)}") / "model"] == "version 1 is before the champion"
     assert [(v.version, aliases) for v, aliases in versions_with_aliases(ws, "clicks")] == [
         ("1", ()),
         ("2", (CHAMPION,)),
@@ -174,8 +174,8 @@ def test_models_that_others_name_stay(registered: Path, tmp_path: Path) -> None:
     sets = [f"housekeeping.{key}={json.dumps(value)}" for key, value in keep.items()]
     experiment = {"arms": {"now": {}, "old": {"model": "3"}, "new": {"model": "@challenger"}}}
     sets += ["publish=null", "score.model=4", f"experiments={json.dumps({'ranker': experiment})}", "outcomes={}"]
-    kept = kept_models(WorkspaceState(load_spec("clicks", sets), ws, datetime.now(UTC)))
-    assert {m.below(ws.store).split("/")[2]: why for m, why in kept.items() if m.is_below(ws.store)} == {
+    reasons = kept_models(WorkspaceState(load_spec("clicks", sets), ws, datetime.now(UTC)))
+    assert {m.below(ws.store).split("/")[2]: reason for m, reason in reasons.items() if m.is_below(ws.store)} == {
         day(1): "version 2 is @champion",
         day(2): "version 3 is named by experiments.ranker.arms.old",
         day(3): "version 4 is named by score.model",
@@ -193,12 +193,12 @@ def test_models_that_others_name_stay(registered: Path, tmp_path: Path) -> None:
     save(ws, day(7), "second_stage", {}, output)
     file = ws.manifest("clicks", day(7), "train")
     file.remove()
-    kept = kept_models(WorkspaceState(clicks(**keep), ws, datetime.now(UTC)))
-    assert kept[first] == f"{ws.name_of(trees)} rests on it (of {day(7)})"
+    reasons = kept_models(WorkspaceState(clicks(**keep), ws, datetime.now(UTC)))
+    assert reasons[first] == f"{ws.name_of(trees)} rests on it (of {day(7)})"
 
 
-def test_hashes_of_users_are_kept_for_the_next_run_alone(made: Path, tmp_path: Path) -> None:
-    spec, ws = clicks(**SPEC), copy(made, tmp_path)
+def test_hashes_of_users_are_kept_for_the_next_run_alone(filled_home: Path, tmp_path: Path) -> None:
+    spec, ws = clicks(**SPEC), copy(filled_home, tmp_path)
     gc(spec, ws)
     log = DeltaLog(ws.table("clicks", "score_inputs"))
     assert log.version is not None
@@ -228,18 +228,18 @@ def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
-def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_call(filled_home: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = clicks(**SPEC)
     monkeypatch.setattr("headrace.housekeeping.folders.versions_with_aliases", _versions)
-    whole = copy(made, tmp_path / "whole")
-    gc(spec, whole)
-    wanted = sorted(str(p.relative_to(whole.home)) for p in whole.home.rglob("*") if p.is_file())
+    uninterrupted = copy(filled_home, tmp_path / "whole")
+    gc(spec, uninterrupted)
+    expected = sorted(str(p.relative_to(uninterrupted.home)) for p in uninterrupted.home.rglob("*") if p.is_file())
     done = False
     # Of the many that remove one file each every fourteenth, and where it kills those half-way between.
     for n in chain(range(1, 13), count(13 + 7 * kills, 14)):
         if done:
             break
-        ws = copy(made, tmp_path / str(n))
+        ws = copy(filled_home, tmp_path / str(n))
         with faulty(n, kills):
             try:
                 gc(spec, ws)
@@ -249,14 +249,14 @@ def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch
         readable(spec, ws)
         gc(spec, ws)
         readable(spec, ws)
-        found = sorted(str(p.relative_to(ws.home)) for p in ws.home.rglob("*") if p.is_file())
-        assert _plain(found) == _plain(wanted), n
+        remaining = sorted(str(p.relative_to(ws.home)) for p in ws.home.rglob("*") if p.is_file())
+        assert _plain(remaining) == _plain(expected), n
         shutil.rmtree(ws.home)
     assert n > 30
 
 
 def _versions(ws: Workspace, name: str) -> list[tuple[object, tuple[str, ...]]]:
-    """As the registry has them, without a database that is opened in each of a hundred copies."""
+    """Return versions as the registry has them, without a database that is opened in each of a hundred copies."""
     from headrace.registry.versions import Version
 
     if name != "clicks":
@@ -272,7 +272,7 @@ def _versions(ws: Workspace, name: str) -> list[tuple[object, tuple[str, ...]]]:
 
 
 def _plain(names: list[str]) -> list[str]:
-    """Without what a lock file says."""
+    """Return the file names without those of locks."""
     return [n for n in names if "mlflow" not in n]
 
 
@@ -286,10 +286,10 @@ def test_at_work(registered: Path, tmp_path: Path) -> None:
     # A search keeps what it works on; another pipeline's run keeps the models that it has ever begun with.
     search = ws.search("clicks", day(0), "k") / "study.db"
     search.put_text("x")
-    other = Manifest(stage="train", pipeline="other", ds=day(0), key="k", spec_hash="s")
+    other_manifest = Manifest(stage="train", pipeline="other", ds=day(0), key="k", spec_hash="s")
     read = {"kind": "pretrained", "name": f"models/clicks/{day(3)}/train-{day(3)}/model", "version": "v"}
-    other = Manifest.model_validate(other.model_dump() | {"inputs": [read]})
-    other.save(ws.manifest("other", day(0), "train"))
+    other_manifest = Manifest.model_validate(other_manifest.model_dump() | {"inputs": [read]})
+    other_manifest.save(ws.manifest("other", day(0), "train"))
     with run_lock(ws, "clicks-search"), run_lock(ws, "other"):
         gc(spec.model_copy(update={"housekeeping": spec.housekeeping.model_copy(update={"searches": 1})}), ws)
     assert search.exists()
@@ -316,15 +316,15 @@ def test_removed_is_neither_stale_nor_missing(tmp_path: Path, monkeypatch: pytes
     later = next(x for x in yard("status", "clicks").output.splitlines() if " train " in x)
     assert " done " in later
     runs = load_runs(ws, "clicks")
-    shown = trace(runs, *find(runs, "lake/clicks/score"))
-    assert f"was removed by retention on {today}" in str(shown)
+    tree = trace(runs, *find(runs, "lake/clicks/score"))
+    assert f"was removed by retention on {today}" in str(tree)
     assert yard.run().exit_code == 0
     assert yard.submitted == ["features"]  # made again, with the same result: nothing else is
     assert Manifest.load(file).removed == ()  # type: ignore[union-attr]
 
 
 def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
-    """What reads them sees them as not loaded; days that stay are as they were, and keep their versions."""
+    """Readers see removed days as not loaded; days that stay are as they were, and keep their versions."""
     ws = Workspace(tmp_path)
     table = ws.table("clicks", "events")
     for n in range(4):
@@ -341,8 +341,8 @@ def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
     assert history.removed_by_others(versions[3], day(3)) is None
     assert {n: last_change(log, day(n)) for n in range(4)} == versions
     # The versions before are pinned, but for the days that are gone.
-    gone = unused_files(table, {versions[3]}, day(2), 2**62)
-    assert {f.parent.name for f in gone} == {f"ds={day(0)}", f"ds={day(1)}"}
+    unused = unused_files(table, {versions[3]}, day(2), 2**62)
+    assert {f.parent.name for f in unused} == {f"ds={day(0)}", f"ds={day(1)}"}
     assert unused_files(table, {versions[3]}, None, 2**62) == []
     assert unused_files(table, (), None, 0) == []  # what was removed just now may be read still
     write_rows(table, day(0), [7], json.dumps({"headrace.ingest": record | {"ds": day(0)}}))
@@ -355,18 +355,18 @@ def test_the_log_of_a_table_that_keeps_some_days_does_not_grow(tmp_path: Path) -
     table, name = ws.table("clicks", "scores"), ws.name_of(ws.table("clicks", "scores"))
     log, versions, sizes, days = DeltaLog(table), {}, [], [day(n) for n in range(60)]
     for n in range(60):
-        made = versions[day(n)] = write_rows(table, day(n), [n, n + 1])
-        save(ws, day(n), "score", {}, Output(kind="delta", name=name, version=str(made), rows=2))
+        version = versions[day(n)] = write_rows(table, day(n), [n, n + 1])
+        save(ws, day(n), "score", {}, Output(kind="delta", name=name, version=str(version), rows=2))
         gc(spec, ws)
         sizes.append(size_of(table / "_delta_log"))
-        there = log.versions()
-        assert there == set(range(min(there), max(there) + 1))  # no gap
+        log_versions = log.versions()
+        assert log_versions == set(range(min(log_versions), max(log_versions) + 1))  # no gap
         for ds in days[max(0, n - 2) : n + 1]:
             first = days.index(ds)
             assert users_at(table, versions[ds], ds) == [first, first + 1]
-        kept = {uri.split("ds=")[1][:10] for uri in DeltaTable(str(table)).file_uris()}
-        assert kept == set(days[max(0, n - 3) : n + 1])
-    assert min(there) > 80  # of two commits a day, the removal's among them
+        retained_days = {uri.split("ds=")[1][:10] for uri in DeltaTable(str(table)).file_uris()}
+        assert retained_days == set(days[max(0, n - 3) : n + 1])
+    assert min(log_versions) > 80  # of two commits a day, the removal's among them
     # A checkpoint also names files that were removed within a week, by the clock: of all sixty days, here.
     assert max(sizes[40:]) < 1.15 * max(sizes[20:40])
 
@@ -380,9 +380,9 @@ def test_manifests_go_when_nothing_else_of_their_day_is_left(registered: Path, t
     gc(clicks(**keep), ws)
     assert ws.days("clicks") == [day(n) for n in range(DAYS)]
     steps = gc(clicks(**keep, manifests=4), ws)
-    gone = [s.name.split()[0] for s in steps if s.kind == "manifests"]
+    removed_days = [s.name.split()[0] for s in steps if s.kind == "manifests"]
     # The second day's model is the champion; the last four days are kept for themselves.
-    assert gone == [f"runs/clicks/{day(n)}" for n in (0, 2, 3)]
+    assert removed_days == [f"runs/clicks/{day(n)}" for n in (0, 2, 3)]
     assert ws.days("clicks") == [day(n) for n in (1, 4, 5, 6, 7)]
     assert {m.stage for _, m in manifests_of(ws, "clicks", [day(1)])} >= {"ingest", "features", "train", "score"}
     # What MLflow has of these days went with them, but for the newest version, after which the next is numbered.
@@ -390,9 +390,9 @@ def test_manifests_go_when_nothing_else_of_their_day_is_left(registered: Path, t
     assert [v.version for v, _ in versions_with_aliases(ws, "clicks")] == ["2", "3"]
     assert [s for s in gc(clicks(**keep, manifests=4), ws) if s.kind in ("manifests", "registry")] == []
     # A day whose rows are there stays, however old.
-    other = copy(registered, tmp_path / "other")
-    gc(clicks(**keep, manifests=4), other)
-    assert other.days("clicks") == [day(n) for n in range(DAYS)]
+    other_ws = copy(registered, tmp_path / "other")
+    gc(clicks(**keep, manifests=4), other_ws)
+    assert other_ws.days("clicks") == [day(n) for n in range(DAYS)]
 
 
 def test_limits_of_a_spec() -> None:
@@ -413,10 +413,10 @@ def test_crowded_partitions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["has column mapping", "column 'user_id' has delta.invariants"])
 def test_small_files_that_nobody_can_join(
-    made: Path, tmp_path: Path, reason: str, caplog: pytest.LogCaptureFixture
+    filled_home: Path, tmp_path: Path, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those with features that headrace does not write stay, and what comes later goes."""
-    ws = copy(made, tmp_path)
+    """Files with features that headrace does not write stay, and what comes later goes."""
+    ws = copy(filled_home, tmp_path)
 
     def grows(name: str, mode: str, metadata: dict[str, Any]) -> Location:
         table, adds = ws.table("clicks", name), list[dict[str, Any]]()
@@ -449,20 +449,20 @@ def test_small_files_that_nobody_can_join(
     assert crowded(joined, 2, 1 << 20) == ([], 0)
 
 
-def test_command(made: Path, tmp_path: Path) -> None:
-    ws = copy(made, tmp_path)
+def test_command(filled_home: Path, tmp_path: Path) -> None:
+    ws = copy(filled_home, tmp_path)
     words = ["gc", "clicks", "--home", str(ws.home), "--set", "publish=null", "--set", "housekeeping.datasets=2"]
     text = CliRunner().invoke(app, words).output
     assert "Nothing was changed: add --delete" in text
     # Those that the newest day's training draws rows from stay, whatever the retention says.
     replay = ("features.window_days=3", "retrain={replay: {share: 0.1, days: 2}}")
-    kept = CliRunner().invoke(app, [*words, "--json", *(a for key in replay for a in ("--set", key))]).output
-    assert {s["what"] for s in json.loads(kept)["steps"] if s["kind"] == "dataset"} == {
+    dry_run = CliRunner().invoke(app, [*words, "--json", *(a for key in replay for a in ("--set", key))]).output
+    assert {s["what"] for s in json.loads(dry_run)["steps"] if s["kind"] == "dataset"} == {
         f"datasets/clicks/{day(n)}/features-{day(n)}" for n in range(2)
     }
-    found = json.loads(CliRunner().invoke(app, [*words, "--delete", "--json"]).output)
-    assert found["deleted"]
-    assert {s["what"] for s in found["steps"] if s["kind"] == "dataset"} == {
+    report = json.loads(CliRunner().invoke(app, [*words, "--delete", "--json"]).output)
+    assert report["deleted"]
+    assert {s["what"] for s in report["steps"] if s["kind"] == "dataset"} == {
         f"datasets/clicks/{day(n)}/features-{day(n)}" for n in range(6)
     }
     assert "nothing can go" in CliRunner().invoke(app, words).output

@@ -1,4 +1,4 @@
-"""What a live process or a lease holds stays, whatever its age; what is dead and old goes: drawn states of a home."""
+"""Retention in drawn states of a home: what is dead and old goes, what a live process or a lease holds stays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def age(path: Path, days: float) -> None:
 
 
 def fill(folder: Path, state: dict[str, Any]) -> bool:
-    """Whether it is old afterwards."""
+    """Fill a folder and return whether it is old afterwards."""
     for name in state["files"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
@@ -113,7 +113,7 @@ def test_states_of_a_home(
 
 
 def test_the_folder_of_a_live_process_and_of_one_that_was_killed(tmp_path: Path) -> None:
-    """By a process of its own, which writes nothing into the folder, and days later: by the clock that gc is given."""
+    """Another process holds the folder and writes nothing into it; gc's clock is then set days ahead."""
     ws = Workspace(tmp_path)
     parent = (ws.spark_local / "local").local_path()
     text = "import sys, time; from pathlib import Path; from headrace.storage.flock import HeldFolder\n"
@@ -126,8 +126,8 @@ def test_the_folder_of_a_live_process_and_of_one_that_was_killed(tmp_path: Path)
         assert (parent / name).is_dir()
         process.kill()
     time.sleep(0.01)
-    gone = {s.name for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)}
-    assert gone == {f"spark/local/{name}", f"spark/local/{name}.lock"}
+    removed = {s.name for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)}
+    assert removed == {f"spark/local/{name}", f"spark/local/{name}.lock"}
     assert list(parent.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""What killed writers left in lake and store: found by age, removed under the lease, and by nobody else."""
+"""Leftovers of killed writers in lake and store: found by age, removed under the lease, and by nobody else."""
 
 from __future__ import annotations
 
@@ -74,13 +74,17 @@ def begin(place: Location, token: str, text: str) -> None:
 
 
 def test_what_is_old_goes_and_what_is_young_or_published_stays(ws: Workspace, spec: Spec) -> None:
-    dataset, model, other = ws.dataset("clicks", DS, "k1"), ws.model("clicks", DS, "k2"), ws.model("other", DS, "k3")
+    dataset, model, other_model = (
+        ws.dataset("clicks", DS, "k1"),
+        ws.model("clicks", DS, "k2"),
+        ws.model("other", DS, "k3"),
+    )
     with dataset.new_folder() as folder:
         (folder / "f").put_text("published")
-    made = Output(kind="dataset", name=ws.name_of(dataset), version="k1")
-    named = Manifest(stage="features", pipeline="clicks", ds=DS, key="k1", spec_hash="s", outputs=(made,))
+    output = Output(kind="dataset", name=ws.name_of(dataset), version="k1")
+    named = Manifest(stage="features", pipeline="clicks", ds=DS, key="k1", spec_hash="s", outputs=(output,))
     named.save(ws.manifest("clicks", DS, "features"))
-    for place in (dataset, model, other):
+    for place in (dataset, model, other_model):
         begin(place, "t1", "12345")
     begun = 32 if ws.store.scheme == "s3" else 0  # what says that the attempt goes on
     time.sleep(0.02)
@@ -88,10 +92,10 @@ def test_what_is_old_goes_and_what_is_young_or_published_stays(ws: Workspace, sp
     time.sleep(0.02)
     young = model.begin("t2", alone=False)
     (young / "f").put_text("1")
-    before = left_over(ws.store)
+    names = left_over(ws.store)
     sizes = {f"{p.below(ws.store)}": 5 + begun for p in (dataset, model)}
     assert unfinished(spec, ws, now) == sizes
-    assert left_over(ws.store) == before
+    assert left_over(ws.store) == names
     assert (dataset / "f").read_text() == "published"
     assert unfinished(spec, ws, now, delete=True) == sizes
     assert unfinished(spec, ws, now, delete=True) == {}
@@ -101,7 +105,7 @@ def test_what_is_old_goes_and_what_is_young_or_published_stays(ws: Workspace, sp
     assert {f.below(dataset): f.read_text() for f in dataset.files()} == {"f": "published"}
     # Who is at work can; another pipeline's is none of this one's.
     model.commit("t2")
-    other.commit("t1")
+    other_model.commit("t1")
     assert [f.below(ws.store) for f in ws.store.files() if "models" in str(f)] == [
         f"models/clicks/{DS}/k2/f",
         f"models/other/{DS}/k3/deep/f",
@@ -111,14 +115,14 @@ def test_what_is_old_goes_and_what_is_young_or_published_stays(ws: Workspace, sp
 def test_before_persons_are_erased_all_of_the_pipeline_goes(ws: Workspace) -> None:
     spec = load_spec("clicks", [])
     assert spec.publish is not None
-    mine = [
+    pipeline_places = [
         ws.staging("clicks") / "score" / "run" / "items",
         ws.forgotten("clicks") / "request" / "places.jsonl",
         ws.lake / "warehouse" / "clicks_scores" / f"ds={DS}" / "part-0.parquet",
         ws.table("clicks", "events") / "_delta_log" / "00000000000000000001.json",
     ]
     unlocked = [ws.landing("clicks") / DS, ws.promotions("clicks-baseline"), ws.stopped_arm("clicks", "order", "b")]
-    places = [*mine, *unlocked, ws.promotions("other")]
+    places = [*pipeline_places, *unlocked, ws.promotions("other")]
     for place in places:
         begin(place, "t", "x")
     time.sleep(0.02)

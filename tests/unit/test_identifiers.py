@@ -39,18 +39,18 @@ def test_databases_have_columns_of_these_names(names: list[str]) -> None:
         assert client.columns("t") == names
         client.run(f"SELECT {', '.join(map(client.quote, names))} FROM t")
     with create_engine("sqlite://", isolation_level="AUTOCOMMIT").connect() as connection:
-        other = client_of(connection, None)
-        other.run(f"CREATE TABLE t ({', '.join(f'{other.quote(name)} INTEGER' for name in names)})")
-        assert other.columns("t") == names
+        database = client_of(connection, None)
+        database.run(f"CREATE TABLE t ({', '.join(f'{database.quote(name)} INTEGER' for name in names)})")
+        assert database.columns("t") == names
         values: list[Any] = list(range(len(names)))
-        marks = ", ".join([other.mark] * len(names))
-        other.run(f"INSERT INTO t ({', '.join(map(other.quote, names))}) VALUES ({marks})", values)
-        where = f"{other.quote(names[-1])} = {other.mark}"
-        assert other.run(f"SELECT * FROM t WHERE {where}", values[-1:]) == [tuple(values)]
+        marks = ", ".join([database.mark] * len(names))
+        database.run(f"INSERT INTO t ({', '.join(map(database.quote, names))}) VALUES ({marks})", values)
+        condition = f"{database.quote(names[-1])} = {database.mark}"
+        assert database.run(f"SELECT * FROM t WHERE {condition}", values[-1:]) == [tuple(values)]
     with sqlite3.connect(":memory:") as lite:
-        found = lite.execute(f"CREATE TABLE t ({', '.join(quoted(name, chr(34)) for name in names)})")
-        found = lite.execute("SELECT * FROM t")
-        assert [c[0] for c in found.description] == names
+        cursor = lite.execute(f"CREATE TABLE t ({', '.join(quoted(name, chr(34)) for name in names)})")
+        cursor = lite.execute("SELECT * FROM t")
+        assert [c[0] for c in cursor.description] == names
 
 
 @settings(max_examples=100, deadline=None)

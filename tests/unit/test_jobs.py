@@ -37,13 +37,13 @@ from tests.clicks_stages import CLICKS_STAGES
 DS = "2026-01-03"
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], event: str) -> None:
     """Poll; the limit only ends a test that has failed."""
     for _ in range(1200):
         if condition():
             return
         time.sleep(0.05)
-    pytest.fail(f"did not happen: {what}")
+    pytest.fail(f"did not happen: {event}")
 
 
 def test_each_stage_has_a_class_that_needs_only_earlier_ones() -> None:
@@ -123,11 +123,15 @@ def test_exit_codes_of_a_job(ws: Workspace) -> None:
     assert "Traceback" in broken.stderr
 
 
-@pytest.mark.parametrize(("stage", "own"), [("features", None), ("train", "train")])
+@pytest.mark.parametrize(("stage", "held_stage"), [("features", None), ("train", "train")])
 def test_a_run_that_the_lease_refuses_starts_no_session(
-    stage: str, own: str | None, ws: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    stage: str,
+    held_stage: str | None,
+    ws: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It would begin beside the stage's imports, before the stage asks for its lease."""
+    """A session would begin beside the stage's imports, before the stage asks for its lease."""
     started = list[str]()
 
     def start(conf: Spark, ws: Workspace, name: str) -> None:
@@ -137,15 +141,15 @@ def test_a_run_that_the_lease_refuses_starts_no_session(
     monkeypatch.setattr(session, "_start", start)
     monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
     for holder in ("clicks", "other"):
-        with run_lock(ws, holder, own), pytest.raises(SystemExit) as ended:
+        with run_lock(ws, holder, held_stage), pytest.raises(SystemExit) as exit_info:
             run_stage.main([stage, "clicks", "--ds", DS, "--home", str(ws.home), "--events"])
-        said = capfd.readouterr().err
+        stderr = capfd.readouterr().err
         if holder == "clicks":
-            assert (ended.value.code, started) == (69, [])
-            assert said.startswith(f"error: another run of pipeline 'clicks' is at work (process {os.getpid()} on ")
+            assert (exit_info.value.code, started) == (69, [])
+            assert stderr.startswith(f"error: another run of pipeline 'clicks' is at work (process {os.getpid()} on ")
     # Another pipeline's is not in the way; nor is that of a stage that runs beside this one.
     assert len(started) == 1
-    if own is not None:
+    if held_stage is not None:
         with run_lock(ws, "clicks", "baseline"), pytest.raises(SystemExit):
             run_stage.main([stage, "clicks", "--ds", DS, "--home", str(ws.home), "--events"])
         assert len(started) == 2
@@ -155,8 +159,8 @@ def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark
     overrides = ["train.epochs=1", "spark.master=local[1]"]
     line = submit.command(["train", "baseline"], "clicks", DS, ws, overrides, events=True)
     assert line[:2] == [sys.executable, str(PROGRAM)]
-    wanted = ["train,baseline", "clicks", "--ds", DS, "--home", str(ws.home)]
-    assert line[2:] == [*wanted, "--set", "train.epochs=1", "--set", "spark.master=local[1]", "--events"]
+    expected = ["train,baseline", "clicks", "--ds", DS, "--home", str(ws.home)]
+    assert line[2:] == [*expected, "--set", "train.epochs=1", "--set", "spark.master=local[1]", "--events"]
     env = submit.environment(load_spec("clicks").spark, {"KEEP": "me"}, storage.local(Path("/a folder/p.properties")))
     assert env["KEEP"] == "me"
     assert (Path(env["SPARK_HOME"]) / "bin" / "spark-submit").is_file()
@@ -170,7 +174,7 @@ def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark
 
 
 @pytest.mark.parametrize(
-    ("overrides", "wanted"),
+    ("overrides", "expected"),
     [
         ([], [CLICKS_STAGES]),
         (["spark.master=local[8]"], [CLICKS_STAGES]),
@@ -195,44 +199,44 @@ def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark
     ids=str,
 )
 def test_stages_share_an_application_where_their_settings_agree(
-    overrides: list[str], wanted: list[tuple[str, ...]] | None, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], expected: list[tuple[str, ...]] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     spec = load_spec("clicks", overrides)
     stages = [name for name in ORDER if STAGES[name].applies(spec)]
-    found = applications(stages, spec)
-    assert [name for group in found for name in group] == stages
-    if wanted is None:
-        assert all(sum(STAGES[name].spark for name in group) <= 1 for group in found)
+    groups = applications(stages, spec)
+    assert [name for group in groups for name in group] == stages
+    if expected is None:
+        assert all(sum(STAGES[name].spark for name in group) <= 1 for group in groups)
     else:
-        assert found == wanted
+        assert groups == expected
     assert applications(stages, spec, isolated=True) == [(name,) for name in stages]
 
 
 def test_settings_agree_where_all_that_an_application_is_started_with_is_the_same() -> None:
-    one = Spark(master="local[4]")
-    assert agree(one, Spark(master="local[4]"))
-    for other in (
+    base = Spark(master="local[4]")
+    assert agree(base, Spark(master="local[4]"))
+    for changed in (
         Spark(master="local[2]"),
         Spark(master="local[4]", driver_memory="4g"),
         Spark(master="local[4]", properties={"spark.jars": "x.jar"}),
         Spark(master="spark://head:7077"),
     ):
-        assert not agree(one, other)
+        assert not agree(base, changed)
     assert not agree(Spark(profile="gpu"), Spark(profile="gpu"))
 
 
 def test_what_belongs_to_one_machine_is_set_for_local_masters_alone(ws: Workspace, tmp_path: Path) -> None:
     path = tmp_path / "x.properties"
-    mine = ("spark.local.dir", "spark.driver.host", "spark.driver.bindAddress", "spark.sql.shuffle.partitions")
+    local_keys = ("spark.local.dir", "spark.driver.host", "spark.driver.bindAddress", "spark.sql.shuffle.partitions")
     for master, local in (("local[2]", True), ("local-cluster[2,1,1024]", True), ("yarn", False)):
         submit.write_properties(load_spec("clicks", [f"spark.master={master}"]), ws, storage.local(path))
         keys = [line.partition("=")[0] for line in path.read_text().splitlines()]
-        assert [key in keys for key in mine] == [local] * len(mine)
+        assert [key in keys for key in local_keys] == [local] * len(local_keys)
 
 
 def test_a_class_path_of_ones_own_goes_behind_the_one_that_delta_is_on(ws: Workspace, tmp_path: Path) -> None:
-    given = {f"spark.{of}.extraClassPath": f"/{of}.jar" for of in ("driver", "executor")}
+    class_paths = {f"spark.{process}.extraClassPath": f"/{process}.jar" for process in ("driver", "executor")}
 
     def written(properties: dict[str, str]) -> dict[str, str]:
         spec = load_spec("clicks", ["spark.master=yarn"])
@@ -241,11 +245,11 @@ def test_a_class_path_of_ones_own_goes_behind_the_one_that_delta_is_on(ws: Works
         lines = (tmp_path / "x.properties").read_text().splitlines()
         return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
-    ours = written({})["spark.driver.extraClassPath"]
-    assert "delta-spark" in ours
-    assert written(given)["spark.driver.extraClassPath"] == f"{ours}:/driver.jar"
+    delta_path = written({})["spark.driver.extraClassPath"]
+    assert "delta-spark" in delta_path
+    assert written(class_paths)["spark.driver.extraClassPath"] == f"{delta_path}:/driver.jar"
     # Executors get what is ours by `spark.jars`.
-    assert written(given)["spark.executor.extraClassPath"] == "/executor.jar"
+    assert written(class_paths)["spark.executor.extraClassPath"] == "/executor.jar"
 
 
 def test_the_log_holds_no_values_of_overrides(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +273,9 @@ def test_properties_are_written_whole_and_the_same_for_the_same_spec(ws: Workspa
     assert [p.name for p in path.parent.iterdir()] == ["x.properties"]
     # A secret that nobody has known as one is not for others to read.
     assert path.stat().st_mode & 0o777 == 0o600
-    before = path.read_bytes()
+    first_bytes = path.read_bytes()
     submit.write_properties(spec, ws, storage.local(path))
-    assert path.read_bytes() == before
+    assert path.read_bytes() == first_bytes
 
 
 class Terminal(io.StringIO):
@@ -445,7 +449,7 @@ def start_family(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     return submitter, [int(p) for p in pids.read_text().split()]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -456,7 +460,7 @@ def test_a_signal_stops_the_whole_family(tmp_path: Path, signum: int, code: int)
     submitter, family = start_family(tmp_path)
     submitter.send_signal(signum)
     assert submitter.wait() == code
-    assert all(gone(p) for p in family)
+    assert all(has_ended(p) for p in family)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
@@ -465,7 +469,7 @@ def test_a_submitter_that_is_killed_takes_its_application_with_it(tmp_path: Path
     try:
         submitter.kill()
         submitter.wait()
-        wait_for(lambda: gone(application), "the application stops")
+        wait_for(lambda: has_ended(application), "the application stops")
     finally:
         os.kill(helper, signal.SIGKILL)  # beyond the kernel's reach: jobs watch their parents for that
 
@@ -490,7 +494,7 @@ def test_a_job_leaves_when_its_parent_is_gone() -> None:
     parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     job = int(parent.stdout.readline())
-    assert not gone(job)
+    assert not has_ended(job)
     parent.kill()
     parent.communicate()
-    wait_for(lambda: gone(job), "the job leaves")
+    wait_for(lambda: has_ended(job), "the job leaves")

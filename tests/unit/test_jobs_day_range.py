@@ -43,10 +43,10 @@ def test_days_are_loaded_in_few_passes_and_all_else_follows_in_order(count: int,
     spec = load_spec("clicks", [f"source.catch_up_days={catch_up}"])
     first = date(2026, 1, 1)
     days = days_of(spec, first.isoformat(), (first + timedelta(days=count - 1)).isoformat())
-    found = list(turns(["ingest", "features", "train"], days, spec))
-    assert [turn for turn in found if turn[0] != "ingest"] == [(s, ds) for s in ("features", "train") for ds in days]
-    loading = [ds for stage, ds in found if stage == "ingest"]
-    assert found[: len(days)] == [("ingest", ds) for ds in loading]
+    order = list(turns(["ingest", "features", "train"], days, spec))
+    assert [step for step in order if step[0] != "ingest"] == [(s, ds) for s in ("features", "train") for ds in days]
+    loading = [ds for stage, ds in order if stage == "ingest"]
+    assert order[: len(days)] == [("ingest", ds) for ds in loading]
     assert sorted(loading) == list(days)
     # Runs that load something: the first day's, and as few as cover the rest; no day before one that is loaded later.
     loaded: set[str] = set()
@@ -83,10 +83,10 @@ def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, sect
     assert list(turns([*first, *later], days, spec)) == expected
     # As well where they need several applications: what stands on nothing later is done for all days at once.
     for groups in ([[*first, later[0]], later[1:]], [[s] for s in (*first, *later)]):
-        found = list(submissions(groups, days, spec))
-        assert [turn for group, of in found for turn in turns(group, of, spec)] == expected
-        assert [of for group, of in found if "train" in group] == [("2026-01-03",), ("2026-01-04",)]
-        assert all(of == days for group, of in found if group[0] in first)
+        jobs = list(submissions(groups, days, spec))
+        assert [step for group, group_days in jobs for step in turns(group, group_days, spec)] == expected
+        assert [group_days for group, group_days in jobs if "train" in group] == [("2026-01-03",), ("2026-01-04",)]
+        assert all(group_days == days for group, group_days in jobs if group[0] in first)
     assert list(submissions([[*first, *later]], days, spec)) == [((*first, *later), days)]
     assert list(submissions([first, later], days[:1], spec)) == [(tuple(first), days[:1]), (tuple(later), days[:1])]
 
@@ -99,9 +99,9 @@ def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, sect
     yard.fakes |= {name: Judging(name) for name in ("challenger", "evaluate", "gate")}
     done = yard.run("--until", "2026-01-04", "--from", "ingest", "--to", "promote", "--isolated", "--set", section)
     assert done.exit_code == 0, done.output
-    at = {turn: i for i, turn in enumerate(zip(yard.submitted, yard.days, strict=True))}
-    assert at["promote", DS] < at["train", "2026-01-04"]
-    assert at["features", "2026-01-04"] < at["train", DS]
+    positions = {step: i for i, step in enumerate(zip(yard.submitted, yard.days, strict=True))}
+    assert positions["promote", DS] < positions["train", "2026-01-04"]
+    assert positions["features", "2026-01-04"] < positions["train", DS]
 
 
 def test_an_application_is_told_the_range(ws: Workspace) -> None:
@@ -112,8 +112,8 @@ def test_an_application_is_told_the_range(ws: Workspace) -> None:
 
 
 def test_a_range_runs_stage_by_stage(yard: Yard) -> None:
-    shown = yard.run("--until", "2026-01-04", "--to", "features")
-    assert shown.exit_code == 0, shown.output
+    result = yard.run("--until", "2026-01-04", "--to", "features")
+    assert result.exit_code == 0, result.output
     assert yard.applications == [("ingest", "features")]
     assert list(zip(yard.submitted, yard.days, strict=True)) == [
         ("ingest", DS),
@@ -121,7 +121,7 @@ def test_a_range_runs_stage_by_stage(yard: Yard) -> None:
         ("features", DS),
         ("features", "2026-01-04"),
     ]
-    assert "[2/2] features of 2026-01-04" in shown.output
+    assert "[2/2] features of 2026-01-04" in result.output
     assert yard.run("--until", "2026-01-05", "--to", "features").exit_code == 0
     assert list(zip(yard.submitted, yard.days, strict=True)) == [("ingest", "2026-01-05"), ("features", "2026-01-05")]
     assert yard.run("--until", "2026-01-05", "--to", "features").exit_code == 0
@@ -135,15 +135,15 @@ def test_a_range_runs_stage_by_stage(yard: Yard) -> None:
 
 def test_a_dry_run_of_a_range_says_what_would_run_and_in_which_order(yard: Yard) -> None:
     assert yard.run("--to", "features").exit_code == 0
-    found = planned(yard, "train")
-    shown = yard.run("--until", "2026-01-05", "--to", "train", "--dry-run")
-    assert (shown.exit_code, yard.submitted) == (0, [])
-    assert f"clicks, {DS} to 2026-01-05: 10 of 12 stages would run" in shown.output
-    assert [(p.stage, p.ds) for p in found if not p.runs] == [("ingest", DS), ("features", DS)]
-    assert next(p for p in found if p.stage == "features" and p.ds == "2026-01-04").reads == ("what ingest makes",)
+    plan = planned(yard, "train")
+    result = yard.run("--until", "2026-01-05", "--to", "train", "--dry-run")
+    assert (result.exit_code, yard.submitted) == (0, [])
+    assert f"clicks, {DS} to 2026-01-05: 10 of 12 stages would run" in result.output
+    assert [(p.stage, p.ds) for p in plan if not p.runs] == [("ingest", DS), ("features", DS)]
+    assert next(p for p in plan if p.stage == "features" and p.ds == "2026-01-04").reads == ("what ingest makes",)
     # In this order.
     assert yard.run("--until", "2026-01-05", "--to", "train").exit_code == 0
-    assert list(zip(yard.submitted, yard.days, strict=True)) == [(p.stage, p.ds) for p in found if p.runs]
+    assert list(zip(yard.submitted, yard.days, strict=True)) == [(p.stage, p.ds) for p in plan if p.runs]
     assert not any(p.runs for p in planned(yard, "train"))
     # A day that is done stays so as far as it can be known: another day's model may be what it begins with.
     Workspace(yard.home).manifest("clicks", "2026-01-04", "train").local_path().unlink()

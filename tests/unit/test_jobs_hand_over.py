@@ -23,23 +23,23 @@ SECRET, KEY = "\t pass\rwort\\n=ä", "wJalrXUtnFEMI/K7MDENG"
 
 def as_java_reads(text: str) -> dict[str, str]:
     """The logical lines of a file, by the documentation of java.util.Properties.load: a reader of the tests' own."""
-    found = {}
+    entries = {}
     for line in re.split(r"\r\n|\r|\n", text):
         line = re.sub(r"^[ \t\f]+", "", line)
         if not line or line[0] in "#!":
             continue
-        at, ended, key = 0, False, ""
-        while at < len(line) and not ended:
-            if line[at] == "\\":
-                key, at = key + unescaped(line[at + 1]), at + 2
-            elif line[at] in " \t\f=:":
-                ended = True
+        position, is_key_complete, key = 0, False, ""
+        while position < len(line) and not is_key_complete:
+            if line[position] == "\\":
+                key, position = key + unescaped(line[position + 1]), position + 2
+            elif line[position] in " \t\f=:":
+                is_key_complete = True
             else:
-                key, at = key + line[at], at + 1
-        rest = re.sub(r"^[ \t\f]*[=:]?[ \t\f]*", "", line[at:])
+                key, position = key + line[position], position + 1
+        rest = re.sub(r"^[ \t\f]*[=:]?[ \t\f]*", "", line[position:])
         value = re.sub(r"\\(.)", lambda m: unescaped(m[1]), rest)
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def unescaped(letter: str) -> str:
@@ -58,31 +58,33 @@ def test_any_key_and_value_are_read_back(properties: dict[str, str]) -> None:
 def test_secrets_are_in_files_of_their_owner_and_in_no_property(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = "# Spark properties\nspark.foo=bar\nspark.yarn.dist.files=hdfs://n/x.txt\n"
+    template = "# Spark properties\nspark.foo=bar\nspark.yarn.dist.files=hdfs://n/x.txt\n"
     secrets = {"DB_PASS": SECRET, "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": KEY}
     folder = tmp_path / "a folder"
     folder.mkdir()
-    text = with_secrets(before, folder, secrets, {"AWS_DEFAULT_REGION": "eu", "OPENLINEAGE_PARENT_ID": "a\tb"})
-    found = as_java_reads(text)
-    assert not [key for key, value in found.items() if SECRET in value or KEY in value or "AKIAEXAMPLE" in value]
-    assert found["spark.foo"] == "bar"
-    assert found["spark.yarn.appMasterEnv.AWS_DEFAULT_REGION"] == "eu"
-    assert found["spark.yarn.appMasterEnv.OPENLINEAGE_PARENT_ID"] == "a\tb"
-    theirs, *ours = found["spark.yarn.dist.files"].split(",")
-    assert theirs == "hdfs://n/x.txt"
-    files = {Path(unquote(urlparse(uri).path)) for uri in ours}
+    text = with_secrets(template, folder, secrets, {"AWS_DEFAULT_REGION": "eu", "OPENLINEAGE_PARENT_ID": "a\tb"})
+    entries = as_java_reads(text)
+    assert not [key for key, value in entries.items() if SECRET in value or KEY in value or "AKIAEXAMPLE" in value]
+    assert entries["spark.foo"] == "bar"
+    assert entries["spark.yarn.appMasterEnv.AWS_DEFAULT_REGION"] == "eu"
+    assert entries["spark.yarn.appMasterEnv.OPENLINEAGE_PARENT_ID"] == "a\tb"
+    user_file, *added_files = entries["spark.yarn.dist.files"].split(",")
+    assert user_file == "hdfs://n/x.txt"
+    files = {Path(unquote(urlparse(uri).path)) for uri in added_files}
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     # In a container the files lie in the working folder, by their names.
     monkeypatch.chdir(folder)
     assert {file.name for file in files} == {p.name for p in folder.iterdir()}
-    environ = {name.removeprefix("spark.yarn.appMasterEnv."): value for name, value in found.items() if "Env." in name}
+    environ = {
+        name.removeprefix("spark.yarn.appMasterEnv."): value for name, value in entries.items() if "Env." in name
+    }
     assert take_secrets(environ) == {"DB_PASS": SECRET}
     assert environ["DB_PASS"] == SECRET
     assert not [name for name in environ if name == "HEADRACE_SECRETS"]
     assert take_secrets(environ) == {}
     for place in ("spark.yarn.appMasterEnv", "spark.executorEnv"):
         profiles = configparser.ConfigParser(interpolation=None)
-        assert profiles.read(found[f"{place}.AWS_SHARED_CREDENTIALS_FILE"])
+        assert profiles.read(entries[f"{place}.AWS_SHARED_CREDENTIALS_FILE"])
         assert dict(profiles["default"]) == {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": KEY}
 
 
@@ -103,10 +105,10 @@ WAREHOUSE = '{"kind": "postgres", "host": "db", "database": "d", "user": "u", "p
 @pytest.mark.usefixtures("nothing_known")
 def test_values_are_hidden_whatever_their_variables_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEYWORD", 'hunt"er 2')
-    said = 'could not connect: "hunt\\"er 2", postgresql://u@db?x=hunt%22er%202, hunt"er 2'
-    assert "hunt" in redact(said)
+    message = 'could not connect: "hunt\\"er 2", postgresql://u@db?x=hunt%22er%202, hunt"er 2'
+    assert "hunt" in redact(message)
     spec = load_spec("clicks", [f"publish.warehouse={WAREHOUSE}"])
-    assert "hunt" not in redact(said)
+    assert "hunt" not in redact(message)
     assert spec.publish is not None
     monkeypatch.setenv("THE_KEYWORD", "another one")
     assert password_of(spec.publish.warehouse) == "another one"

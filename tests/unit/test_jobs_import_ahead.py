@@ -18,8 +18,8 @@ from headrace.stages import STAGES
 @pytest.mark.parametrize("name", STAGES)
 def test_what_stages_name_can_be_imported(name: str) -> None:
     for imported in STAGES[name].imports:
-        found, _, function = imported.partition(":")
-        assert not function or callable(getattr(import_module(found), function))
+        module_name, _, function = imported.partition(":")
+        assert not function or callable(getattr(import_module(module_name), function))
 
 
 def test_stages_are_imported_in_order_once_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +73,5 @@ def test_an_application_that_ends_meanwhile_ends_in_order() -> None:
         "    begin()\n"
         "    sys.exit(75)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (75, "")
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (75, "")

@@ -39,38 +39,38 @@ def test_parts_hold_each_line_once_with_its_number(
     path = local(tmp_path_factory.mktemp("lines") / "a.txt")
     path.put_bytes(data)
     edges = [len(data) * k // count for k in range(count + 1)]
-    found, first = [], 1
+    numbered_lines, first = [], 1
     for start, end in itertools.pairwise(edges):
         if start == end:
             continue
         part = Part(0, path, start, end, first)
-        mine = list(blocks(part, size))
-        for block in mine:
+        part_blocks = list(blocks(part, size))
+        for block in part_blocks:
             texts = block.texts(np.ones(len(block), np.bool_)).cast(pa.binary()).to_pylist()
-            found += list(zip(range(block.first_line, block.first_line + len(block)), texts, strict=True))
+            numbered_lines += list(zip(range(block.first_line, block.first_line + len(block)), texts, strict=True))
             for line, a, b in zip(texts, block.starts.tolist(), block.ends.tolist(), strict=True):
                 assert block.data[a:b] == line.rstrip(b"\r")
-        assert count_lines(part) == sum(len(b) for b in mine)
-        first += sum(len(b) for b in mine)
-    assert found == list(enumerate(expected, 1))
+        assert count_lines(part) == sum(len(b) for b in part_blocks)
+        first += sum(len(b) for b in part_blocks)
+    assert numbered_lines == list(enumerate(expected, 1))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no gzip"])
 def test_damaged_gzip_is_no_end(tmp_path: Path, damage: str) -> None:
-    whole = gzip.compress(b"".join(f"line {n}\n".encode() for n in range(20_000)))
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 0xFF
+    compressed = gzip.compress(b"".join(f"line {n}\n".encode() for n in range(20_000)))
+    flipped = bytearray(compressed)
+    flipped[len(compressed) // 2] ^= 0xFF
     path = local(tmp_path / "a.gz")
-    path.put_bytes({"truncated": whole[:-100], "flipped": bytes(flipped), "no gzip": b"plain\n" * 50}[damage])
+    path.put_bytes({"truncated": compressed[:-100], "flipped": bytes(flipped), "no gzip": b"plain\n" * 50}[damage])
     with pytest.raises(UnreadableError):
         list(blocks(Part(0, path), 1 << 16))
-    path.put_bytes(whole + gzip.compress(b"another member\n"))
+    path.put_bytes(compressed + gzip.compress(b"another member\n"))
     assert sum(len(b) for b in blocks(Part(0, path), 1 << 16)) == 20_001
 
 
 def values(text: Sequence[str | None], type_: str, zone: str = "UTC") -> list[object]:
-    found: list[object] = from_text(pa.array(text, pa.string()), type_, zone, None).to_pylist()
-    return found
+    converted: list[object] = from_text(pa.array(text, pa.string()), type_, zone, None).to_pylist()
+    return converted
 
 
 @given(st.lists(st.one_of(st.none(), st.datetimes(datetime(1900, 1, 1), datetime(9000, 1, 1)))), st.integers(0, 3))
@@ -93,11 +93,11 @@ def test_timestamps_are_those_of_python(moments: list[datetime | None], form: in
 )
 def test_local_times_are_those_of_the_zone(moments: list[datetime]) -> None:
     zone = ZoneInfo("Europe/Berlin")
-    found = values([t.isoformat() for t in moments], "timestamp", "Europe/Berlin")
-    for t, value in zip(moments, found, strict=True):
+    converted = values([t.isoformat() for t in moments], "timestamp", "Europe/Berlin")
+    for t, value in zip(moments, converted, strict=True):
         instant = t.replace(tzinfo=zone).astimezone(UTC)
-        there = instant.astimezone(zone).replace(tzinfo=None) == t
-        assert value == (instant if there else None)
+        exists = instant.astimezone(zone).replace(tzinfo=None) == t
+        assert value == (instant if exists else None)
 
 
 @given(
@@ -115,8 +115,8 @@ def test_dates_are_those_of_python(texts: list[str]) -> None:
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
 def test_json_numbers_become_the_float_of_their_text(numbers: list[float]) -> None:
-    found = from_json(pa.array(numbers, pa.float64()), "float", "UTC", None).to_pylist()
-    for number, value in zip(numbers, found, strict=True):
+    converted = from_json(pa.array(numbers, pa.float64()), "float", "UTC", None).to_pylist()
+    for number, value in zip(numbers, converted, strict=True):
         if value is not None:
             assert struct.pack("f", value) == struct.pack("f", np.float32(repr(number)))
             assert math.isfinite(value)
@@ -126,8 +126,8 @@ def test_json_numbers_become_the_float_of_their_text(numbers: list[float]) -> No
 
 def test_a_list_that_lost_an_element_is_null() -> None:
     lists = split_list(pa.array(["1|2", "", "3|x", None, "7"]), "|")
-    made = list_of(lists, from_text(lists.values, "int", "UTC", None), "array<int>")
-    assert made.to_pylist() == [[1, 2], None, None, None, [7]]
+    converted = list_of(lists, from_text(lists.values, "int", "UTC", None), "array<int>")
+    assert converted.to_pylist() == [[1, 2], None, None, None, [7]]
 
 
 def test_equal_keys_have_equal_hashes() -> None:
@@ -144,15 +144,15 @@ def test_equal_keys_have_equal_hashes() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 2)), max_size=30))
 def test_rows_are_left_out_by_their_places(
-    tmp_path_factory: pytest.TempPathFactory, gone: list[tuple[int, int, int]]
+    tmp_path_factory: pytest.TempPathFactory, removed: list[tuple[int, int, int]]
 ) -> None:
     every = [(f, n, c) for f in range(4) for n in range(1, 10) for c in range(3)]
-    columns = dict(zip(("_file", "_line", "_copy"), zip(*gone, strict=True), strict=True)) if gone else {}
+    columns = dict(zip(("_file", "_line", "_copy"), zip(*removed, strict=True), strict=True)) if removed else {}
     table = pa.table({n: pa.array(columns.get(n, []), pa.int64()) for n in ("_file", "_line", "_copy")})
     dropped = Dropped.save(table, local(tmp_path_factory.mktemp("dropped") / "dropped.npz")).load()
     files, lines, copies = (np.array(c) for c in zip(*every, strict=True))
     assert [r for r, keep in zip(every, rows_to_keep(dropped, files, lines, copies), strict=True) if keep] == [
-        r for r in every if r not in gone
+        r for r in every if r not in removed
     ]
 
 
@@ -194,10 +194,10 @@ def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
     assert written.add_action()["partitionValues"] == {"ds": "2026-03-01"}
     # Nothing without rows, and nothing of what was given up.
     assert DataFileWriter(local(tmp_path), "2026-03-02", schema, "snappy").close() is None
-    other = DataFileWriter(local(tmp_path), "2026-03-03", schema, "snappy")
-    other._waiting = [table]
-    other._flush()
-    other.abandon()
+    other_writer = DataFileWriter(local(tmp_path), "2026-03-03", schema, "snappy")
+    other_writer._waiting = [table]
+    other_writer._flush()
+    other_writer.abandon()
     assert list((tmp_path / "ds=2026-03-03").iterdir()) == []
 
 

@@ -43,12 +43,12 @@ def by_ranges(file: tuple[Location, int], scratch: Path) -> list[Part] | None:
 
 def lines_of(parts: list[Part]) -> list[tuple[int, bytes]]:
     """(number, line) of each line, by the reader of plain text."""
-    found = []
+    numbered = []
     for part in parts:
         for block in blocks(part, 1 << 16):
             texts = block.lines.to_pylist()
-            found += [(block.first_line + k, line.removesuffix(b"\n")) for k, line in enumerate(texts)]
-    return found
+            numbered += [(block.first_line + k, line.removesuffix(b"\n")) for k, line in enumerate(texts)]
+    return numbered
 
 
 @given(
@@ -71,7 +71,7 @@ def test_ranges_hold_the_lines_of_the_whole(
 ) -> None:
     folder = tmp_path_factory.mktemp("bz2")
     texts = [text_of(seed + k, size, longest, last_ends) for k, size in enumerate(sizes)]
-    whole = b"".join(texts)
+    content = b"".join(texts)
     file = written(folder, [bz2.compress(text, level) for text in texts])
     with pytest.MonkeyPatch.context() as patch:
         # No more than a few hundred ranges.
@@ -80,7 +80,7 @@ def test_ranges_hold_the_lines_of_the_whole(
         patch.setattr(bzip2, "_MOST_RANGE_BYTES", most)
         parts = by_ranges(file, folder / "scratch")
     assert parts is not None
-    expected = whole.removesuffix(b"\n").split(b"\n")
+    expected = content.removesuffix(b"\n").split(b"\n")
     assert lines_of(parts) == list(enumerate(expected, 1))
     assert {part.file for part in parts} == {3}
 
@@ -124,20 +124,20 @@ def test_pieces_in_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.Monkey
     parts = bzip2.unpack(None, {3: written(tmp_path, [good])}, 1, lake)[3]
     assert len(parts) > 3
     assert lines_of(parts) == list(enumerate(TEXT.removesuffix(b"\n").split(b"\n"), 1))
-    before = list(lake.files())
+    stored_files = list(lake.files())
     assert bzip2.unpack(None, {3: written(tmp_path, [good[:-9]])}, 1, lake) == {}
-    assert list(lake.files()) == before
+    assert list(lake.files()) == stored_files
 
 
 @pytest.mark.usefixtures("small_ranges")
 def test_missing_blocks_and_streams_are_noticed(tmp_path: Path) -> None:
     """Each block is whole, and one of them is gone: the stream's checksum says so."""
     good = bz2.compress(TEXT, 1)
-    at = [mark.bit for mark in bzip2.marks(good)]
+    offsets = [mark.bit for mark in bzip2.marks(good)]
     bits = "".join(f"{byte:08b}" for byte in good)
-    gone = bits[: at[1]] + bits[at[2] :]
-    short = int(gone.ljust(-(-len(gone) // 8) * 8, "0"), 2).to_bytes(-(-len(gone) // 8), "big")
-    assert len(at) > 3
+    shortened = bits[: offsets[1]] + bits[offsets[2] :]
+    short = int(shortened.ljust(-(-len(shortened) // 8) * 8, "0"), 2).to_bytes(-(-len(shortened) // 8), "big")
+    assert len(offsets) > 3
     assert by_ranges(written(tmp_path, [good]), tmp_path / "s") is not None
     assert by_ranges(written(tmp_path, [short]), tmp_path / "s") is None
 
@@ -151,7 +151,7 @@ def test_a_line_of_many_ranges_is_one_line(tmp_path: Path) -> None:
 
 
 def test_arrow_reads_whole_files_of_several_streams(tmp_path: Path) -> None:
-    """What small files are read by."""
+    """Arrow's own reader, which takes small files, reads them to the end."""
     path, _ = written(tmp_path, [bz2.compress(b"a\nb"), bz2.compress(b"c\nd\n")])
     assert lines_of([Part(0, path)]) == [(1, b"a"), (2, b"bc"), (3, b"d")]
     assert pa.Codec.is_available("bz2")

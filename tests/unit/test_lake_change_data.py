@@ -1,4 +1,4 @@
-"""When commits were made, and whether changes can be read, by logs that are written by hand."""
+"""Times of commits, and whether changes can be read, by logs that are written by hand."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_success_files_of_a_table(ws: Workspace) -> None:
 
 
 def test_files_that_arrow_cannot_open(tmp_path: Path) -> None:
-    """Of a newer writer: Spark reads them, and their statistics are not known. What is no Parquet has a fault."""
+    """Spark reads files of a newer writer, and their statistics are unknown. A file that is no Parquet has a fault."""
     source = TableSource(format="parquet", path=str(tmp_path), day=SourceDay(time="ts"))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 written by another PAR1")
     snapshot = FolderSnapshot(source, local(tmp_path), "parquet")

@@ -1,4 +1,4 @@
-"""What becomes of data files whose commit fails."""
+"""Data files whose commit fails: they stay where it may have been made, and go where it was refused."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _written(table: Location, first: int) -> WrittenFile:
     schema = pa.schema([("id", pa.int64())])
     writer = DataFileWriter(table, DAY, schema, "snappy")
     writer.add(pa.table({"id": [first, first + 1]}, schema=schema))
-    found = writer.close()
-    assert found is not None
-    return found
+    data_file = writer.close()
+    assert data_file is not None
+    return data_file
 
 
 @pytest.mark.parametrize(
@@ -40,31 +40,31 @@ def _written(table: Location, first: int) -> WrittenFile:
     ids=lambda e: type(e).__name__,
 )
 def test_files_of_a_commit_whose_answer_is_lost_stay(error: BaseException, table: Location) -> None:
-    mine, other = _written(table, 0), _written(table, 10)
-    written = [mine, other]
+    committed_file, extra_file = _written(table, 0), _written(table, 10)
+    written = [committed_file, extra_file]
 
     def commit() -> None:
-        with forgotten_unless_refused(written, [mine]):
-            Transaction(table).replace("ds", [DAY], [mine.add_action()], "{}")
+        with forgotten_unless_refused(written, [committed_file]):
+            Transaction(table).replace("ds", [DAY], [committed_file.add_action()], "{}")
             raise error
 
     with pytest.raises(type(error)):
         commit()
     remove_files(table, written)
-    assert (table / mine.path).exists()
-    assert not (table / other.path).exists()
+    assert (table / committed_file.path).exists()
+    assert not (table / extra_file.path).exists()
 
 
 @pytest.mark.parametrize("error", [UserError("a constraint is broken"), BusyError("another writer"), LeaseLost("lost")])
 def test_files_of_a_refused_commit_go(error: UserError, table: Location) -> None:
-    mine = _written(table, 0)
-    written = [mine]
+    refused_file = _written(table, 0)
+    written = [refused_file]
 
     def commit() -> None:
-        with forgotten_unless_refused(written, [mine]):
+        with forgotten_unless_refused(written, [refused_file]):
             raise error
 
     with pytest.raises(type(error)):
         commit()
     remove_files(table, written)
-    assert not (table / mine.path).exists()
+    assert not (table / refused_file.path).exists()

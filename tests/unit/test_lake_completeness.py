@@ -1,4 +1,4 @@
-"""When a day of a source is complete: markers, control files, watermarks, and what is said until then."""
+"""Completeness of a day of a source: markers, control files, watermarks, and the messages until then."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def put(ws: Workspace, name: str, text: str = "x") -> None:
 
 def test_markers(ws: Workspace) -> None:
     assert missing_markers(source(None), ws, D1) == []
-    wanted = source({"success_file": "_SUCCESS", "marker": "done/{ds}.ok"}, path="in/{ds}/part*/*.gz")
-    first, second = missing_markers(wanted, ws, D1)
+    landing_source = source({"success_file": "_SUCCESS", "marker": "done/{ds}.ok"}, path="in/{ds}/part*/*.gz")
+    first, second = missing_markers(landing_source, ws, D1)
     assert first.startswith("_SUCCESS is not in ")
     assert f"/in/{D1}" in first
     assert f"/done/{D1}.ok or " in second
     put(ws, f"in/{D1}/_SUCCESS")
     put(ws, f"done/{D2}.ok")
-    assert missing_markers(wanted, ws, D1) == [second]
+    assert missing_markers(landing_source, ws, D1) == [second]
     put(ws, f"done/{D1}.ok", "")
-    assert missing_markers(wanted, ws, D1) == []
+    assert missing_markers(landing_source, ws, D1) == []
 
 
 @pytest.mark.parametrize(
@@ -67,69 +67,69 @@ def test_markers(ws: Workspace) -> None:
     ],
 )
 def test_control_files(ws: Workspace, control: dict[str, str], text: str, rows: int | None) -> None:
-    wanted = source({"control": {"path": "in/{ds}.count", **control}})
-    assert "the control file" in missing_markers(wanted, ws, D1)[0]
+    landing_source = source({"control": {"path": "in/{ds}.count", **control}})
+    assert "the control file" in missing_markers(landing_source, ws, D1)[0]
     put(ws, f"in/{D1}.count", "")
-    assert missing_markers(wanted, ws, D1)[0].endswith("is still empty")
+    assert missing_markers(landing_source, ws, D1)[0].endswith("is still empty")
     put(ws, f"in/{D1}.count", text)
-    assert missing_markers(wanted, ws, D1) == []
+    assert missing_markers(landing_source, ws, D1) == []
     if rows is None:
         with pytest.raises(UserError, match=r"control file .*\.count: .* is no number of rows"):
-            declared_rows(wanted, ws, D1)
+            declared_rows(landing_source, ws, D1)
     else:
-        assert declared_rows(wanted, ws, D1) == rows
+        assert declared_rows(landing_source, ws, D1) == rows
 
 
 def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, gone = f"in/{D1}/a.json", [ws.home / f"in/{D1}/b.json", ws.home / f"{D1}.count"]
-    wanted = source({"control": {"path": "{ds}.count"}})
+    present, removed_paths = f"in/{D1}/a.json", [ws.home / f"in/{D1}/b.json", ws.home / f"{D1}.count"]
+    landing_source = source({"control": {"path": "{ds}.count"}})
     look, listing = LocalStore.is_file, LocalStore.glob
 
     def removed(store: LocalStore, path: PurePosixPath) -> bool:
-        found = look(store, path)
-        if Path(path) in gone:
+        status = look(store, path)
+        if Path(path) in removed_paths:
             Path(path).unlink()
-        return found
+        return status
 
     def listed(store: LocalStore, pattern: PurePosixPath) -> list[PurePosixPath]:
-        found = listing(store, pattern)
-        for path in gone:
-            if PurePosixPath(path) in found:
+        entries = listing(store, pattern)
+        for path in removed_paths:
+            if PurePosixPath(path) in entries:
                 path.unlink()
-        return found
+        return entries
 
     monkeypatch.setattr(LocalStore, "is_file", removed)
     monkeypatch.setattr(LocalStore, "glob", listed)
-    for ask, said in (
-        (lambda: [f.name for f in find_files(wanted, ws, D1).files], [there]),
-        (lambda: missing_markers(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
+    for ask, expected in (
+        (lambda: [f.name for f in find_files(landing_source, ws, D1).files], [present]),
+        (lambda: missing_markers(landing_source, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
     ):
-        for path in (there, f"in/{D1}/b.json", f"{D1}.count"):
+        for path in (present, f"in/{D1}/b.json", f"{D1}.count"):
             put(ws, path, "7")
-        found = ask()
-        assert len(found) == 1
-        assert found[0].startswith(said[0])
+        answer = ask()
+        assert len(answer) == 1
+        assert answer[0].startswith(expected[0])
     put(ws, f"{D1}.count", "7")
     with pytest.raises(UserError, match=r"the control file .*\.count.* is gone$"):
-        declared_rows(wanted, ws, D1)
+        declared_rows(landing_source, ws, D1)
 
 
 def test_a_marker_among_the_files_is_no_data(ws: Workspace) -> None:
     for name in ("a.json", "all.done", "rows.json"):
         put(ws, f"in/{D1}/{name}")
-    wanted = source({"marker": "in/{ds}/all.done", "control": {"path": "in/{ds}/rows.json"}})
-    assert [f.name for f in find_files(wanted, ws, D1).files] == [f"in/{D1}/a.json"]
+    landing_source = source({"marker": "in/{ds}/all.done", "control": {"path": "in/{ds}/rows.json"}})
+    assert [f.name for f in find_files(landing_source, ws, D1).files] == [f"in/{D1}/a.json"]
 
 
 def test_watermarks(ws: Workspace) -> None:
-    wanted = source({"watermark": {"column": "seen"}}, timezone="Europe/Berlin")
+    landing_source = source({"watermark": {"column": "seen"}}, timezone="Europe/Berlin")
     # The day of 23 hours.
-    assert wanted_watermark(wanted, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
-    assert behind_watermark(wanted, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
+    assert wanted_watermark(landing_source, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
+    assert behind_watermark(landing_source, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
     assert "'seen' has reached 2026-03-29T21:59:59+00:00" in str(
-        behind_watermark(wanted, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
+        behind_watermark(landing_source, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
     )
-    assert "has reached nothing" in str(behind_watermark(wanted, "2026-03-29", None))
+    assert "has reached nothing" in str(behind_watermark(landing_source, "2026-03-29", None))
     later = source({"watermark": {"column": "seen", "at_least": "1d2h"}})
     assert wanted_watermark(later, D1) == datetime(2026, 3, 2, 2, tzinfo=UTC)
     assert [parse_duration(t).total_seconds() for t in ("36h", "23h30m", "90s", "1d")] == [129_600, 84_600, 90, 86_400]

@@ -20,10 +20,10 @@ from tests.storage_faults import Killed
 DS = "2026-01-10"
 
 
-def without(value: int) -> Change:
+def drop_value(value: int) -> Change:
     def apply(rows: pa.Table) -> tuple[pa.Table, int]:
-        kept = rows.filter(pc.not_equal(rows["n"], value))
-        return kept, rows.num_rows - kept.num_rows
+        remaining = rows.filter(pc.not_equal(rows["n"], value))
+        return remaining, rows.num_rows - remaining.num_rows
 
     return Change(("n",), apply)
 
@@ -41,31 +41,31 @@ def test_another_erasure_after_one_that_was_killed_before_its_commit(
     with monkeypatch.context() as m:
         m.setattr(module.Transaction, "rewrite", killed)
         with pytest.raises(Killed):
-            erase(table, without(1), "first", delete=True)
-    found = erase(table, without(2), "second", delete=True)
-    assert (found.left, found.rewritten) == ([], 1)
+            erase(table, drop_value(1), "first", delete=True)
+    result = erase(table, drop_value(2), "second", delete=True)
+    assert (result.left, result.rewritten) == ([], 1)
     log = DeltaLog(table)
     assert log.version is not None
     live = [pq.ParquetFile(Path(f.path)).read()["n"].to_pylist() for f in log.files(log.version) or []]
     assert live == [[0, 3, 4]]
     # What the commit says went, of both; and the versions before are read without them.
-    (said,) = [a["commitInfo"]["userMetadata"] for a in log.actions(log.version) if "commitInfo" in a]
-    assert f'"{DS}": 2' in said
+    (metadata,) = [a["commitInfo"]["userMetadata"] for a in log.actions(log.version) if "commitInfo" in a]
+    assert f'"{DS}": 2' in metadata
     assert [f.rows for f in log.files(log.version - 1) or []] == [3]
     assert [pq.ParquetFile(f).metadata.num_rows for f in Path(table).rglob("*.parquet")] == [3]
     for value in (1, 2):
-        assert not erase(table, without(value), "again", delete=True)
+        assert not erase(table, drop_value(value), "again", delete=True)
 
 
 def test_a_run_that_stood_still_does_not_name_files_that_went(tmp_path: Path) -> None:
-    """It had written a file with rows to go, and no commit; nothing of the table's own had to be written again."""
+    """The run had written a file with rows to go, and no commit; no file of the table had to be written again."""
     table = local(tmp_path / "t")
     put_rows(table, DS, pa.table({"n": pa.array([5], pa.int64())}))
-    began = Transaction(table, fence=Fence("l", 1))
+    transaction = Transaction(table, fence=Fence("l", 1))
     left = table / f"ds={DS}" / "left.parquet"
     with left.new_file() as path:
         pq.write_table(pa.table({"n": pa.array([1], pa.int64())}), path)
-    found = erase(table, without(1), "request", delete=True, fence=Fence("l", 2))
-    assert (found.removed, found.rewritten, left.is_file()) == (1, 0, False)
+    result = erase(table, drop_value(1), "request", delete=True, fence=Fence("l", 2))
+    assert (result.removed, result.rewritten, left.is_file()) == (1, 0, False)
     with pytest.raises(LeaseLost):
-        began.replace("ds", [DS], [], "")
+        transaction.replace("ds", [DS], [], "")

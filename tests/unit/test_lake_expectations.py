@@ -25,7 +25,7 @@ def profile(name: str = "f.gz", **more: Any) -> FileProfile:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "value", "ok", "message"),
+    ("setting", "value", "ok", "message"),
     [
         ({"min_rows": 88}, 88, True, None),
         ({"min_rows": 89}, 88, False, "min_rows: 88 rows, at least 89 wanted"),
@@ -45,17 +45,17 @@ def profile(name: str = "f.gz", **more: Any) -> FileProfile:
         ),
     ],
 )
-def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: bool, message: str | None) -> None:
-    limits = Expectations.model_validate({"max_bad_rate": 1} | wanted)
+def test_each_expectation_at_its_edge(setting: dict[str, Any], value: float, ok: bool, message: str | None) -> None:
+    limits = Expectations.model_validate({"max_bad_rate": 1} | setting)
     files = [
         profile(good=45, bad=5, read=50, nulls={"price": 20}, newest=datetime(2026, 1, 2, 12, tzinfo=UTC)),
         profile(good=45, bad=5, read=50, nulls={"price": 25}, newest=datetime(2026, 1, 2, 18, tzinfo=UTC)),
     ]
     files[0].absent, files[1].absent = frozenset({"a", "b"}), frozenset({"b", "c"})
     checks = expectations.check_limits(DS, END, files, 2, limits)
-    (name,) = (k for k in wanted)
-    (found,) = (c for c in checks if c.name.split(".")[0] == name)
-    assert (found.value, found.ok) == (value, ok)
+    (name,) = (k for k in setting)
+    (check,) = (c for c in checks if c.name.split(".")[0] == name)
+    assert (check.value, check.ok) == (value, ok)
     if ok:
         expectations.enforce(checks, [], {})
     else:
@@ -76,11 +76,11 @@ def test_no_event_at_all_is_not_fresh() -> None:
 
 def test_all_breaches_are_told_at_once_with_what_explains_them() -> None:
     files = [profile(nulls={"price": 90}, unreadable={"price": UnreadableValues(10, "12,5")})]
-    wanted = Expectations(min_rows=1000, max_bad_rate=0.01, null_rate={"price": 0.5})
+    limits = Expectations(min_rows=1000, max_bad_rate=0.01, null_rate={"price": 0.5})
     drift = expectations.column_drifts(files, TABLE, frozenset())
     with pytest.raises(UserError) as e:
         expectations.enforce(
-            expectations.check_limits(DS, END, files, 0, wanted), drift, {"b: rare": 1, "a: common": 9}
+            expectations.check_limits(DS, END, files, 0, limits), drift, {"b: rare": 1, "a: common": 9}
         )
     lines = str(e.value).splitlines()
     assert lines[0].startswith(f"{DS} breaks 3 of its expectations")
@@ -99,23 +99,23 @@ def test_drift_of_three_kinds() -> None:
             unreadable={"price": UnreadableValues(5, "12,5"), "id": UnreadableValues(39, "7.5")},
         ),
     ]
-    found = expectations.column_drifts(files, TABLE, frozenset({"size"}))
-    assert [(d.column, d.change) for d in found] == [("color", "new"), ("price", "missing"), ("price", "retyped")]
-    assert found[0].detail == "in a.gz, b.gz"
-    assert found[1].detail == "in no row of a.gz"
-    assert found[2].detail == "declared double, but 5 of 9 values are not (string such as '12,5') in b.gz"
+    drifts = expectations.column_drifts(files, TABLE, frozenset({"size"}))
+    assert [(d.column, d.change) for d in drifts] == [("color", "new"), ("price", "missing"), ("price", "retyped")]
+    assert drifts[0].detail == "in a.gz, b.gz"
+    assert drifts[1].detail == "in no row of a.gz"
+    assert drifts[2].detail == "declared double, but 5 of 9 values are not (string such as '12,5') in b.gz"
 
 
 def test_a_column_in_no_file_of_the_day() -> None:
     files = [profile("a.gz", absent=frozenset({"price"})), profile("b.gz", absent=frozenset({"price"}))]
     empty = profile("c.gz", read=0, good=0, bad=0)
-    (found,) = expectations.column_drifts([*files, empty], TABLE, frozenset())
-    assert found.detail == "in no file of the day (a.gz, b.gz)"
+    (drift,) = expectations.column_drifts([*files, empty], TABLE, frozenset())
+    assert drift.detail == "in no file of the day (a.gz, b.gz)"
     checks = expectations.check_limits(DS, END, [*files, empty], 0, Expectations(columns="present", max_bad_rate=1))
     with pytest.raises(UserError, match=r"columns: 1 of the declared ones(.|\n)*column 'price' is missing"):
-        expectations.enforce(checks, [found], {})
-    wanted = Expectations(columns="present", max_bad_rate=1)
-    checks = expectations.check_limits(DS, END, [files[0], profile("b.gz")], 0, wanted)
+        expectations.enforce(checks, [drift], {})
+    limits = Expectations(columns="present", max_bad_rate=1)
+    checks = expectations.check_limits(DS, END, [files[0], profile("b.gz")], 0, limits)
     assert all(c.ok for c in checks)
 
 

@@ -31,26 +31,26 @@ def listed(column: str, *texts: str) -> ForgottenValues:
 
 
 @given(st.lists(st.text(max_size=4) | st.none()), st.sets(st.text(max_size=4), min_size=1))
-def test_masks_are_those_of_plain_sets(values: list[str | None], gone: set[str]) -> None:
-    found = listed("c", *gone).mask("c", pa.array(values, pa.string()))
-    assert found.tolist() == [v in gone for v in values]
+def test_masks_are_those_of_plain_sets(values: list[str | None], forgotten: set[str]) -> None:
+    mask = listed("c", *forgotten).mask("c", pa.array(values, pa.string()))
+    assert mask.tolist() == [v in forgotten for v in values]
 
 
 def test_hashes_are_of_salt_column_and_text(tmp_path: Path) -> None:
-    found = listed("user", "17")
-    assert found.columns["user"] == (hashlib.sha256(f"{found.salt}/user/17".encode()).hexdigest(),)
-    assert found.having("user", ["17"]) == found
-    assert found.words == {}
-    assert listed("user", "17").columns != found.columns  # another salt
+    forgotten = listed("user", "17")
+    assert forgotten.columns["user"] == (hashlib.sha256(f"{forgotten.salt}/user/17".encode()).hexdigest(),)
+    assert forgotten.having("user", ["17"]) == forgotten
+    assert forgotten.words == {}
+    assert listed("user", "17").columns != forgotten.columns  # another salt
     file = local(tmp_path / "values.json")
     assert ForgottenValues.load(file) is None
-    for kept in (found, found.having("note", ["Ann B. Lee", "x|y", "(z)", "--", "w", "::"])):
-        file.put_text(kept.to_text())
-        assert ForgottenValues.load(file) == kept
-    assert kept.words == {"note": (1, 2, 3)}
-    assert len(kept.columns["note"]) == 6 + 3
+    for values in (forgotten, forgotten.having("note", ["Ann B. Lee", "x|y", "(z)", "--", "w", "::"])):
+        file.put_text(values.to_text())
+        assert ForgottenValues.load(file) == values
+    assert values.words == {"note": (1, 2, 3)}
+    assert len(values.columns["note"]) == 6 + 3
     # A value that has the same words is another one.
-    assert kept.mask("note", pa.array(["Ann B. Lee", "Ann,B.,Lee", "z", "(z)", "x"])).tolist() == [1, 0, 0, 1, 0]
+    assert values.mask("note", pa.array(["Ann B. Lee", "Ann,B.,Lee", "z", "(z)", "x"])).tolist() == [1, 0, 0, 1, 0]
     file.put_text("{")
     with pytest.raises(UserError, match="whose rows must not be loaded again"):
         ForgottenValues.load(file)
@@ -76,10 +76,15 @@ def test_a_task_leaves_their_rows_out(tmp_path: Path) -> None:
         "zstd",
         listed("user", "-3", "5"),
     )
-    (found,) = task(0)
-    counts = PartCounts(**found["parts"][0])
-    gone = np.isin(users, [-3, 5])
-    assert (counts.lines, counts.forgotten, counts.good, counts.left) == (500, gone.sum(), (~gone).sum(), 0)
-    rows = pq.read_table(tmp_path / "table" / found["data"]["add"]["path"], partitioning=None)
-    assert rows["user"].to_pylist() == users[~gone].tolist()
-    assert rows["_source_line"].to_pylist() == (np.flatnonzero(~gone) + 1).tolist()
+    (result,) = task(0)
+    counts = PartCounts(**result["parts"][0])
+    is_forgotten = np.isin(users, [-3, 5])
+    assert (counts.lines, counts.forgotten, counts.good, counts.left) == (
+        500,
+        is_forgotten.sum(),
+        (~is_forgotten).sum(),
+        0,
+    )
+    rows = pq.read_table(tmp_path / "table" / result["data"]["add"]["path"], partitioning=None)
+    assert rows["user"].to_pylist() == users[~is_forgotten].tolist()
+    assert rows["_source_line"].to_pylist() == (np.flatnonzero(~is_forgotten) + 1).tolist()

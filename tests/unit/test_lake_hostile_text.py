@@ -39,24 +39,24 @@ class Calls:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        before = sys.getprofile()
+        previous = sys.getprofile()
         sys.setprofile(self._see)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(previous)
 
 
 def records(data: bytes, fields: QuotedFields, most: int, block: int = 64) -> list[tuple[str, str | None]]:
     """(text, fault) of each line, by the code under test."""
-    found: list[tuple[str, str | None]] = []
+    pairs: list[tuple[str, str | None]] = []
     for part in whole_records(lines_of(io.BytesIO(data), block), fields, most):
-        found += zip(part.texts.to_pylist(), part.faults.to_pylist(), strict=True)
-    return found
+        pairs += zip(part.texts.to_pylist(), part.faults.to_pylist(), strict=True)
+    return pairs
 
 
 def ends_inside(line: str, inside: bool, trim: bool) -> bool:
-    """Whether a line ends within a quoted field: RFC 4180, character by character."""
+    """Return whether a line ends within a quoted field: RFC 4180, character by character."""
     state, i = "quoted" if inside else "start", 0
     while i < len(line):
         c = line[i]
@@ -79,7 +79,7 @@ def expected(data: bytes, fields: QuotedFields, most: int) -> list[tuple[str, st
     """The same by a search from each line on, however long it takes."""
     lines = data.decode().split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
-    found: list[tuple[str, str | None]] = []
+    pairs: list[tuple[str, str | None]] = []
     i = 0
     while i < len(lines):
         last, inside, size = i, ends_inside(lines[i], False, fields.trim), len(lines[i].encode()) + 1
@@ -87,12 +87,12 @@ def expected(data: bytes, fields: QuotedFields, most: int) -> list[tuple[str, st
             last += 1
             inside, size = ends_inside(lines[last], True, fields.trim), size + len(lines[last].encode()) + 1
         if inside:
-            found.append((lines[i], UNCLOSED))
+            pairs.append((lines[i], UNCLOSED))
             i += 1
         else:
-            found += [("\n".join(lines[i : last + 1]), None), *[("", None)] * (last - i)]
+            pairs += [("\n".join(lines[i : last + 1]), None), *[("", None)] * (last - i)]
             i = last + 1
-    return found
+    return pairs
 
 
 @given(st.lists(PATTERNS, max_size=8).map("".join), st.integers(1, 60), st.integers(1, 40), st.booleans())
@@ -119,8 +119,8 @@ def test_forty_kilobytes_of_open_quotes(line: bytes) -> None:
     data = line * (44_000 // len(line))
     calls = Calls()
     with calls.counted():
-        found = records(data, QuotedFields(","), 1 << 20, 1 << 22)
-    assert len(found) == data.count(b"\n")
+        pairs = records(data, QuotedFields(","), 1 << 20, 1 << 22)
+    assert len(pairs) == data.count(b"\n")
     assert calls.count < 10 * len(data)
 
 
@@ -135,14 +135,14 @@ class Counted(np.ndarray):  # type: ignore[type-arg]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         plain = [np.asarray(x) if isinstance(x, Counted) else x for x in inputs]
-        found = getattr(ufunc, method)(*plain, **options)
-        Elements.count += max(np.size(found), *(np.size(x) for x in plain))
-        return found.view(Counted) if isinstance(found, np.ndarray) else found
+        result = getattr(ufunc, method)(*plain, **options)
+        Elements.count += max(np.size(result), *(np.size(x) for x in plain))
+        return result.view(Counted) if isinstance(result, np.ndarray) else result
 
     def __getitem__(self, key: Any) -> Any:
-        found = np.asarray(self)[np.asarray(key) if isinstance(key, Counted) else key]
-        Elements.count += np.size(found)
-        return found.view(Counted) if isinstance(found, np.ndarray) else found
+        result = np.asarray(self)[np.asarray(key) if isinstance(key, Counted) else key]
+        Elements.count += np.size(result)
+        return result.view(Counted) if isinstance(result, np.ndarray) else result
 
 
 @settings(max_examples=60)
@@ -158,8 +158,8 @@ def test_work_of_finding_line_ends_grows_with_their_bytes(tokens: list[bytes], r
     Elements.count = 0
     ends = np.asarray(block.ends)
     assert Elements.count <= 40 * len(data)
-    found = [data[a:b] for a, b in zip(np.asarray(block.starts).tolist(), ends.tolist(), strict=True)]
-    assert found == [line.rstrip(b"\r") for line in data.split(b"\n")[:-1]]
+    lines = [data[a:b] for a, b in zip(np.asarray(block.starts).tolist(), ends.tolist(), strict=True)]
+    assert lines == [line.rstrip(b"\r") for line in data.split(b"\n")[:-1]]
 
 
 @given(
@@ -197,22 +197,22 @@ def stream_of(line_bytes: int, lines: int) -> Callable[[int], bytes]:
 
 @pytest.mark.parametrize(("line_bytes", "lines"), [(20 * LINE_BYTES, 1), (2 * LINE_BYTES, 8)])
 def test_memory_does_not_grow_with_the_longest_line(line_bytes: int, lines: int) -> None:
-    """What a gzip bomb of 320 MiB of one letter costs, and one of eight lines: 4,096 bytes are kept of each."""
+    """Read a gzip bomb of 320 MiB of one letter, and one of eight lines: 4,096 bytes are kept of each."""
     tracemalloc.start()
     try:
-        found = [(len(x.data), x.bytes, x.too_long) for x in whole_lines(stream_of(line_bytes, lines), 4 << 20)]
+        summaries = [(len(x.data), x.bytes, x.too_long) for x in whole_lines(stream_of(line_bytes, lines), 4 << 20)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == [(4097, line_bytes, True)] * lines
+    assert summaries == [(4097, line_bytes, True)] * lines
     assert peak < LINE_BYTES + 5 * (4 << 20)
 
 
 def test_a_line_that_is_too_long_stands_on_its_own_and_ends_an_open_record() -> None:
     data = b'1,"open\n2,b\n' + b"y" * (LINE_BYTES + 1) + b'\n4,"c\nd"\n'
-    found = records(data, QuotedFields(","), 1 << 20, 1 << 22)
-    assert [fault for _, fault in found] == [UNCLOSED, None, TOO_LONG, None, None]
-    assert [text[:8] for text, _ in found] == ['1,"open', "2,b", "y" * 8, '4,"c\nd"', ""]
+    pairs = records(data, QuotedFields(","), 1 << 20, 1 << 22)
+    assert [fault for _, fault in pairs] == [UNCLOSED, None, TOO_LONG, None, None]
+    assert [text[:8] for text, _ in pairs] == ['1,"open', "2,b", "y" * 8, '4,"c\nd"', ""]
 
 
 @pytest.mark.parametrize(

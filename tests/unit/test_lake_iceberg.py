@@ -65,9 +65,9 @@ def test_metadata_files_of_a_catalog_are_not_guessed(tmp_path: Path) -> None:
     put(tmp_path, "00002-cccc.metadata.json", 1, 3)  # lost the race for the commit
     with pytest.raises(UserError, match="known to its catalog alone"):
         newest_metadata(local(tmp_path))
-    found = metadata_with(local(tmp_path), 2)
-    assert found is not None
-    assert found.file.name == "00002-bbbb.gz.metadata.json"
+    metadata = metadata_with(local(tmp_path), 2)
+    assert metadata is not None
+    assert metadata.file.name == "00002-bbbb.gz.metadata.json"
 
 
 def test_snapshots_by_time(tmp_path: Path) -> None:
@@ -111,17 +111,19 @@ def test_sessions_have_the_jar_where_a_source_needs_it(
     monkeypatch.setattr(session, "iceberg_dir", lambda: tmp_path)
     by_path = make_spec({"format": "iceberg", "path": "/lake/events"}).spark
     by_name = Spark(properties={"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"})
-    own = Spark(properties={**by_name.properties, "spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime:1"})
+    packaged = Spark(
+        properties={**by_name.properties, "spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime:1"}
+    )
     assert by_path.properties == ICEBERG_BY_PATH
     for conf in (by_path, by_name):
         with pytest.raises(UserError, match="run `make iceberg`"):
             session.properties(conf, ws)
-    assert "iceberg-spark" not in session.properties(own, ws)["spark.jars"]
+    assert "iceberg-spark" not in session.properties(packaged, ws)["spark.jars"]
     (tmp_path / "iceberg-spark-runtime-4.0_2.13-1.10.0.jar").write_bytes(b"")
     for conf in (by_path, by_name):
-        found = session.properties(conf, ws)
-        assert found["spark.jars"].endswith("iceberg-spark-runtime-4.0_2.13-1.10.0.jar")
-        assert "iceberg-spark" not in found["spark.driver.extraClassPath"]
+        settings = session.properties(conf, ws)
+        assert settings["spark.jars"].endswith("iceberg-spark-runtime-4.0_2.13-1.10.0.jar")
+        assert "iceberg-spark" not in settings["spark.driver.extraClassPath"]
     assert "iceberg-spark" not in session.properties(Spark(), ws)["spark.jars"]
     named = {"source": {"format": "iceberg", "path": "/x"}, "table": {"columns": [{"name": "id"}]}}
     spec = make_spec({"format": "delta", "path": "/x"})
@@ -211,19 +213,19 @@ def test_which_delete_files_touch_which_data_files(
             "partition-specs": [{"spec-id": 0, "fields": [{"source-id": 9, "name": "dt", "transform": "identity"}]}],
         },
     )
-    found = {f.name: f for f in snapshot_files(metadata, 1)}
-    assert set(found) == {n for n, (_, live) in zip(names, data, strict=True) if live}
-    for at, (partition, live) in enumerate(data):
+    files_by_name = {f.name: f for f in snapshot_files(metadata, 1)}
+    assert set(files_by_name) == {n for n, (_, live) in zip(names, data, strict=True) if live}
+    for number, (partition, live) in enumerate(data):
         if live:
-            mine = [
+            matching = [
                 i
-                for i, (p, about, _, there) in enumerate(deletes)
-                if there and (about == at or (about < 0 and p == partition))
+                for i, (p, about, _, is_live) in enumerate(deletes)
+                if is_live and (about == number or (about < 0 and p == partition))
             ]
-            assert list(found[names[at]].deletes) == sorted(f"{folder}/d{i}.parquet@0" for i in mine)
-            assert found[names[at]].partition == {9: partition}
-            assert found[names[at]].lower == {1: b"x"}
-            assert found[names[at]].nulls == {}
+            assert list(files_by_name[names[number]].deletes) == sorted(f"{folder}/d{i}.parquet@0" for i in matching)
+            assert files_by_name[names[number]].partition == {9: partition}
+            assert files_by_name[names[number]].lower == {1: b"x"}
+            assert files_by_name[names[number]].nulls == {}
     (folder / "m1.avro").unlink()
     with pytest.raises(UserError, match=r"snapshot 1 of .* has expired: .*m1\.avro is gone"):
         snapshot_files(metadata, 1)

@@ -45,11 +45,11 @@ DS = "2026-01-10"
 USERS = ["anna", "berta", "carla"]
 
 
-def without(user: str) -> Change:
+def drop_user(user: str) -> Change:
     def apply(rows: pa.Table) -> tuple[pa.Table, int]:
         stays = pa.array([value != user for value in rows["user"].to_pylist()], pa.bool_())
-        found = rows.filter(stays)
-        return found, rows.num_rows - found.num_rows
+        remaining = rows.filter(stays)
+        return remaining, rows.num_rows - remaining.num_rows
 
     return Change(("user",), apply)
 
@@ -63,26 +63,26 @@ def delete_row(table: Location, number: int) -> None:
             return
 
 
-def in_between(monkeypatch: pytest.MonkeyPatch, method: str, other: Callable[[], object]) -> None:
+def in_between(monkeypatch: pytest.MonkeyPatch, method: str, action: Callable[[], object]) -> None:
     """Have another writer commit after a transaction has read the table, right before its own commit; once."""
     real = getattr(Transaction, method)
 
-    def later(self: Transaction, *of: Any, **more: Any) -> int:
+    def later(self: Transaction, *args: Any, **more: Any) -> int:
         monkeypatch.setattr(Transaction, method, real)
-        other()
-        return int(real(self, *of, **more))
+        action()
+        return int(real(self, *args, **more))
 
     monkeypatch.setattr(Transaction, method, later)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Location:
-    made = local(tmp_path / "table")
-    make_table(made)
+    lake_table = local(tmp_path / "table")
+    make_table(lake_table)
     first = [(n, USERS[n % 3]) for n in range(8)]
-    commit(made, {"add": data_file(made, DS, first)})
-    commit(made, {"add": data_file(made, DS, [(10, "anna"), (11, "berta")])})
-    return made
+    commit(lake_table, {"add": data_file(lake_table, DS, first)})
+    commit(lake_table, {"add": data_file(lake_table, DS, [(10, "anna"), (11, "berta")])})
+    return lake_table
 
 
 def files_of(table: Location) -> int:
@@ -90,7 +90,7 @@ def files_of(table: Location) -> int:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
+    ("concurrent", "expected"),
     [
         # A row that somebody deletes meanwhile stays deleted.
         (lambda t: delete_row(t, 1), [2, 4, 5, 7, 11]),
@@ -101,13 +101,13 @@ def files_of(table: Location) -> int:
     ],
 )
 def test_an_erasure_rests_on_the_version_that_it_read(
-    table: Location, monkeypatch: pytest.MonkeyPatch, other: Callable[[Location], object], expected: list[int]
+    table: Location, monkeypatch: pytest.MonkeyPatch, concurrent: Callable[[Location], object], expected: list[int]
 ) -> None:
-    in_between(monkeypatch, "rewrite", lambda: other(table))
-    found = erase(table, without("anna"), "request", delete=True)
-    assert found.left == []
+    in_between(monkeypatch, "rewrite", lambda: concurrent(table))
+    result = erase(table, drop_user("anna"), "request", delete=True)
+    assert result.left == []
     assert live_rows(table) == expected
-    assert not erase(table, without("anna"), "again", delete=True)
+    assert not erase(table, drop_user("anna"), "again", delete=True)
     # No byte of her is in any file, and no file is left that nothing names but for history's readers.
     for file in table.files():
         if file.suffix == ".parquet":
@@ -119,13 +119,13 @@ def test_rows_that_a_deletion_vector_hides_go_too(table: Location) -> None:
     delete_row(table, 5)
     old = DeltaLog(table).version
     assert old is not None
-    found = erase(table, without("anna"), "request", delete=True)
-    assert (found.rows, found.rewritten, found.left) == (3, 2, [])
+    result = erase(table, drop_user("anna"), "request", delete=True)
+    assert (result.rows, result.rewritten, result.left) == (3, 2, [])
     assert live_rows(table) == [1, 2, 4, 7, 11]
     assert not any(f.vector for f in DeltaLog(table).files(old + 1) or [])
     # A version before the vector is read with all rows of the others; one with it has lost its file, as by a VACUUM.
-    before = [f.path for f in DeltaLog(table).files(3) or []]
-    assert sorted(n for f in before for n in pq.ParquetFile(f.local_path()).read()["row"].to_pylist()) == [
+    files = [f.path for f in DeltaLog(table).files(3) or []]
+    assert sorted(n for f in files for n in pq.ParquetFile(f.local_path()).read()["row"].to_pylist()) == [
         1,
         2,
         4,
@@ -140,13 +140,13 @@ def test_rows_that_a_deletion_vector_hides_go_too(table: Location) -> None:
 def test_an_erasure_that_is_overtaken_every_time_says_so(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     real, n = Transaction.rewrite, iter(range(100, 200))
 
-    def later(self: Transaction, *of: Any) -> int:
+    def later(self: Transaction, *args: Any) -> int:
         commit(table, {"add": data_file(table, DS, [(next(n), "berta")])})
-        return real(self, *of)
+        return real(self, *args)
 
     monkeypatch.setattr(Transaction, "rewrite", later)
     with pytest.raises(UserError, match=r"was changed at version .* meanwhile; run again"):
-        erase(table, without("anna"), "request", delete=True)
+        erase(table, drop_user("anna"), "request", delete=True)
     assert {0, 3, 6, 10} <= set(live_rows(table))
 
 
@@ -155,9 +155,9 @@ def test_joined_files_do_not_bring_back_a_deleted_row(
     table: Location, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     in_between(monkeypatch, "join", lambda: delete_row(table, joined))
-    before = live_rows(table)
+    rows = live_rows(table)
     join_files(table, [DS], 1 << 20, None)
-    assert live_rows(table) == [n for n in before if n != joined]
+    assert live_rows(table) == [n for n in rows if n != joined]
     assert len(live(table)) == 1
     # Of the first attempt nothing is left: two files that were joined, and the one that they are.
     assert files_of(table) == 3
@@ -168,10 +168,10 @@ def test_a_day_that_was_planned_before_a_delete_is_not_replaced(table: Location)
     read = DeltaLog(table).version
     assert read is not None
 
-    def load(since: int, ours: set[int]) -> int:
+    def load(since: int, local_versions: set[int]) -> int:
         add = data_file(table, DS, [(n, USERS[n % 3]) for n in range(8)])
         file = WrittenFile(add, 8)
-        return commit_files(None, table, [DS], [file], "{}", since=since, local=ours)  # type: ignore[arg-type]
+        return commit_files(None, table, [DS], [file], "{}", since=since, local=local_versions)  # type: ignore[arg-type]
 
     delete_row(table, 1)
     with pytest.raises(TransactionOvertaken, match=f"has changed {DS} meanwhile"):
@@ -180,10 +180,10 @@ def test_a_day_that_was_planned_before_a_delete_is_not_replaced(table: Location)
     # What the run has committed itself, changes of other days and files that are only rewritten are no reason.
     read = DeltaLog(table).version
     assert read is not None
-    ours = load(read, set())
+    version = load(read, set())
     commit(table, {"add": data_file(table, "2026-01-11", [(50, "berta")])})
-    assert load(read, {ours}) == ours + 2
-    read = ours + 2
+    assert load(read, {version}) == version + 2
+    read = version + 2
     commit(table, {"add": data_file(table, DS, [(51, "berta")]) | {"dataChange": False}})
     load(read, set())
     assert live_rows(table) == [*range(8), 50]
@@ -195,23 +195,23 @@ def test_an_append_that_rests_on_rows_that_changed_is_refused(tmp_path: Path, ki
     create_table(table, FIELDS[:2], [], [])
     add = data_file(table, "x", [(1, "anna"), (2, "berta")]) | {"partitionValues": {}}
     commit(table, {"add": add})
-    began = Transaction(table)
+    transaction = Transaction(table)
     if kind == "rows":
         commit(table, {"add": data_file(table, "x", [(3, "carla")]) | {"partitionValues": {}}})
     else:
         mark_deleted(table, add, [1])
     with pytest.raises(TransactionOvertaken):
-        began.append([data_file(table, "x", [(3, "dora")]) | {"partitionValues": {}}], "", ("app", -1))
+        transaction.append([data_file(table, "x", [(3, "dora")]) | {"partitionValues": {}}], "", ("app", -1))
 
 
 def test_a_log_is_redacted_of_what_is_committed_meanwhile(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     real, late = DeltaLog.actions, iter([True])
 
     def actions(self: DeltaLog, version: int) -> Any:
-        found = real(self, version)
+        entries = real(self, version)
         if next(late, False):
             commit(table, {"add": data_file(table, DS, [(30, "anna")])})
-        return found
+        return entries
 
     monkeypatch.setattr(DeltaLog, "actions", actions)
     assert redact_log(table, {"user": lambda value, cut: value == "anna"}, delete=True) == 3
@@ -226,8 +226,8 @@ STEPS = st.one_of(
     st.tuples(st.just("forget"), st.sampled_from(USERS)),
     st.tuples(st.just("compact"), st.just("")),
 )
-OTHERS = STEPS.filter(lambda step: step[0] in ("append", "delete"))
-HISTORY = st.lists(st.tuples(STEPS, st.lists(OTHERS, max_size=2)), min_size=1, max_size=6)
+CONCURRENT = STEPS.filter(lambda step: step[0] in ("append", "delete"))
+HISTORY = st.lists(st.tuples(STEPS, st.lists(CONCURRENT, max_size=2)), min_size=1, max_size=6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -253,17 +253,17 @@ def test_any_interleaving_of_writers(tmp_path_factory: pytest.TempPathFactory, h
                 delete_row(table, number)
                 del model[number]
         elif kind == "forget":
-            assert erase(table, without(value), "r", delete=True).left == []
+            assert erase(table, drop_user(value), "r", delete=True).left == []
             for number in [n for n, user in model.items() if user == value]:
                 del model[number]
         else:
             join_files(table, [DS], 1 << 20, None)
 
-    for step, others in history:
+    for step, concurrent in history:
         with pytest.MonkeyPatch.context() as patch:
             if step[0] in ("forget", "compact"):
                 method = "rewrite" if step[0] == "forget" else "join"
-                in_between(patch, method, partial(list, map(do, others)))
+                in_between(patch, method, partial(list, map(do, concurrent)))
             do(step)
         assert live_rows(table) == sorted(model)
         log = DeltaLog(table)

@@ -14,16 +14,16 @@ from headrace.storage import local
 
 
 def test_times_of_96_and_of_64_bits(tmp_path: Path) -> None:
-    """As Spark writes them by default, and as others do: the same instants in one file."""
+    """Files as Spark writes times by default, and as others do, are joined to one file of the same instants."""
     table, adds = local(tmp_path / "table"), []
     first = 1768003200123456
     for n, kind in enumerate(("INT96", "INT64", "INT96")):
         rows = pa.table({"id": [n], "at": pa.array([first + n], pa.timestamp("us", "UTC"))})
         with (table / f"{n}.parquet").new_file() as file:
             pq.write_table(rows, file, use_deprecated_int96_timestamps=kind == "INT96", store_schema=False)
-        at = (table / f"{n}.parquet").local_path()
-        assert pq.ParquetFile(at).schema.column(1).physical_type == kind
-        size = at.stat().st_size
+        path = (table / f"{n}.parquet").local_path()
+        assert pq.ParquetFile(path).schema.column(1).physical_type == kind
+        size = path.stat().st_size
         adds.append({"path": f"{n}.parquet", "partitionValues": {}, "size": size, "modificationTime": n, "stats": "{}"})
     fields = [
         {"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("at", "timestamp"))
@@ -36,5 +36,5 @@ def test_times_of_96_and_of_64_bits(tmp_path: Path) -> None:
     assert files is not None
     (joined,) = (pq.read_table(file.path.local_path()) for file in files)
     assert joined["at"].type == pa.timestamp("us", "UTC")
-    found = zip(joined["id"].to_pylist(), joined["at"].cast(pa.int64()).to_pylist(), strict=True)
-    assert sorted(found) == [(n, first + n) for n in range(3)]
+    pairs = zip(joined["id"].to_pylist(), joined["at"].cast(pa.int64()).to_pylist(), strict=True)
+    assert sorted(pairs) == [(n, first + n) for n in range(3)]

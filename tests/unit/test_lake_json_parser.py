@@ -53,19 +53,19 @@ ANY = st.recursive(
 @st.composite
 def objects(draw: st.DrawFn) -> dict[str, Any]:
     """Some of the keys in some order, a null now and then, and keys that nobody asked for."""
-    found = {k: draw(st.one_of(st.none(), v)) for k, v in PLAIN.items() if draw(st.integers(0, 3))}
-    found |= draw(st.dictionaries(st.text("xyz", min_size=1, max_size=3), ANY, max_size=2))
-    return {k: found[k] for k in draw(st.permutations(sorted(found)))}
+    fields = {k: draw(st.one_of(st.none(), v)) for k, v in PLAIN.items() if draw(st.integers(0, 3))}
+    fields |= draw(st.dictionaries(st.text("xyz", min_size=1, max_size=3), ANY, max_size=2))
+    return {k: fields[k] for k in draw(st.permutations(sorted(fields)))}
 
 
 def parsed(lines: list[bytes], pass_others: bool = True) -> tuple[list[bool], list[dict[str, Any]], set[str]]:
     offsets = np.cumsum([0, *map(len, lines)])
-    found = parse_plain(np.frombuffer(b"".join(lines), np.uint8), offsets, KINDS, pass_others)
-    assert found is not None
-    columns = found.columns
+    result = parse_plain(np.frombuffer(b"".join(lines), np.uint8), offsets, KINDS, pass_others)
+    assert result is not None
+    columns = result.columns
     for column in columns.values():
         column.validate(full=True)
-    return found.taken.tolist(), pa.table(columns).to_pylist(), found.undeclared
+    return result.taken.tolist(), pa.table(columns).to_pylist(), result.undeclared
 
 
 @given(st.lists(objects(), min_size=1, max_size=12), st.booleans(), st.sampled_from([(", ", ": "), (",", ":")]))
@@ -74,14 +74,14 @@ def test_objects_are_those_of_json(rows: list[dict[str, Any]], ascii_: bool, sig
     finite = [json.dumps(r, ensure_ascii=ascii_, separators=signs) for r in rows]
     texts = [t.encode("utf-8", "surrogatepass") for t in finite]
     lines = [t + (b"\r\n" if i % 2 else b"\n") for i, t in enumerate(texts)]
-    taken, found, others = parsed(lines)
+    taken, parsed_rows, undeclared = parsed(lines)
     plain = [json.loads(t) for t, good in zip(finite, taken, strict=True) if good]
-    for row, wanted in zip(found, plain, strict=True):
-        number = wanted.get("d")
-        assert row == {k: wanted.get(k) for k in KINDS} | {"d": None if number is None else float(number)}
+    for row, expected in zip(parsed_rows, plain, strict=True):
+        number = expected.get("d")
+        assert row == {k: expected.get(k) for k in KINDS} | {"d": None if number is None else float(number)}
         if number is not None:
             assert math.copysign(1, row["d"]) == math.copysign(1, number)
-    assert others == {k for r in plain for k in r} - KINDS.keys()
+    assert undeclared == {k for r in plain for k in r} - KINDS.keys()
     # Left are those alone that are not written plainly, or not finite.
     for text, row, good in zip(finite, rows, taken, strict=True):
         odd = "Infinity" in text or "\\u00e9" in text or any("\\" in json.dumps(k) for k in row)
@@ -90,11 +90,11 @@ def test_objects_are_those_of_json(rows: list[dict[str, Any]], ascii_: bool, sig
 
 @pytest.mark.parametrize("line", ["", *NOT_PLAIN, '{"s": "a\tb"}', '{"x": ' + "[" * 80 + "]" * 80 + "}"])
 def test_what_is_not_plain_is_left_and_harms_no_neighbour(line: str) -> None:
-    whole = json.dumps({"s": "a", "é": "b", "i": 1, "d": 0.5, "b": True}, ensure_ascii=False)
-    taken, found, others = parsed([f"{text}\n".encode() for text in (whole, line, whole, line)])
+    good_line = json.dumps({"s": "a", "é": "b", "i": 1, "d": 0.5, "b": True}, ensure_ascii=False)
+    taken, rows, undeclared = parsed([f"{text}\n".encode() for text in (good_line, line, good_line, line)])
     assert taken == [True, False, True, False]
-    assert found == [json.loads(whole)] * 2
-    assert others == set()
+    assert rows == [json.loads(good_line)] * 2
+    assert undeclared == set()
 
 
 def test_other_keys_may_be_refused() -> None:
@@ -108,16 +108,16 @@ def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) 
     table = Table.model_validate(TABLE | {"columns": SCALARS, "expectations": {"ranges": {"i": [-1000, 2000]}}})
     declaration = declaration_of(source(format="jsonl"), table, ())
     block = LineBlock(("\n".join(lines) + "\n").encode(), 1)
-    found = []
+    results = []
     for library in (native.library(), None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "library", lambda library=library: library)
             reader = JsonReader(declaration, accept)
             read = read_block(reader, block, declaration, TimeRange(None, 2**62))
             rows = pa.table([pa.array(read.lines), *read.columns], names=["line", *declaration.names]).to_pylist()
-            found.append({row["line"]: repr(row) for row in rows})
+            results.append({row["line"]: repr(row) for row in rows})
             assert (len(read.lines) + read.skipped + read.unsure.sum()) == len(block)
-    assert found[1].items() <= found[0].items()
+    assert results[1].items() <= results[0].items()
 
 
 @given(
@@ -137,10 +137,10 @@ def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) 
 )
 def test_times_are_as_without_the_library(texts: list[str | None]) -> None:
     column = pa.array(["x", *texts], pa.string())[1:]  # an array with an offset
-    here = convert.timestamps(column, "Europe/Berlin")
+    with_library = convert.timestamps(column, "Europe/Berlin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
-        assert here.equals(convert.timestamps(column, "Europe/Berlin"))
+        assert with_library.equals(convert.timestamps(column, "Europe/Berlin"))
 
 
 @pytest.mark.parametrize("accept", [False, True])
@@ -151,7 +151,7 @@ def test_times_are_as_without_the_library(texts: list[str | None]) -> None:
     )
 )
 def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, native_library: bool) -> None:
-    """What is read is what the rule says; a row is left where the block does not tell which key it has."""
+    """The parser reads what the rule says, and leaves a row where the block does not tell which key it has."""
     table = Table.model_validate({"columns": [{"name": "n", "type": "bigint"}, {"name": "S", "type": "bigint"}]})
     declaration = declaration_of(source(format="jsonl"), table, ())
     block = LineBlock("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 1)

@@ -41,14 +41,14 @@ def test_what_paths_lead_to(path: str, expected: Any) -> None:
 
 @pytest.mark.parametrize("path", ["items[7].id", "params['gone'].value", "empty[0]", "empty['os']"])
 def test_what_is_not_there(path: str) -> None:
-    found = reach(parsed(json.dumps(EVENT)), path_steps(path))
-    assert (found.value, found.is_present, found.obstacle) == (None, False, None)
+    reached = reach(parsed(json.dumps(EVENT)), path_steps(path))
+    assert (reached.value, reached.is_present, reached.obstacle) == (None, False, None)
 
 
 @pytest.mark.parametrize("path", ["number[].id", "items.id", "items[].id.x", "number.x", "text[0]"])
 def test_what_stands_in_the_way(path: str) -> None:
-    found = reach(parsed(json.dumps(EVENT)), path_steps(path))
-    assert found.obstacle is not None
+    reached = reach(parsed(json.dumps(EVENT)), path_steps(path))
+    assert reached.obstacle is not None
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4), st.booleans())))
@@ -56,9 +56,9 @@ def test_fields_of_all_records(values: list[Any]) -> None:
     line = json.dumps({"o": [{"v": v} for v in values]})
     task = ListPathsTask("_text", {3: path_steps("o[].v")})
     (batch,) = task([pa.record_batch([pa.array([line, "[", line[:-1]])], names=["_text"])])
-    text, *others = batch.column("_list_text3").to_pylist()
+    text, *other_texts = batch.column("_list_text3").to_pylist()
     assert json.loads(text) == values
-    assert others == [None, None]
+    assert other_texts == [None, None]
     assert batch.column("_list_has3").to_pylist() == [True, None, None]
     assert batch.schema.names == ["_text", *task.types]
 

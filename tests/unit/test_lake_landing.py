@@ -1,4 +1,4 @@
-"""Which landing files there are: globs, days, identities."""
+"""The landing files of a day: globs, days, identities."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_absolute_and_checkout_paths(ws: Workspace, tmp_path: Path) -> None:
     outside.parent.mkdir()
     outside.write_text("x")
     assert names(find_files(source(str(outside)), ws, "2026-01-01")) == [str(outside)]
-    found = find_files(source("pyproject.tom?"), ws, "2026-01-01")
-    assert [f.path for f in found.files] == [local(checkout() / "pyproject.toml")]
+    listing = find_files(source("pyproject.tom?"), ws, "2026-01-01")
+    assert [f.path for f in listing.files] == [local(checkout() / "pyproject.toml")]
     put(ws, "pyproject.toml")
     assert names(find_files(source("pyproject.tom?"), ws, "2026-01-01")) == ["pyproject.toml"]
 
@@ -142,8 +142,8 @@ def test_links_give_each_file_once(ws: Workspace) -> None:
     (day / "gone.csv").symlink_to("nowhere")
     os.link(day / "a.csv", day / "hard.csv")
     expected = ["a.csv", "hard.csv", "sub/b.csv", "x/c.csv"]
-    found = find_files(source("in/{ds}/**/*.csv"), ws, "2026-01-01")
-    assert names(found) == [f"in/2026-01-01/{name}" for name in expected]
+    listing = find_files(source("in/{ds}/**/*.csv"), ws, "2026-01-01")
+    assert names(listing) == [f"in/2026-01-01/{name}" for name in expected]
     assert sorted(local(day).infos()) == ["0.csv", *expected]
     # Without `**` links are followed as far as the pattern says.
     assert names(find_files(source("in/{ds}/*.csv"), ws, "2026-01-01")) == [

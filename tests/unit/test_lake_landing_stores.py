@@ -47,8 +47,8 @@ def source(path: str, **more: object) -> LandingSource:
 
 
 def context(ws: Workspace, path: str, ds: str = D2, **more: Any) -> SourceContext:
-    (found,) = source_contexts(Context(make_spec({"path": path, **more}), ws, ds))
-    return found
+    (source_context,) = source_contexts(Context(make_spec({"path": path, **more}), ws, ds))
+    return source_context
 
 
 def put(drops: Location, *names: str, data: bytes = b"x") -> None:
@@ -56,9 +56,9 @@ def put(drops: Location, *names: str, data: bytes = b"x") -> None:
         (drops / name).put_bytes(data)
 
 
-def forbidden(what: str) -> Callable[..., Any]:
+def forbidden(operation: str) -> Callable[..., Any]:
     def call(*args: object, **named: object) -> Any:
-        raise AssertionError(f"{what} was asked for")
+        raise AssertionError(f"{operation} was asked for")
 
     return call
 
@@ -79,10 +79,10 @@ def test_files_of_a_day_are_named_by_their_uris(drops: Location, ws: Workspace, 
     day = drops / D1
     put(day, "a.csv.gz", "b?.csv.gz", "deep/c#1.csv.gz", ".a.csv.gz", "_a.csv.gz", "a.csv.gz.tmp", "truth/x.csv.gz")
     put(drops / D2, "a.csv.gz")
-    found = find_files(source(path), ws, D1)
-    assert [f.name for f in found.files] == [f"s3://bucket/drops/{D1}/{name}" for name in names]
-    assert [f.path for f in found.files] == [day / name for name in names]
-    assert all(f.unchanged() for f in found.files)
+    listing = find_files(source(path), ws, D1)
+    assert [f.name for f in listing.files] == [f"s3://bucket/drops/{D1}/{name}" for name in names]
+    assert [f.path for f in listing.files] == [day / name for name in names]
+    assert all(f.unchanged() for f in listing.files)
 
 
 def test_files_of_a_lake_in_a_store(drops: Location, tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_files_of_a_lake_in_a_store(drops: Location, tmp_path: Path) -> None:
 def test_a_path_may_be_a_file_uri(ws: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "x1.csv").write_text("x")
-    found = find_files(source(f"file://{tmp_path}/a%20b/x?.csv"), ws, D1)
-    assert [f.name for f in found.files] == [f"{tmp_path}/a b/x1.csv"]
+    listing = find_files(source(f"file://{tmp_path}/a%20b/x?.csv"), ws, D1)
+    assert [f.name for f in listing.files] == [f"{tmp_path}/a b/x1.csv"]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_day_is_listed_by_questions_that_do_not_grow_with_its_files(
     put(drops / D1, *(f"{k}.csv" for k in range(100)), data=b"12")
     for name in ("head", "list_level", "download"):
         monkeypatch.setattr(calls, name, forbidden(name))
-    found = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1)
-    assert (len(found.files), found.size) == (100, 200)
+    listing = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1)
+    assert (len(listing.files), listing.size) == (100, 200)
 
 
 def record(day: LandingDay) -> LoadRecord:
@@ -154,10 +154,10 @@ def test_a_file_is_read_again_where_its_tag_is_another(
         assert not again.is_new
         # A listing and a look may tell the time differently: the tag is what counts.
         assert not day_files(listed(), replace(loaded, modified=dict.fromkeys(loaded.modified, 1))).is_new
-    before = listed().files[0]
+    first_listed = listed().files[0]
     put(drops / D1, "a.csv")  # the same content, written anew
     again_listed = listed().files[0]
-    assert not replace(before, mtime_ns=again_listed.mtime_ns).unchanged()
+    assert not replace(first_listed, mtime_ns=again_listed.mtime_ns).unchanged()
     assert replace(again_listed, mtime_ns=1).unchanged()
     assert not day_files(listed(), loaded).is_new
     put(drops / D1, "a.csv", data=b"y")
@@ -222,20 +222,20 @@ def test_markers_and_control_files(drops: Location, ws: Workspace) -> None:
         "marker": "s3://bucket/drops/done/{ds}",
         "control": {"path": "s3://bucket/drops/{ds}/rows.json", "key": "rows"},
     }
-    wanted = source("s3://bucket/drops/{ds}/*", complete=complete)
-    assert missing_markers(wanted, ws, D1) == [
+    landing_source = source("s3://bucket/drops/{ds}/*", complete=complete)
+    assert missing_markers(landing_source, ws, D1) == [
         f"_SUCCESS is not in s3://bucket/drops/{D1}",
         f"the marker s3://bucket/drops/done/{D1} is not there",
         f"the control file s3://bucket/drops/{D1}/rows.json is not there",
     ]
     put(drops, f"{D1}/_SUCCESS", f"done/{D1}", f"{D1}/a.csv")
     put(drops, f"{D1}/rows.json", data=b'{"rows": 7}')
-    assert missing_markers(wanted, ws, D1) == []
-    assert declared_rows(wanted, ws, D1) == 7
-    assert [f.path.name for f in find_files(wanted, ws, D1).files] == ["a.csv"]
+    assert missing_markers(landing_source, ws, D1) == []
+    assert declared_rows(landing_source, ws, D1) == 7
+    assert [f.path.name for f in find_files(landing_source, ws, D1).files] == ["a.csv"]
     # A marker may be elsewhere than the files.
-    beside = source("in/{ds}/*", complete={"marker": "s3://bucket/drops/done/{ds}"})
-    assert missing_markers(beside, ws, D1) == []
+    marked_source = source("in/{ds}/*", complete={"marker": "s3://bucket/drops/done/{ds}"})
+    assert missing_markers(marked_source, ws, D1) == []
 
 
 def test_inputs_are_named_by_the_uri(drops: Location, ws: Workspace) -> None:
@@ -307,12 +307,14 @@ def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monk
     for name in ("get_small", "head", "list_below", "list_level"):
         monkeypatch.setattr(calls, name, only_drops(getattr(calls, name)))
     monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3", location.STORES["s3"]._open_bucket))  # type: ignore[attr-defined]
-    wanted = source("s3://bucket/drops/*/*", complete={"success_file": "_SUCCESS", "marker": "s3://bucket/drops/done"})
-    assert missing_markers(wanted, ws, D1) == [
+    landing_source = source(
+        "s3://bucket/drops/*/*", complete={"success_file": "_SUCCESS", "marker": "s3://bucket/drops/done"}
+    )
+    assert missing_markers(landing_source, ws, D1) == [
         "_SUCCESS is not in s3://bucket/drops",
         "the marker s3://bucket/drops/done is not there",
     ]
-    assert [f.path for f in find_files(wanted, ws, D1).files] == [drops / D1 / "a.csv"]
+    assert [f.path for f in find_files(landing_source, ws, D1).files] == [drops / D1 / "a.csv"]
     with pytest.raises(calls.StoreRefused):
         find_files(source("s3://bucket/*/*"), ws, D1)
 
@@ -332,13 +334,13 @@ def test_lines_are_read_without_a_copy_on_the_host(
         monkeypatch.setattr(calls, "get", forbidden("a whole file"))
     monkeypatch.setattr(calls, "download", forbidden("a copy"))
     edges = [0, size // 3, size] if not ending else [0, None]
-    found, first = [], 1
+    texts, first = [], 1
     for start, end in pairwise(edges):
         part = Part(0, file, start or 0, end, first)
         of_part = list(blocks(part, 1 << 14))
         assert of_part[0].first_line == first
-        found += [line.as_py() for block in of_part for line in block.lines]
+        texts += [line.as_py() for block in of_part for line in block.lines]
         first += sum(map(len, of_part))
         if end is not None:
             assert count_lines(part) == sum(map(len, of_part))
-    assert found == lines
+    assert texts == lines

@@ -60,7 +60,7 @@ class Lake:
         return self.version
 
     def load(self, ds: str, **more: Any) -> int:
-        """What a load of a day's landing files commits: one data file of five rows."""
+        """Commit what a load of a day's landing files commits: one data file of five rows."""
         ctx = context(self.ws, ds)
         day = find_files(ctx.source, self.ws, ds)
         record = LoadRecord(
@@ -102,10 +102,10 @@ def lake(ws: Workspace) -> Lake:
     """Two days delivered and loaded, as versions 1 and 2."""
     for ds in (D1, D2):
         deliver(ws, ds)
-    found = Lake(ws)
-    found.load(D1)
-    found.load(D2)
-    return found
+    loaded_lake = Lake(ws)
+    loaded_lake.load(D1)
+    loaded_lake.load(D2)
+    return loaded_lake
 
 
 def test_newest_record_counts_and_others_commits_are_ignored(lake: Lake) -> None:
@@ -139,14 +139,14 @@ def test_no_files_names_the_glob(lake: Lake, ws: Workspace) -> None:
 
 
 def test_a_touched_file_is_the_same_and_another_content_is_not(lake: Lake, ws: Workspace) -> None:
-    before = lake.versions(D2)
+    versions = lake.versions(D2)
     os.utime(ws.home / "in" / D1 / "a.json", ns=(0, 1))
     assert lake.days(D2) == []
-    assert lake.versions(D2) == before
+    assert lake.versions(D2) == versions
     # Of the same size.
     deliver(ws, D1, "y")
     assert lake.days(D2) == [D1, D2]
-    assert [a == b for a, b in zip(lake.versions(D2), before, strict=True)] == [False, True]
+    assert [a == b for a, b in zip(lake.versions(D2), versions, strict=True)] == [False, True]
 
 
 def test_records_of_older_releases_name_files_by_their_time(lake: Lake, ws: Workspace) -> None:
@@ -161,14 +161,14 @@ def test_records_of_older_releases_name_files_by_their_time(lake: Lake, ws: Work
 def test_a_purged_day_stays_as_it_was_loaded(lake: Lake, ws: Workspace) -> None:
     deliver(ws, D1, name="b.json")
     lake.load(D1)
-    before = lake.versions(D2)
+    versions = lake.versions(D2)
     (ws.home / "in" / D1 / "a.json").unlink()
     assert lake.days(D2) == []
-    assert lake.versions(D2) == before
+    assert lake.versions(D2) == versions
     (ws.home / "in" / D1 / "b.json").unlink()
     (ws.home / "in" / D2 / "a.json").unlink()
     assert lake.days(D2) == []
-    assert lake.versions(D2) == before
+    assert lake.versions(D2) == versions
     # It cannot be loaded by another declaration: an error for the run's own day, a warning for days before.
     deliver(ws, D3)
     more = {"columns": [{"name": "id"}, {"name": "b"}]}
@@ -268,8 +268,8 @@ def test_the_version_of_a_day_is_the_last_that_changed_it_or_days_before(lake: L
 
 
 def test_another_value_of_a_key_is_another_declaration(ws: Workspace) -> None:
-    plain, other = context(ws, D1), context(ws, D1, clock_skew_seconds=5)
-    assert declaration(other.source, other.table, 1) != declaration(plain.source, plain.table, 1)
+    plain, skewed = context(ws, D1), context(ws, D1, clock_skew_seconds=5)
+    assert declaration(skewed.source, skewed.table, 1) != declaration(plain.source, plain.table, 1)
 
 
 def rewritten(action: dict[str, Any]) -> dict[str, Any]:

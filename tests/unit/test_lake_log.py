@@ -101,11 +101,11 @@ def test_replay(tmp_path: Path) -> None:
 
 
 def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
-    kept = add(tmp_path, "ds=d1/a.parquet", "d1", 3)["add"]
+    entry = add(tmp_path, "ds=d1/a.parquet", "d1", 3)["add"]
     commit(tmp_path, 3, add(tmp_path, "ds=d2/b.parquet", "d2", 4))
     table = pa.table(
         {
-            "add": pa.array([kept | {"partitionValues": [("ds", "d1")]}, None], KIND),
+            "add": pa.array([entry | {"partitionValues": [("ds", "d1")]}, None], KIND),
             "metaData": pa.array([None, {"schemaString": SCHEMA}], pa.struct([("schemaString", pa.string())])),
         }
     )
@@ -191,11 +191,13 @@ def test_known_features_are_read(tmp_path: Path) -> None:
 
 
 def test_data_files_elsewhere(tmp_path: Path) -> None:
-    there = tmp_path / "there" / "a b.parquet"
-    commit(tmp_path, 0, {"add": {"path": f"file://{str(there).replace(' ', '%20')}", "partitionValues": {}, "size": 1}})
+    data_path = tmp_path / "there" / "a b.parquet"
+    commit(
+        tmp_path, 0, {"add": {"path": f"file://{str(data_path).replace(' ', '%20')}", "partitionValues": {}, "size": 1}}
+    )
     files = DeltaLog(local(tmp_path)).files(0)
     assert files is not None
-    assert [f.path for f in files] == [local(there)]
+    assert [f.path for f in files] == [local(data_path)]
     commit(tmp_path, 1, {"add": {"path": "wasb://bucket/a.parquet", "partitionValues": {}, "size": 1}})
     with pytest.raises(UserError, match=r"has a data file at wasb://bucket/a\.parquet"):
         DeltaLog(local(tmp_path)).files(1)

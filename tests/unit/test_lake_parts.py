@@ -1,4 +1,4 @@
-"""How landing files are shared out to cores, and what the tasks that read them have to import."""
+"""The split of landing files into parts for cores, and the imports of the tasks that read them."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_even_files_stay_whole_and_others_do_not() -> None:
 def test_tasks_that_read_lines_import_no_specs() -> None:
     """Their classes take longer to make than a task of a small day does."""
     code = "import sys, headrace.lake.landing.read_lines as r; print(*(m for m in sys.modules if '.config' in m))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert [name for name in found if name.startswith("headrace.")] == []
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in modules if name.startswith("headrace.")] == []

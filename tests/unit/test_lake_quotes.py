@@ -75,11 +75,11 @@ def test_arrow_reads_what_was_written(rows: list[list[str]], escape: str | None,
     block = LineBlock("".join(separator.join(map(written, row)) + "\r\n" for row in rows).encode(), 1)
     read = read_block(DelimitedReader(form, declaration), block, declaration, TimeRange(None, 1))
     expected = [[(field if len(field) % 2 == 0 else doubled(field)) or None for field in row] for row in rows]
-    found = [list(row) for row in zip(*(c.to_pylist() for c in read.columns), strict=True)]
+    read_rows = [list(row) for row in zip(*(c.to_pylist() for c in read.columns), strict=True)]
     if escape is None:
-        assert found == expected
+        assert read_rows == expected
     else:
-        for line, row in zip(read.lines.tolist(), found, strict=True):
+        for line, row in zip(read.lines.tolist(), read_rows, strict=True):
             assert row == expected[line - 1]
 
 

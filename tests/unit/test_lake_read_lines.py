@@ -1,4 +1,4 @@
-"""What a task leaves of landing files, in whatever store: whole files that it names, or none."""
+"""The files that a task leaves in any store: whole ones that it names, or none."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def task_of(home: Location, *files: Path) -> ReadTask:
 
 
 def rows_of(file: Location) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(file.local_path(), partitioning=None).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = pq.read_table(file.local_path(), partitioning=None).to_pylist()
+    return rows
 
 
 @pytest.mark.parametrize("kind", ["local", "objects"])
@@ -53,14 +53,14 @@ def test_good_rows_their_hashes_and_the_lines_that_are_left(
     lines = [json.dumps({"user": i, "note": f"n{i}"}) for i in range(9)]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:4], "not JSON", *lines[4:]]))
     (tmp_path / "b.jsonl").write_text('{"user": "?", "note": "x"}\n')
-    (found,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl")(0)
-    rows = rows_of(home / "table" / found["data"]["add"]["path"])
+    (result,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl")(0)
+    rows = rows_of(home / "table" / result["data"]["add"]["path"])
     assert [(r["user"], r["_source_line"]) for r in rows] == [(i, i + 1 + (i > 3)) for i in range(9)]
-    assert rows_of(home / "handed" / found["left"]) == [
+    assert rows_of(home / "handed" / result["left"]) == [
         {"_file": 0, "_line": 5, "_text": "not JSON", "_fault": None},
         {"_file": 1, "_line": 1, "_text": '{"user": "?", "note": "x"}', "_fault": None},
     ]
-    hashes, keyed = load_hashes(home / "handed", found["hashes"])
+    hashes, keyed = load_hashes(home / "handed", result["hashes"])
     assert (len(set(hashes.tolist())), keyed.all()) == (9, True)
 
 
@@ -73,6 +73,6 @@ def test_nothing_of_a_file_that_is_damaged_further_on(
     body = bytearray(gzip.compress(b'{"user": 2, "note": "y"}\n' * 50_000))
     body[-6] ^= 0xFF
     (tmp_path / "b.jsonl.gz").write_bytes(body)
-    (found,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz")(0)
-    assert set(found) == {"unreadable"}
+    (result,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz")(0)
+    assert set(result) == {"unreadable"}
     assert list(home.files()) == left_over(home) == []

@@ -22,20 +22,20 @@ from tests.storage_faults import Killed, faulty
 
 D1, D2 = "2026-01-10", "2026-01-11"
 #: Of D1's file the smallest, of D2's the largest; the checkpoint alone tells of D1's.
-GONE = [0, 14]
-VALUES = {"n": exactly(frozenset(map(str, GONE)))}
+REMOVED = [0, 14]
+VALUES = {"n": exactly(frozenset(map(str, REMOVED)))}
 PINNED = 2
 
 
-def without(rows: pa.Table) -> tuple[pa.Table, int]:
-    kept = rows.filter(pc.invert(pc.is_in(rows["n"], pa.array(GONE, pa.int64()))))
-    return kept, rows.num_rows - kept.num_rows
+def drop_removed(rows: pa.Table) -> tuple[pa.Table, int]:
+    remaining = rows.filter(pc.invert(pc.is_in(rows["n"], pa.array(REMOVED, pa.int64()))))
+    return remaining, rows.num_rows - remaining.num_rows
 
 
 @pytest.mark.parametrize("tie", ["", "\x7f", "\U0010ffff"])
 @pytest.mark.parametrize("key", ["a" * 40, "a" * 31 + "\U0001f600" * 4])
 def test_texts_that_statistics_have_cut(key: str, tie: str) -> None:
-    """As Delta cuts the largest one: 32 units of UTF-16, and a character above the one that came there."""
+    """Delta cuts the largest text after 32 units of UTF-16, and puts a character above the one that came there."""
     begin = key.encode("utf-16-le")[:64].decode("utf-16-le", "ignore")
     assert is_value(begin + tie, exactly(frozenset([key])))
     assert not is_value("b" + begin[1:] + tie, exactly(frozenset([key])))
@@ -43,12 +43,14 @@ def test_texts_that_statistics_have_cut(key: str, tie: str) -> None:
 
 
 def test_texts_of_several_words(tmp_path: Path) -> None:
-    """In a predicate and in the statistics that a checksum's file repeats."""
+    """The words stand in a predicate, and in the statistics that a checksum's file repeats."""
     log, key = tmp_path / "t" / "_delta_log", "Ann, of: B"
     log.mkdir(parents=True)
     add = {"path": "a.parquet", "stats": json.dumps({"minValues": {"n": "A"}, "maxValues": {"n": key}})}
-    said = {"operation": "DELETE", "operationParameters": {"predicate": json.dumps([f"(n = '{key}')"])}}
-    (log / f"{0:020d}.json").write_text("".join(json.dumps(a) + "\n" for a in ({"add": add}, {"commitInfo": said})))
+    commit_info = {"operation": "DELETE", "operationParameters": {"predicate": json.dumps([f"(n = '{key}')"])}}
+    (log / f"{0:020d}.json").write_text(
+        "".join(json.dumps(a) + "\n" for a in ({"add": add}, {"commitInfo": commit_info}))
+    )
     (log / f"{0:020d}.crc").write_text(json.dumps({"numFiles": 1, "allFiles": [add]}))
     (log / f"{1:020d}.crc").write_text('{"numFiles"')  # cut off
     values = {"n": exactly(frozenset([key]))}
@@ -78,7 +80,7 @@ def rows_at(table: Location, version: int) -> list[int]:
 
 
 def erased(table: Location) -> None:
-    assert erase(table, Change(("n",), without), "request", delete=True).left == []
+    assert erase(table, Change(("n",), drop_removed), "request", delete=True).left == []
     redact_log(table, VALUES, delete=True)
 
 

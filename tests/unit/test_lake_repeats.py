@@ -27,32 +27,34 @@ FILES = st.lists(st.lists(st.tuples(HASHES, st.booleans()), max_size=12), max_si
 
 
 def saved(scratch: Location, rows: Sequence[tuple[int, bool]]) -> str:
-    """In two pieces."""
+    """Save hashes in two pieces and return their names."""
     hashes, keyed = np.array([h for h, _ in rows], np.int64), np.array([k for _, k in rows], np.bool_)
     half = len(rows) // 2
     return save_hashes(scratch, [hashes[:half], hashes[half:]], [keyed[:half], keyed[half:]])
 
 
-def repeated(scratch: Location, mine: Sequence[str], loaded: Sequence[str], shares: int) -> list[int]:
-    """What the shares find, one after the other."""
-    task = RepeatTask(tuple(mine), tuple(loaded), scratch, shares)
-    found = [np.load((scratch / one["path"]).local_path()) for k in range(shares) for one in task(k)]
-    return [int(h) for h in np.concatenate(found)]
+def repeated(scratch: Location, day_files: Sequence[str], loaded: Sequence[str], shares: int) -> list[int]:
+    """Return the hashes that the shares find, one share after the other."""
+    task = RepeatTask(tuple(day_files), tuple(loaded), scratch, shares)
+    arrays = [np.load((scratch / entry["path"]).local_path()) for k in range(shares) for entry in task(k)]
+    return [int(h) for h in np.concatenate(arrays)]
 
 
 @given(FILES, FILES, st.integers(1, 9))
 def test_all_that_are_there_twice(
     tmp_path_factory: pytest.TempPathFactory,
-    mine: list[list[tuple[int, bool]]],
+    day_files: list[list[tuple[int, bool]]],
     loaded: list[list[tuple[int, bool]]],
     shares: int,
 ) -> None:
     scratch = local(tmp_path_factory.mktemp("hashes"))
-    names, others = ([saved(scratch, file) for file in files] for files in (mine, loaded))
-    here = Counter(h for file in mine for h, keyed in file if keyed)
-    there = {h for file in loaded for h, keyed in file if keyed}
-    assert repeated(scratch, names, others, shares) == sorted(h for h, n in here.items() if n > 1 or h in there)
-    for name, rows in zip(names, mine, strict=True):
+    names, loaded_names = ([saved(scratch, file) for file in files] for files in (day_files, loaded))
+    counts = Counter(h for file in day_files for h, keyed in file if keyed)
+    loaded_hashes = {h for file in loaded for h, keyed in file if keyed}
+    assert repeated(scratch, names, loaded_names, shares) == sorted(
+        h for h, n in counts.items() if n > 1 or h in loaded_hashes
+    )
+    for name, rows in zip(names, day_files, strict=True):
         hashes, keyed = load_hashes(scratch, name)
         assert list(zip(hashes.tolist(), keyed.tolist(), strict=True)) == rows
         ranges = [hashes_of_share(scratch, name, k, shares) for k in range(shares)]
@@ -70,8 +72,8 @@ def test_files_of_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pq.write_table(rows, place)
     files = (KeyedFile(lake / "data.parquet", "2026-01-01", hashes=names[0]),)
     task = SuspectTask(files, ("id",), None, lake, rows.schema)
-    (made,) = task(0)
-    suspect = pq.read_table((lake / made["path"]).local_path()).to_pylist()
+    (result,) = task(0)
+    suspect = pq.read_table((lake / result["path"]).local_path()).to_pylist()
     assert suspect == [{"id": "b", "ds": "2026-01-01"}]
 
 

@@ -55,8 +55,8 @@ DIFFERENT: dict[str, tuple[pa.Array, pa.Array, str]] = {
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_orc_files_that_differ(tmp_path: Path, case: str) -> None:
-    one, two, message = DIFFERENT[case]
-    files = [orc_file(tmp_path / "a.orc", x=one, y=LONGS), orc_file(tmp_path / "b.orc", x=two)]
+    first, second, message = DIFFERENT[case]
+    files = [orc_file(tmp_path / "a.orc", x=first, y=LONGS), orc_file(tmp_path / "b.orc", x=second)]
     with pytest.raises(UserError, match=message) as refused:
         check_same_types(files, "orc")
     assert "\n" not in str(refused.value)
@@ -83,8 +83,8 @@ AVRO: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("case", AVRO)
 def test_avro_files_that_differ(tmp_path: Path, case: str) -> None:
-    one, two, message = AVRO[case]
-    files = [avro_file(tmp_path / "a.avro", x=one, y="long"), avro_file(tmp_path / "b.avro", x=two)]
+    first, second, message = AVRO[case]
+    files = [avro_file(tmp_path / "a.avro", x=first, y="long"), avro_file(tmp_path / "b.avro", x=second)]
     with pytest.raises(UserError, match=message):
         check_same_types(files, "avro")
 
@@ -102,11 +102,11 @@ def test_a_damaged_header_of_an_avro_file_is_a_fault_and_no_trace(tmp_path: Path
     """Bytes drawn anew, and files that end within."""
     form = "avro"
     avro_file(tmp_path / "whole", x="long", who=record(id="long", name=["null", "string"]))
-    whole = (tmp_path / "whole").read_bytes()
+    intact = (tmp_path / "whole").read_bytes()
     seed = random.randrange(2**32)
     rng, faults = random.Random(seed), 0
     for number in range(300):
-        data = bytearray(whole)
+        data = bytearray(intact)
         for _ in range(rng.randint(1, 8)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         path = tmp_path / f"{number}.{form}"
@@ -121,7 +121,7 @@ def test_a_damaged_header_of_an_avro_file_is_a_fault_and_no_trace(tmp_path: Path
 def test_avro_fields_that_differ_in_case_alone_have_aliases() -> None:
     inner = {"type": "record", "name": "who", "fields": [{"name": "Id", "type": "long"}, {"name": "id", "type": "int"}]}
     fields = [{"name": "a", "type": ["null", inner]}, {"name": "A", "type": {"type": "array", "items": "string"}}]
-    found = json.loads(with_aliases(json.dumps({"type": "record", "name": "row", "fields": fields})))
-    assert [(f["name"], f.get("aliases")) for f in found["fields"]] == [("a", None), ("A_2", ["A"])]
-    of_inner = found["fields"][0]["type"][1]["fields"]
+    schema = json.loads(with_aliases(json.dumps({"type": "record", "name": "row", "fields": fields})))
+    assert [(f["name"], f.get("aliases")) for f in schema["fields"]] == [("a", None), ("A_2", ["A"])]
+    of_inner = schema["fields"][0]["type"][1]["fields"]
     assert [(f["name"], f.get("aliases")) for f in of_inner] == [("Id", None), ("id_2", ["id"])]

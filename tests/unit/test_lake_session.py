@@ -39,15 +39,15 @@ def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> N
     """core-site.xml of a cluster says that paths without a scheme are in HDFS; the user's own word counts more."""
     default = "spark.hadoop.fs.defaultFS"
     ws = Workspace(tmp_path, store_uri="hdfs://namenode:8020/store")
-    found = properties(Spark(), ws)
-    assert found[default] == "file:///"
-    assert found["spark.yarn.stagingDir"] == "hdfs://namenode:8020/store/.spark-staging"
+    settings = properties(Spark(), ws)
+    assert settings[default] == "file:///"
+    assert settings["spark.yarn.stagingDir"] == "hdfs://namenode:8020/store/.spark-staging"
     assert "spark.yarn.stagingDir" not in properties(Spark(), Workspace(tmp_path))
     assert properties(Spark(properties={default: "hdfs://namenode:8020"}), ws)[default] == "hdfs://namenode:8020"
 
 
 def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a pipeline whose lake and store are on a disk."""
+    """The pipeline's own lake and store are on a disk."""
     monkeypatch.delenv("HEADRACE_CACHE", raising=False)
     monkeypatch.setattr(copies, "_of_workspace", [])
     environ = dict(os.environ)
@@ -66,19 +66,19 @@ def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"^what the pipeline reads is in S3, .* run `make s3`$"):
         properties(Spark(), ws)
     (tmp_path / "hadoop-aws-1.jar").touch()
-    found = properties(Spark(), ws)
-    assert found["spark.kerberos.access.hadoopFileSystems"] == "hdfs://name:8020"
-    assert found["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
-    assert found["spark.delta.logStore.s3.impl"].endswith("S3ConditionalLogStore")
+    settings = properties(Spark(), ws)
+    assert settings["spark.kerberos.access.hadoopFileSystems"] == "hdfs://name:8020"
+    assert settings["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    assert settings["spark.delta.logStore.s3.impl"].endswith("S3ConditionalLogStore")
     # Spark's tasks on this host share the driver's copies; those of other hosts have their own.
-    assert found["spark.executorEnv.HEADRACE_CACHE"] == str(tmp_path / "cache")
+    assert settings["spark.executorEnv.HEADRACE_CACHE"] == str(tmp_path / "cache")
     assert "spark.executorEnv.HEADRACE_CACHE" not in properties(Spark(master="spark://head:7077"), ws)
-    assert "hadoop-aws-1.jar" in found["spark.driver.extraClassPath"]
+    assert "hadoop-aws-1.jar" in settings["spark.driver.extraClassPath"]
     assert "hadoop-aws-1.jar" not in properties(Spark(), Workspace(tmp_path))["spark.driver.extraClassPath"]
 
 
 def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are the catalog alone knows: S3's jars are taken where they are, unless others are given."""
+    """The catalog alone knows where they are: S3's jars are taken if they are installed, unless others are given."""
     monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
     hive = {"spark.sql.catalogImplementation": "hive"}
     s3 = "spark.hadoop.fs.s3.impl"
@@ -87,8 +87,8 @@ def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.Mo
     assert s3 in properties(Spark(properties=hive), Workspace(tmp_path))
     named = {"spark.sql.catalog.unity": "io.unitycatalog.spark.UCSingleCatalog"}
     assert s3 in properties(Spark(properties=named), Workspace(tmp_path))
-    own = {**hive, "spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.2"}
-    assert s3 not in properties(Spark(properties=own), Workspace(tmp_path))
+    catalog_properties = {**hive, "spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.2"}
+    assert s3 not in properties(Spark(properties=catalog_properties), Workspace(tmp_path))
     assert s3 not in properties(Spark(), Workspace(tmp_path))
 
 
@@ -121,15 +121,15 @@ def test_executors_get_the_file_system_for_s3_from_the_driver(
     """They need not have the folder of this host that it is in."""
     monkeypatch.setattr(object_stores, "s3_dir", lambda: s3_jars(tmp_path / "s3"))
     jar = str(tmp_path / "s3" / "hadoop-aws.jar")
-    found = properties(Spark(master=master), Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
-    assert jar in found["spark.jars"].split(",")
-    assert jar in found["spark.driver.extraClassPath"].split(":")
-    assert "spark.executor.extraClassPath" not in found
+    settings = properties(Spark(master=master), Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
+    assert jar in settings["spark.jars"].split(",")
+    assert jar in settings["spark.driver.extraClassPath"].split(":")
+    assert "spark.executor.extraClassPath" not in settings
     assert jar not in properties(Spark(master=master), Workspace(tmp_path / "home"))["spark.jars"]
     # The user's own, such as the connector of another store, come besides.
-    own = Spark(master=master, properties={"spark.jars": "/gcs-connector.jar"})
-    both = properties(own, Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
-    assert both["spark.jars"] == f"{found['spark.jars']},/gcs-connector.jar"
+    custom = Spark(master=master, properties={"spark.jars": "/gcs-connector.jar"})
+    both = properties(custom, Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
+    assert both["spark.jars"] == f"{settings['spark.jars']},/gcs-connector.jar"
 
 
 def s3_jars(folder: Path) -> Path:
@@ -151,8 +151,8 @@ def test_spark_gets_kerberos_tokens_for_the_lake_and_the_store(tmp_path: Path) -
     assert properties(Spark(), Workspace(tmp_path, lake_uri=lake, store_uri=f"{lake}/store"))[key] == (
         "hdfs://namenode:8020"
     )
-    others = Spark(properties={key: "hdfs://other,hdfs://namenode:8020"})
-    assert properties(others, of_lake)[key] == "hdfs://namenode:8020,hdfs://other"
+    other_systems = Spark(properties={key: "hdfs://other,hdfs://namenode:8020"})
+    assert properties(other_systems, of_lake)[key] == "hdfs://namenode:8020,hdfs://other"
 
 
 def test_an_archive_in_s3_is_fetched_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +160,13 @@ def test_an_archive_in_s3_is_fetched_by_the_driver(tmp_path: Path, monkeypatch: 
     key, ws = "spark.archives", Workspace(tmp_path / "home")
     memory_home(monkeypatch, tmp_path / "cache", ("s3",))
     location_of("s3://bucket/envs/environment.tar.gz").put_text("packed")
-    others = "/data/more.zip#more,s3a://bucket/b.tgz"
-    given = {key: f"s3://bucket/envs/environment.tar.gz#environment, {others}"}
-    first, _, rest = properties(Spark(master="spark://head:7077", properties=given), ws)[key].partition(",")
+    other_archives = "/data/more.zip#more,s3a://bucket/b.tgz"
+    user_properties = {key: f"s3://bucket/envs/environment.tar.gz#environment, {other_archives}"}
+    first, _, rest = properties(Spark(master="spark://head:7077", properties=user_properties), ws)[key].partition(",")
     file, _, folder = first.partition("#")
     assert (Path(file).name, Path(file).read_text(), folder) == ("environment.tar.gz", "packed", "environment")
-    assert rest == others
-    assert properties(Spark(master="yarn", properties=given), ws)[key] == given[key]
+    assert rest == other_archives
+    assert properties(Spark(master="yarn", properties=user_properties), ws)[key] == user_properties[key]
     away = Spark(master="spark://head:7077", properties={key: "s3://bucket/away.tar.gz#environment"})
     with pytest.raises(
         UserError, match=r"^spark\.properties: spark\.archives: there is no s3://bucket/away\.tar\.gz: "

@@ -24,9 +24,9 @@ from tests.csv_dialects import COLUMNS, Dialect, dialects, read, rows, written
 
 @settings(max_examples=200)
 @given(rows(), dialects())
-def test_a_file_in_any_dialect_is_read_by_arrow(made: list[tuple[Any, ...]], dialect: Dialect) -> None:
+def test_a_file_in_any_dialect_is_read_by_arrow(source_rows: list[tuple[Any, ...]], dialect: Dialect) -> None:
     """All rows, none left to other rules, and the values that Python reads of the same bytes."""
-    body = written(made, dialect)
+    body = written(source_rows, dialect)
     source = LandingSource.model_validate(dialect.source() | {"path": "in/*"})
     table = Table.model_validate({"columns": COLUMNS})
     assert why_spark(source, table) is None
@@ -36,12 +36,12 @@ def test_a_file_in_any_dialect_is_read_by_arrow(made: list[tuple[Any, ...]], dia
     )
     read_rows = read_block(DelimitedReader(form, declaration), LineBlock(body, 1), declaration, TimeRange(None, 2**62))
     expected = {row[0]: row for row in read(body, dialect)}
-    assert set(expected) == {row[0] for row in made}
-    found = {row[0]: row for row in zip(*(c.to_pylist() for c in read_rows.columns), strict=True)}
+    assert set(expected) == {row[0] for row in source_rows}
+    by_number = {row[0]: row for row in zip(*(c.to_pylist() for c in read_rows.columns), strict=True)}
     # A field that is not quoted may have a quote behind its first sign: that is another rule's to judge.
-    odd = {row[0] for row in made if row[1] is not None and '"' in row[1] and not dialect.quote_all}
-    assert set(expected) - odd <= set(found)
-    for number, row in found.items():
+    odd = {row[0] for row in source_rows if row[1] is not None and '"' in row[1] and not dialect.quote_all}
+    assert set(expected) - odd <= set(by_number)
+    for number, row in by_number.items():
         assert row == expected[number]
 
 
@@ -94,16 +94,16 @@ def test_texts_of_people(text: str, spelling: Spelling, expected: str | None) ->
     ],
 )
 def test_iso_8601_of_other_systems(text: str, expected: str) -> None:
-    (found,) = from_text(pa.array([text]), "timestamp", "Asia/Tokyo", None).to_pylist()
-    assert found.isoformat() == expected
+    (moment,) = from_text(pa.array([text]), "timestamp", "Asia/Tokyo", None).to_pylist()
+    assert moment.isoformat() == expected
 
 
 def test_numbers_since_1970_and_whole_floats() -> None:
     for unit, text in (("epoch_microseconds", "1767668645123456"), ("epoch_nanoseconds", "1767668645123456789")):
-        (found,) = from_text(pa.array([text]), "timestamp", "UTC", unit).to_pylist()  # type: ignore[arg-type]
-        assert found == datetime(2026, 1, 6, 3, 4, 5, 123456, UTC)
-    (found,) = from_text(pa.array(["-1"]), "timestamp", "UTC", "epoch_nanoseconds").to_pylist()
-    assert found == datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)
+        (moment,) = from_text(pa.array([text]), "timestamp", "UTC", unit).to_pylist()  # type: ignore[arg-type]
+        assert moment == datetime(2026, 1, 6, 3, 4, 5, 123456, UTC)
+    (moment,) = from_text(pa.array(["-1"]), "timestamp", "UTC", "epoch_nanoseconds").to_pylist()
+    assert moment == datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)
     texts = ["100054.0", "12345678901234567.0", "1.2E7", "-3.", "1.5", "1e-1", None, "x"]
     expected = [100054, 12345678901234567, 12_000_000, -3, None, None, None, None]
     assert from_text(pa.array(texts), "bigint", "UTC", None).to_pylist() == expected

@@ -50,7 +50,7 @@ def test_between_hosts_each_run_has_its_own_in_the_lake(tmp_path: Path, monkeypa
             (paused / "b").put_text("late")
             assert [f.below(folder) for f in folder.files()] == ["a"]
             (folder / "items").begin("t")
-            kept = list(folder.files())
+            files = list(folder.files())
         assert not folder.exists()
-        assert kept
+        assert files
     assert not place.exists()

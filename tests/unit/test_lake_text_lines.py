@@ -26,13 +26,13 @@ ROWS = st.lists(st.lists(FIELD, min_size=2, max_size=3), max_size=12)
 
 
 def hadoop_snappy(data: bytes, block: int = 1000, chunk: int = 300) -> bytes:
-    """As Hadoop's BlockCompressorStream frames it."""
+    """Frame data as Hadoop's BlockCompressorStream does."""
     codec, out = pa.Codec("snappy"), b""
-    for at in range(0, len(data), block):
-        whole = data[at : at + block]
-        out += struct.pack(">I", len(whole))
-        for k in range(0, len(whole), chunk):
-            part = codec.compress(whole[k : k + chunk]).to_pybytes()
+    for start in range(0, len(data), block):
+        raw_block = data[start : start + block]
+        out += struct.pack(">I", len(raw_block))
+        for k in range(0, len(raw_block), chunk):
+            part = codec.compress(raw_block[k : k + chunk]).to_pybytes()
             out += struct.pack(">I", len(part)) + part
     return out
 
@@ -77,18 +77,18 @@ def test_compressed_files(ending: str, tmp_path: Path) -> None:
 
 @given(st.binary(max_size=60), st.integers(1, 7))
 def test_lines(data: bytes, block: int) -> None:
-    found = [line for x in lines_of(io.BytesIO(data), block) for line in x.texts.view(pa.binary()).to_pylist()]
+    lines = [line for x in lines_of(io.BytesIO(data), block) for line in x.texts.view(pa.binary()).to_pylist()]
     expected = data.split(b"\n")
-    assert found == (expected[:-1] if expected[-1] == b"" else expected)
+    assert lines == (expected[:-1] if expected[-1] == b"" else expected)
 
 
 def joined(data: bytes, block: int, most: int = 1 << 20, trim: bool = False) -> tuple[list[str], list[int]]:
     """Lines, and the places of those that are unclosed."""
     texts: list[str] = []
     unclosed: list[int] = []
-    for found in whole_records(lines_of(io.BytesIO(data), block), QuotedFields(",", trim), most):
-        unclosed += [len(texts) + i for i, fault in enumerate(found.faults.to_pylist()) if fault == UNCLOSED]
-        texts += found.texts.to_pylist()
+    for batch in whole_records(lines_of(io.BytesIO(data), block), QuotedFields(",", trim), most):
+        unclosed += [len(texts) + i for i, fault in enumerate(batch.faults.to_pylist()) if fault == UNCLOSED]
+        texts += batch.texts.to_pylist()
     return texts, unclosed
 
 

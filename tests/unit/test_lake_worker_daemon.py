@@ -18,18 +18,18 @@ def installed(folder: Path, *packages: str) -> Path:
 
 def archive(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as made:
-        made.writestr("pyspark/__init__.py", "")
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("pyspark/__init__.py", "")
     return str(path)
 
 
 def test_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path) -> None:
     site = installed(tmp_path / "site", "pyspark", "py4j")
-    mine = [
-        archive(site / "pyspark" / at) for at in ("python/lib/pyspark.zip", "python/lib/py4j-src.zip", "jars/x.jar")
+    bundled = [
+        archive(site / "pyspark" / name) for name in ("python/lib/pyspark.zip", "python/lib/py4j-src.zip", "jars/x.jar")
     ]
     users = archive(tmp_path / "users.zip")
-    assert without_archives(["", *mine, users, str(site)]) == ["", users, str(site)]
+    assert without_archives(["", *bundled, users, str(site)]) == ["", users, str(site)]
 
 
 def test_archives_stay_where_pyspark_is_in_them_alone(tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ def lanes_of(markers: set[str]) -> set[str]:
 
 def test_whatever_markers_a_test_has_it_is_in_a_lane(pytestconfig: pytest.Config) -> None:
     names = [re.match(r"\w+", line)[0] for line in pytestconfig.getini("markers")]  # type: ignore[index]
-    ours = ["jvm", "service", "slow", "rack", "long", "extra"]
-    assert set(ours) <= set(names)
-    for markers in map(set, chain.from_iterable(combinations([*ours, "hypothesis"], n) for n in range(len(ours) + 2))):
+    own_markers = ["jvm", "service", "slow", "rack", "long", "extra"]
+    assert set(own_markers) <= set(names)
+    for markers in map(
+        set, chain.from_iterable(combinations([*own_markers, "hypothesis"], n) for n in range(len(own_markers) + 2))
+    ):
         lanes = lanes_of(markers)
         assert lanes, markers
         assert "quick" not in lanes or "all" in lanes
@@ -67,12 +69,12 @@ def test_who_uses_spark_is_slow_unless_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "factor", "expected"), [(40, 0.3, 12), (10, 0.3, 5), (3, 0.3, 3), (20, 1, 20), (6, 40, 240)]
+    ("examples", "factor", "expected"), [(40, 0.3, 12), (10, 0.3, 5), (3, 0.3, 3), (20, 1, 20), (6, 40, 240)]
 )
-def test_a_lane_scales_a_property_test_s_own_examples(own: int, factor: float, expected: int) -> None:
+def test_a_lane_scales_a_property_test_s_own_examples(examples: int, factor: float, expected: int) -> None:
     seen: list[int] = []
 
-    @settings(max_examples=own, deadline=None, database=None)
+    @settings(max_examples=examples, deadline=None, database=None)
     @given(st.integers())
     def property_test(n: int) -> None:
         seen.append(n)

@@ -60,8 +60,8 @@ def test_numbers_and_codes_are_what_pandas_counts() -> None:
     logs = np.log1p(df["price"].fillna(0.0))
     np.testing.assert_allclose(out["price"], (logs - logs.mean()) / logs.std(), rtol=0, atol=1e-5)
     counts = df["user"].value_counts()
-    kept = sorted((v for v in counts.index if counts[v] >= 2), key=lambda v: (-counts[v], v))
-    codes = {value: code for code, value in enumerate(kept, 2)}
+    frequent = sorted((v for v in counts.index if counts[v] >= 2), key=lambda v: (-counts[v], v))
+    codes = {value: code for code, value in enumerate(frequent, 2)}
     assert out["user"].tolist() == [codes.get(u, 1) for u in df["user"]]
     assert out["click"].tolist() == df["click"].tolist()
     assert out.index.equals(df.index)
@@ -71,15 +71,15 @@ def test_every_kind_of_frame_gives_the_same() -> None:
     df = frame(400)
     table = pa.Table.from_pandas(df, preserve_index=False)
     fitted = workflow().fit(df)
-    wanted = fitted.transform(df)
+    expected = fitted.transform(df)
     # Polars hands its columns to Arrow as large texts, in a table of chunks.
     large = table.set_column(0, "user", table.column("user").cast(pa.large_string()))
     by_text = pa.concat_tables([large.slice(0, 150), large.slice(150)])
     encoded = table.set_column(0, "user", table.column("user").dictionary_encode())
-    for other in (table, by_text, encoded):
-        again = workflow().fit(other)
+    for other_frame in (table, by_text, encoded):
+        again = workflow().fit(other_frame)
         assert again.fitted.states == fitted.fitted.states
-        pd.testing.assert_frame_equal(again.transform(other).to_pandas(), wanted, check_index_type=False)
+        pd.testing.assert_frame_equal(again.transform(other_frame).to_pandas(), expected, check_index_type=False)
     batch = table.to_batches()[0]
     assert isinstance(fitted.transform(batch), pa.RecordBatch)
     assert fitted.transform(table.slice(0, 0)).num_rows == 0
@@ -88,11 +88,11 @@ def test_every_kind_of_frame_gives_the_same() -> None:
 def test_a_later_fit_keeps_the_codes() -> None:
     first = workflow().fit(frame(seed=0))
     later = workflow().fit(frame(seed=1).assign(user=lambda d: d["user"] + "new"), before=first)
-    before = dict(zip(*first.vocabularies["user"].to_pydict().values(), strict=True))
+    codes_before = dict(zip(*first.vocabularies["user"].to_pydict().values(), strict=True))
     after = dict(zip(*later.vocabularies["user"].to_pydict().values(), strict=True))
-    assert before.items() <= after.items()
+    assert codes_before.items() <= after.items()
     assert sorted(after.values()) == list(range(2, 2 + len(after)))
-    assert len(after) > len(before)
+    assert len(after) > len(codes_before)
 
 
 def test_a_dataset_has_every_row_once_and_the_loader_gives_them(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_dataset_has_every_row_once_and_the_loader_gives_them(tmp_path: Path) 
     stored = {
         s: pq.read_table(tmp_path / "data" / s).to_pandas().set_index("row").sort_index() for s in ("train", "valid")
     }
-    whole = pd.concat(stored.values())
-    assert whole.index.tolist() == list(range(3_000)), "the last rows validate, and none is lost"
+    combined = pd.concat(stored.values())
+    assert combined.index.tolist() == list(range(3_000)), "the last rows validate, and none is lost"
     for name in ("user", "item", "price", "click"):
-        assert whole[name].tolist() == out[name].tolist(), name
+        assert combined[name].tolist() == out[name].tolist(), name
 
     data = hr.load_dataset(tmp_path / "data", "valid", batch_size=128)
     seen = [(x["item"].tolist(), x["price"].tolist(), y.tolist()) for x, y in data]
@@ -138,12 +138,12 @@ def test_lists_keep_their_width(tmp_path: Path) -> None:
     ((features, _),) = list(hr.load_dataset(tmp_path / "data", batch_size=20, shuffle=False))
     assert features["tags"].shape == (20, 2)
     codes = dict(zip(*fitted.vocabularies["tags"].to_pydict().values(), strict=True))
-    wanted = [[codes["a"], codes["b"]], [0, 0], [0, 0], [codes["b"], codes["c"]]] * 5
-    assert sorted(features["tags"].tolist()) == sorted(wanted)
+    expected = [[codes["a"], codes["b"]], [0, 0], [0, 0], [codes["b"], codes["c"]]] * 5
+    assert sorted(features["tags"].tolist()) == sorted(expected)
     ((features, _),) = list(hr.load_dataset(tmp_path / "data", batch_size=20, shuffle=False, jagged=True))
     tags = features["tags"]
     assert (tags.samples, tags.values.numel()) == (20, 20)
-    assert sorted(tags.to_padded(2).tolist()) == sorted(wanted)
+    assert sorted(tags.to_padded(2).tolist()) == sorted(expected)
 
 
 def test_an_operator_of_ones_own_is_recorded_by_its_class(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_an_operator_of_an_installed_package_has_a_name(tmp_path: Path, monkeypa
     try:
         chain = Chain.model_validate({"columns": ["price"], "ops": [{"halve_it": {"by": 4}}]})
         df = frame(300)
-        made = hr.Workflow([chain], label="click").fit(df).transform(df)
-        np.testing.assert_array_equal(made["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
+        transformed = hr.Workflow([chain], label="click").fit(df).transform(df)
+        np.testing.assert_array_equal(transformed["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
         with pytest.raises(hr.UserError, match="no operator 'halv_it'; did you mean 'halve_it'"):
             hr.Workflow([Chain.model_validate({"columns": ["price"], "ops": ["halv_it"]})], label="click").fit(df)
     finally:
@@ -228,14 +228,16 @@ def test_a_predictor_says_of_frames_what_the_model_says_of_features(tmp_path: Pa
     folder, workflow = local(tmp_path / "model"), local(tmp_path / "workflow")
     save_model(folder, model, workflow=workflow, pipeline="p", ds="2026-01-01", key="k", metrics={})
 
-    made = pa.table(fitted.transform(table))
-    wanted = load_predictor(folder).predict({c: made[c].to_numpy() for c in made.column_names if c != "click"})
+    transformed = pa.table(fitted.transform(table))
+    expected = load_predictor(folder).predict(
+        {c: transformed[c].to_numpy() for c in transformed.column_names if c != "click"}
+    )
     predictor = pickle.loads(pickle.dumps(hr.Predictor(tmp_path / "model", column="p", maps=tmp_path / "maps")))
-    for given in (table, table.to_pandas()):
-        np.testing.assert_allclose(predictor.predict(given), wanted, rtol=1e-5)
-    found = pa.Table.from_batches(predictor.map_in_arrow(table.to_batches(max_chunksize=70)))
-    assert found.column_names == [*table.column_names, "p"]
-    np.testing.assert_allclose(found["p"], wanted, rtol=1e-5)
-    assert np.std(wanted) > 0
+    for input_frame in (table, table.to_pandas()):
+        np.testing.assert_allclose(predictor.predict(input_frame), expected, rtol=1e-5)
+    predicted = pa.Table.from_batches(predictor.map_in_arrow(table.to_batches(max_chunksize=70)))
+    assert predicted.column_names == [*table.column_names, "p"]
+    np.testing.assert_allclose(predicted["p"], expected, rtol=1e-5)
+    assert np.std(expected) > 0
     with pytest.raises(hr.UserError, match="the frame has no column 'price'"):
         predictor.predict(table.drop(["price"]))

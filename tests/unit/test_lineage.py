@@ -24,15 +24,15 @@ def test_lineage_walks_from_the_warehouse_to_the_landing_files_of_all_days(ws: W
         manifest, output = lineage.find(runs, name)
         assert manifest.ds == DS
         tree = lineage.trace(runs, manifest, output)
-        found = titles(tree)
+        labels = titles(tree)
         assert tree.title == output.name
         for stage in ("score", "features", "train", "ingest"):
-            assert f"{stage} {DS}" in found
-        assert f"landing/clicks/{DS}/part-0003.json.gz" in found
+            assert f"{stage} {DS}" in labels
+        assert f"landing/clicks/{DS}/part-0003.json.gz" in labels
         # The warm start leads into yesterday.
-        assert yesterday["train"].output("model").name in found
-        assert "train 2026-01-07" in found
-        assert "landing/clicks/2026-01-07/part-0000.json.gz" in found
+        assert yesterday["train"].output("model").name in labels
+        assert "train 2026-01-07" in labels
+        assert "landing/clicks/2026-01-07/part-0000.json.gz" in labels
 
 
 @pytest.mark.parametrize(

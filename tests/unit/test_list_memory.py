@@ -46,7 +46,7 @@ def chains(length: int) -> list[Chain]:
 
 
 def offsets(longest: int) -> np.ndarray:
-    """Of lists of MEAN values in the mean: some of `longest`, the others as short as the mean asks for."""
+    """Return offsets of lists with MEAN values on average: some of `longest`, the others short enough for it."""
     lengths = np.random.default_rng(0).integers(0, 2 * (MEAN - 1) + 1, ROWS)
     lengths[:: 2 * longest] = longest
     surplus = int(lengths.sum()) - ROWS * MEAN
@@ -95,10 +95,10 @@ def read(folder: Path, longest: int) -> None:
 
 def peak(work: Callable[[Path, int], None], folder: Path, longest: int) -> tuple[int, int]:
     """Bytes: the most that NumPy's and Python's objects took at a time, and Arrow's, after what was there before."""
-    before = pa.total_allocated_bytes()
+    allocated = pa.total_allocated_bytes()
     tracemalloc.start()
     work(folder, longest)
-    return tracemalloc.get_traced_memory()[1], pa.default_memory_pool().max_memory() - before
+    return tracemalloc.get_traced_memory()[1], pa.default_memory_pool().max_memory() - allocated
 
 
 def alone(work: Callable[[Path, int], None], folder: Path, longest: int) -> tuple[int, int]:
@@ -108,18 +108,18 @@ def alone(work: Callable[[Path, int], None], folder: Path, longest: int) -> tupl
 
 
 def test_memory_follows_the_values(tmp_path: Path) -> None:
-    """As many values in lists of up to 20 and of up to 1,000: padded these would take 50 times the memory."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+    """Lists of up to 20 and of up to 1,000 have as many values: padded, these would take 50 times the memory."""
+    peaks: dict[tuple[str, int], tuple[int, int]] = {}
     for longest in (2 * MEAN, LENGTH):
         folder = tmp_path / str(longest)
         folder.mkdir()
         assert offsets(longest)[-1] == ROWS * MEAN
         assert np.diff(offsets(longest)).max() == longest
         for work in (write, read):
-            found[work.__name__, longest] = alone(work, folder, longest)
+            peaks[work.__name__, longest] = alone(work, folder, longest)
     matrix = BATCH * LENGTH * 4  # of the numbers: they are a dense layer's input
     for name, room in (("write", 0), ("read", 4 * matrix)):
-        short, long = found[name, 2 * MEAN], found[name, LENGTH]
+        short, long = peaks[name, 2 * MEAN], peaks[name, LENGTH]
         assert long[0] < 1.3 * short[0] + room, (name, short, long)
         assert long[1] < 1.3 * short[1] + 2**20, (name, short, long)
 
@@ -129,13 +129,13 @@ def test_batches_hold_the_rows(tmp_path: Path, batch_size: int) -> None:
     """Lists of codes, raw ids and numbers between scalars, in many row groups, against rows padded in Python."""
     rng = np.random.default_rng(2)
     rows, length = 150, 5
-    there = [rng.integers(0, 4, int(rng.integers(0, length + 1))).tolist() for _ in range(rows)]
+    lists = [rng.integers(0, 4, int(rng.integers(0, length + 1))).tolist() for _ in range(rows)]
     columns = {
         "a": pa.array(rng.integers(0, 9, rows), pa.int32()),
-        "codes": pa.array(there, pa.list_(pa.int32())),
+        "codes": pa.array(lists, pa.list_(pa.int32())),
         "x": pa.array(rng.random(rows), pa.float32()),
-        "numbers": pa.array([[v / 2 for v in r] for r in there], pa.list_(pa.float32())),
-        "ids": pa.array([[v << 40 for v in r] for r in there], pa.list_(pa.int64())),
+        "numbers": pa.array([[v / 2 for v in r] for r in lists], pa.list_(pa.float32())),
+        "ids": pa.array([[v << 40 for v in r] for r in lists], pa.list_(pa.int64())),
         "b": pa.array(rng.integers(0, 9, rows), pa.int32()),
         "y": pa.array(np.arange(rows), pa.float32()),
     }
@@ -159,12 +159,12 @@ def test_batches_hold_the_rows(tmp_path: Path, batch_size: int) -> None:
     with EvalLoader(layout, schema, batch_size=batch_size, streams=1) as source:
         for batch in source:
             assert batch.codes.dtype == np.int64
-            found = padded_codes(batch, schema)
+            codes = padded_codes(batch, schema)
             assert batch.continuous.dtype == np.float32
             for i, row in enumerate(batch.labels.astype(int).tolist()):
-                padded = there[row] + [0] * (length - len(there[row]))
+                padded = lists[row] + [0] * (length - len(lists[row]))
                 assert batch.continuous[i].tolist() == [*(v / 2 for v in padded), columns["x"][row].as_py()]
-                assert found[i].tolist() == [
+                assert codes[i].tolist() == [
                     columns["a"][row].as_py(),
                     *padded,
                     *(v << 40 for v in padded),

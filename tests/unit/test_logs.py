@@ -34,8 +34,8 @@ def context() -> Iterator[None]:
 def line_of(record: logging.LogRecord) -> dict[str, Any]:
     text = logs.JsonFormatter().format(record)
     assert "\n" not in text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    fields: dict[str, Any] = json.loads(text)
+    return fields
 
 
 def record(message: str, *args: object, exc_info: Any = None) -> logging.LogRecord:
@@ -47,18 +47,18 @@ def test_a_line_has_its_context_and_its_exception() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:
-        found = line_of(record("it %s", "failed", exc_info=sys.exc_info()))
-    assert found["time"].endswith("Z")
-    assert (found["level"], found["logger"], found["message"]) == ("WARNING", "headrace.x", "it failed")
-    assert (found["pipeline"], found["ds"], found["stage"]) == ("clicks", DS, "train")
-    assert "run_id" not in found
-    assert found["exception"]["type"] == "builtins.ValueError"
-    assert found["exception"]["message"] == "two\nlines"
-    assert found["exception"]["trace"].startswith("Traceback")
+        line = line_of(record("it %s", "failed", exc_info=sys.exc_info()))
+    assert line["time"].endswith("Z")
+    assert (line["level"], line["logger"], line["message"]) == ("WARNING", "headrace.x", "it failed")
+    assert (line["pipeline"], line["ds"], line["stage"]) == ("clicks", DS, "train")
+    assert "run_id" not in line
+    assert line["exception"]["type"] == "builtins.ValueError"
+    assert line["exception"]["message"] == "two\nlines"
+    assert line["exception"]["trace"].startswith("Traceback")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("postgresql://me:hunter22@db/x", "postgresql://me:***@db/x"),
         ("fs.s3a.secret.key=abc, next=1", "fs.s3a.secret.key=***, next=1"),
@@ -79,15 +79,15 @@ def test_a_line_has_its_context_and_its_exception() -> None:
         ("step 3 of 4, loss=0.25", "step 3 of 4, loss=0.25"),
     ],
 )
-def test_what_may_be_a_secret_is_hidden(text: str, shown: str) -> None:
-    assert redact(text) == shown
+def test_what_may_be_a_secret_is_hidden(text: str, expected: str) -> None:
+    assert redact(text) == expected
 
 
 def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAREHOUSE_PASSWORD", "s3cr3t-value")
     monkeypatch.setenv("WAREHOUSE_PASSWORD_FILE", "/run/pw-file")
-    found = line_of(record("connect with s3cr3t-value, not /run/pw-file"))
-    assert found["message"] == "connect with ***, not /run/pw-file"
+    line = line_of(record("connect with s3cr3t-value, not /run/pw-file"))
+    assert line["message"] == "connect with ***, not /run/pw-file"
     assert (is_secret("WAREHOUSE_PASSWORD"), is_secret("WAREHOUSE_PASSWORD_FILE")) == (True, False)
 
 
@@ -104,7 +104,7 @@ def test_the_variables_of_clouds() -> None:
         "GOOGLE_CREDENTIALS",
         "GOOGLE_SERVICE_ACCOUNT_KEY",
     ]
-    other = [
+    harmless = [
         "AWS_PROFILE",
         "AWS_SHARED_CREDENTIALS_FILE",
         "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -113,7 +113,7 @@ def test_the_variables_of_clouds() -> None:
         "OLDPWD",
         "PWD",
     ]
-    assert [name for name in [*secret, *other] if is_secret(name)] == secret
+    assert [name for name in [*secret, *harmless] if is_secret(name)] == secret
 
 
 #: Characters of secrets: those that formats, addresses, JSON, `repr` and lines write otherwise, and any.
@@ -125,10 +125,10 @@ SECRETS = st.text(
 @settings(max_examples=300)
 @given(secret=SECRETS.filter(str.strip), words=st.lists(st.text("xyz %", max_size=4), min_size=2, max_size=2))
 def test_no_line_has_a_secret(secret: str, words: list[str]) -> None:
-    """Of a message, its arguments, fields and a trace, as text and as JSON; the text is searched by another rule."""
-    before, after = words
+    """The message, its arguments, fields and a trace are hidden as text and as JSON; another rule searches the text."""
+    prefix, suffix = words
     # Lines of tracebacks name files and code of this test, which short texts stand in.
-    assume(all(secret not in text for text in (__file__, "Traceback (most recent call last):", "ValueError", before)))
+    assume(all(secret not in text for text in (__file__, "Traceback (most recent call last):", "ValueError", prefix)))
 
     class Value:
         def __repr__(self) -> str:
@@ -138,23 +138,25 @@ def test_no_line_has_a_secret(secret: str, words: list[str]) -> None:
         patch.setattr("headrace.redaction._values", set())
         hide(secret)
         try:
-            raise ValueError(f"{before}{secret}{after}", "two")
+            raise ValueError(f"{prefix}{secret}{suffix}", "two")
         except ValueError as e:
             e.add_note(f"note {secret}")
-            told = record(f"{before.replace('%', '')}{secret.replace('%', '%%')} %s %r %s", secret, secret, Value())
-            told.exc_info = sys.exc_info()
-            told.fields = {"a": [f"{before}{secret}", {"b": secret}], secret: 1, "c": Value()}
+            log_record = record(
+                f"{prefix.replace('%', '')}{secret.replace('%', '%%')} %s %r %s", secret, secret, Value()
+            )
+            log_record.exc_info = sys.exc_info()
+            log_record.fields = {"a": [f"{prefix}{secret}", {"b": secret}], secret: 1, "c": Value()}
             trace = io.StringIO()
             with redirect_stderr(trace):
                 logs.print_trace(e)
-        text = logs.TextFormatter().format(told)
-        line = json.loads(logs.JsonFormatter().format(told))
+        text = logs.TextFormatter().format(log_record)
+        line = json.loads(logs.JsonFormatter().format(log_record))
         foreign = json.loads(logs.as_json_line(json.dumps({"m": f"x {secret}", "n": [secret]}), {"stage": "train"}))
     written = [secret, repr(secret)[1:-1], ascii(secret)[1:-1], repr(f"{secret}'\"")[1:-4], logs.visible(secret)]
     for leaf in (text, trace.getvalue(), *leaves(line), *leaves(foreign)):
         assert not [form for form in written if form in leaf and form.strip(" *")], (leaf, secret)
     assert HIDDEN in text
-    assert text.startswith(logs.visible(before.replace("%", "")))
+    assert text.startswith(logs.visible(prefix.replace("%", "")))
     assert foreign["stage"] == "train"
 
 
@@ -190,12 +192,12 @@ def test_no_application_prints_a_secret(secret: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOME_PASSWORD", secret)
         data = f"first {secret}\nx\rsecond: {secret}".encode()
-        chunks = iter([*(data[at : at + size] for at in range(0, len(data), size)), b""])
+        chunks = iter([*(data[start : start + size] for start in range(0, len(data), size)), b""])
         patch.setattr(os, "read", lambda *_: next(chunks))
-        kept, shown = io.BytesIO(), io.StringIO()
-        copy_output(0, kept, shown, lambda event: None)
-    assert kept.getvalue().decode() == "first ***\nx\rsecond: ***"
-    assert shown.getvalue() == "first ***\nsecond: ***\n"
+        log_file, console = io.BytesIO(), io.StringIO()
+        copy_output(0, log_file, console, lambda event: None)
+    assert log_file.getvalue().decode() == "first ***\nx\rsecond: ***"
+    assert console.getvalue() == "first ***\nsecond: ***\n"
 
 
 @pytest.mark.parametrize("form", logs.FORMATS)
@@ -228,33 +230,33 @@ raise KeyError("pass%word\\nof two lines", "second-" + "secret")
 
 def test_errors_name_keys_and_hide_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter-22")
-    said = io.StringIO()
+    stderr = io.StringIO()
     logs.tell_error(
-        "a.yaml: publish.warehouse.password: unknown key\n'token': no such column; hunter-22, pwd.x=1", said
+        "a.yaml: publish.warehouse.password: unknown key\n'token': no such column; hunter-22, pwd.x=1", stderr
     )
-    assert said.getvalue().splitlines() == [
+    assert stderr.getvalue().splitlines() == [
         "error: a.yaml: publish.warehouse.password: unknown key",
         "'token': no such column; ***, pwd.x=1",
     ]
-    said = io.StringIO()
-    logs.tell_error("Error: token=abc of https://me:hunter23@host, Bearer abcdef123456", said)
-    assert said.getvalue() == "error: Error: token=*** of https://me:***@host, Bearer ***\n"
+    stderr = io.StringIO()
+    logs.tell_error("Error: token=abc of https://me:hunter23@host, Bearer abcdef123456", stderr)
+    assert stderr.getvalue() == "error: Error: token=*** of https://me:***@host, Bearer ***\n"
 
 
 @given(st.lists(st.text(max_size=30), max_size=6), st.integers(1, 7))
 def test_whatever_a_process_prints_becomes_objects_line_by_line(texts: list[str], size: int) -> None:
-    own = json.dumps({"message": "ours", "level": "INFO"})
-    data = "\n".join([*texts, own, "last"]).encode("utf-8", errors="replace")
-    kept, shown = io.BytesIO(), io.StringIO()
-    sink = JsonLines(kept, shown, lambda: {"stage": "train"})
-    for at in range(0, len(data), size):
-        sink.write(data[at : at + size])
+    own_line = json.dumps({"message": "ours", "level": "INFO"})
+    data = "\n".join([*texts, own_line, "last"]).encode("utf-8", errors="replace")
+    log_file, console = io.BytesIO(), io.StringIO()
+    sink = JsonLines(log_file, console, lambda: {"stage": "train"})
+    for start in range(0, len(data), size):
+        sink.write(data[start : start + size])
     sink.close()
-    assert kept.getvalue().decode() == shown.getvalue()
-    found = [json.loads(line) for line in kept.getvalue().split(b"\n") if line]
-    assert found[-1]["message"] == "last"
-    assert found[-1]["stage"] == "train"
-    assert found[-2] == {**json.loads(own), "stage": "train"}
+    assert log_file.getvalue().decode() == console.getvalue()
+    objects = [json.loads(line) for line in log_file.getvalue().split(b"\n") if line]
+    assert objects[-1]["message"] == "last"
+    assert objects[-1]["stage"] == "train"
+    assert objects[-2] == {**json.loads(own_line), "stage": "train"}
 
 
 def test_events_between_lines_are_none() -> None:
@@ -263,26 +265,26 @@ def test_events_between_lines_are_none() -> None:
     os.write(write, b"before\n" + event + b"after")
     os.close(write)
     heard: list[str] = []
-    kept = io.BytesIO()
-    sink = JsonLines(kept, io.StringIO(), lambda: {"run_id": heard[-1]} if heard else {})
+    log_file = io.BytesIO()
+    sink = JsonLines(log_file, io.StringIO(), lambda: {"run_id": heard[-1]} if heard else {})
     copy_output(read, sink, io.StringIO(), lambda e: heard.append(e.run_id))
     sink.close()
     os.close(read)
-    found = [json.loads(line) for line in kept.getvalue().splitlines()]
-    assert [(f["message"], f.get("run_id")) for f in found] == [("before", None), ("after", "7")]
+    objects = [json.loads(line) for line in log_file.getvalue().splitlines()]
+    assert [(f["message"], f.get("run_id")) for f in objects] == [("before", None), ("after", "7")]
 
 
 def test_a_run_and_its_refusals_are_objects(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logs.VARIABLE, "json")
     yard: Yard = make_yard(tmp_path, monkeypatch)
     done = yard.run()
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    events = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 0
-    assert [(f["stage"], f["event"]) for f in found][:2] == [("ingest", "run"), ("ingest", "done")]
+    assert [(f["stage"], f["event"]) for f in events][:2] == [("ingest", "run"), ("ingest", "done")]
     refused = yard("run", "clicks", "--ds", "tomorrow")
     assert refused.exit_code == 2
-    (told,) = [json.loads(line) for line in refused.stderr.splitlines()]
-    assert (told["level"], "tomorrow" in told["message"]) == ("ERROR", True)
+    (error,) = [json.loads(line) for line in refused.stderr.splitlines()]
+    assert (error["level"], "tomorrow" in error["message"]) == ("ERROR", True)
 
 
 def test_the_program_of_stages_says_its_errors_as_objects(tmp_path: Any) -> None:
@@ -290,5 +292,5 @@ def test_the_program_of_stages_says_its_errors_as_objects(tmp_path: Any) -> None
     env = {**os.environ, logs.VARIABLE: "json"}
     done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 2
-    (told,) = [json.loads(line) for line in done.stderr.splitlines()]
-    assert told["level"] == "ERROR"
+    (error,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert error["level"] == "ERROR"

@@ -36,19 +36,19 @@ def sigmoid(x: float) -> float:
 def check(loss: Callable[..., torch.Tensor], loop: Loop, inputs: Sequence[np.ndarray]) -> None:
     """The value, and the gradient by each input: central differences of the loop."""
     tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in inputs]
-    found = loss(*tensors)
-    assert found.shape == ()
-    assert found.item() == pytest.approx(loop(*inputs), rel=1e-9, abs=1e-9)
-    found.backward()
+    value = loss(*tensors)
+    assert value.shape == ()
+    assert value.item() == pytest.approx(loop(*inputs), rel=1e-9, abs=1e-9)
+    value.backward()
     for number, (x, tensor) in enumerate(zip(inputs, tensors, strict=True)):
         expected = np.zeros_like(x)
-        for at in np.ndindex(x.shape):
+        for index in np.ndindex(x.shape):
             moved = []
             for step in (1e-6, -1e-6):
                 changed = [y.copy() for y in inputs]
-                changed[number][at] += step
+                changed[number][index] += step
                 moved.append(loop(*changed))
-            expected[at] = (moved[0] - moved[1]) / 2e-6
+            expected[index] = (moved[0] - moved[1]) / 2e-6
         grad = np.zeros_like(x) if tensor.grad is None else tensor.grad.numpy()
         np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)
 
@@ -60,7 +60,7 @@ NEGATIVES = RNG.normal(size=(7, 4))
 WEIGHTED = pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
 
 
-def of(weights: np.ndarray | None) -> dict[str, Any]:
+def weight_options(weights: np.ndarray | None) -> dict[str, Any]:
     return {"weights": None if weights is None else torch.tensor(weights)}
 
 
@@ -76,7 +76,7 @@ def test_binary_cross_entropy(weights: np.ndarray | None) -> None:
             for i, (x, y) in enumerate(zip(logits, LABELS, strict=True))
         )
 
-    check(lambda x: binary_cross_entropy(x, torch.tensor(LABELS), **of(weights)), loop, [LOGITS])
+    check(lambda x: binary_cross_entropy(x, torch.tensor(LABELS), **weight_options(weights)), loop, [LOGITS])
 
 
 @WEIGHTED
@@ -90,7 +90,7 @@ def test_focal(weights: np.ndarray | None, gamma: float, alpha: float | None) ->
             total -= times(weights, i) * share * (1 - p) ** gamma * math.log(p)
         return total
 
-    check(lambda x: focal(x, torch.tensor(LABELS), **of(weights), gamma=gamma, alpha=alpha), loop, [LOGITS])
+    check(lambda x: focal(x, torch.tensor(LABELS), **weight_options(weights), gamma=gamma, alpha=alpha), loop, [LOGITS])
 
 
 def test_focal_of_sure_predictions_is_finite() -> None:
@@ -107,7 +107,7 @@ def test_squared_error(weights: np.ndarray | None) -> None:
     def loop(x: np.ndarray) -> float:
         return sum(times(weights, i) * (v - t) ** 2 for i, (v, t) in enumerate(zip(x, LABELS, strict=True)))
 
-    check(lambda x: squared_error(x, torch.tensor(LABELS), **of(weights)), loop, [LOGITS])
+    check(lambda x: squared_error(x, torch.tensor(LABELS), **weight_options(weights)), loop, [LOGITS])
 
 
 @WEIGHTED
@@ -115,7 +115,7 @@ def test_bpr(weights: np.ndarray | None) -> None:
     def loop(positives: np.ndarray, negatives: np.ndarray) -> float:
         return sum(-times(weights, i) * math.log(sigmoid(positives[i] - n)) / 4 for i in range(7) for n in negatives[i])
 
-    check(lambda p, n: bpr(p, n, **of(weights)), loop, [LOGITS, NEGATIVES])
+    check(lambda p, n: bpr(p, n, **weight_options(weights)), loop, [LOGITS, NEGATIVES])
 
 
 @WEIGHTED
@@ -130,7 +130,7 @@ def test_cosine_contrastive(weights: np.ndarray | None) -> None:
         return total
 
     check(
-        lambda p, n: cosine_contrastive(p, n, **of(weights), margin=0.3, negative_weight=2.5),
+        lambda p, n: cosine_contrastive(p, n, **weight_options(weights), margin=0.3, negative_weight=2.5),
         loop,
         [positives, negatives],
     )
@@ -147,18 +147,18 @@ def test_sampled_softmax(weights: np.ndarray | None, shared: bool, corrected: bo
     def loop(positives: np.ndarray, negatives: np.ndarray) -> float:
         total = 0.0
         for i in range(7):
-            own = positives[i] - (math.log(q_positive[i]) if corrected else 0)
-            below = math.exp(own)
+            target_logit = positives[i] - (math.log(q_positive[i]) if corrected else 0)
+            below = math.exp(target_logit)
             for j in range(4):
                 q = q_negative[j] if shared else q_negative[i, j]
                 if not hits[i, j]:
                     below += math.exp(negatives[i, j]) / (q if corrected else 1)
-            total -= times(weights, i) * math.log(math.exp(own) / below)
+            total -= times(weights, i) * math.log(math.exp(target_logit) / below)
         return total
 
     log_q = (torch.tensor(q_positive).log(), torch.tensor(q_negative).log()) if corrected else None
     check(
-        lambda p, n: sampled_softmax(p, n, **of(weights), log_q=log_q, hits=torch.tensor(hits)),
+        lambda p, n: sampled_softmax(p, n, **weight_options(weights), log_q=log_q, hits=torch.tensor(hits)),
         loop,
         [LOGITS, NEGATIVES],
     )
@@ -177,15 +177,17 @@ def test_sampled_softmax_of_shared_negatives(
     def loop(queries: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> float:
         total = 0.0
         for i in range(7):
-            others = [math.exp(queries[i] @ negatives[j]) for j in range(5) if ids[j] != targets[i]]
-            total -= times(weights, i) * math.log(math.exp(positives[i]) / (math.exp(positives[i]) + sum(others)))
+            negative_terms = [math.exp(queries[i] @ negatives[j]) for j in range(5) if ids[j] != targets[i]]
+            total -= times(weights, i) * math.log(
+                math.exp(positives[i]) / (math.exp(positives[i]) + sum(negative_terms))
+            )
         return total
 
     hits = losses.same_ids(torch.tensor(targets), torch.tensor(ids))
     expected = [(i, j) for i in range(7) for j in range(5) if targets[i] == ids[j]]
     assert sorted(zip(*(x.tolist() for x in hits), strict=True)) == expected
     check(
-        lambda q, p, n: 1.0 * losses.shared_sampled_softmax(q, p, n, **of(weights), hits=hits),
+        lambda q, p, n: 1.0 * losses.shared_sampled_softmax(q, p, n, **weight_options(weights), hits=hits),
         loop,
         [queries, LOGITS, negatives],
     )
@@ -210,13 +212,13 @@ def test_in_batch_softmax(weights: np.ndarray | None, corrected: bool) -> None:
                 for j in range(9)
                 if j == targets[i] or not corrected or ids[j] != ids[targets[i]]
             ]
-            own = math.exp(queries[i] @ items[targets[i]] / 0.7) / (q[targets[i]] if corrected else 1)
-            total -= times(weights, i) * math.log(own / sum(terms))
+            target_term = math.exp(queries[i] @ items[targets[i]] / 0.7) / (q[targets[i]] if corrected else 1)
+            total -= times(weights, i) * math.log(target_term / sum(terms))
         return total
 
     more = {"log_q": torch.tensor(q).log(), "item_ids": torch.tensor(ids)} if corrected else {}
     check(
-        lambda a, b: in_batch_softmax(a, b, torch.tensor(targets), **of(weights), temperature=0.7, **more),
+        lambda a, b: in_batch_softmax(a, b, torch.tensor(targets), **weight_options(weights), temperature=0.7, **more),
         loop,
         [queries, items],
     )
@@ -260,8 +262,8 @@ def test_losses_of_lists(lists: list[list[tuple[int, int]]], k: int | None, weig
         return total
 
     offsets, grades = torch.tensor(ends), torch.tensor(labels)
-    check(lambda s: rank_net(s, grades, offsets, **of(weights)), lambda s: loop(s, False), [scores])
-    check(lambda s: lambda_rank(s, grades, offsets, **of(weights), k=k), lambda s: loop(s, True), [scores])
+    check(lambda s: rank_net(s, grades, offsets, **weight_options(weights)), lambda s: loop(s, False), [scores])
+    check(lambda s: lambda_rank(s, grades, offsets, **weight_options(weights), k=k), lambda s: loop(s, True), [scores])
 
 
 def test_a_list_without_gain_adds_nothing_finite() -> None:

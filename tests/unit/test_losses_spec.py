@@ -32,8 +32,8 @@ RNG = np.random.default_rng(2)
 LOGITS, DOTS = RNG.normal(size=ROWS), RNG.normal(size=(ROWS, DRAWN))
 LABELS = np.array([1.0, 0, 1, 1, 0, 1, 0])
 WEIGHTS = RNG.random(ROWS) + 0.5
-OWN, IDS = RNG.integers(0, ITEMS, ROWS), RNG.integers(0, ITEMS, (ROWS, DRAWN))
-IDS[0, DOTS[0].argmax()] = OWN[0]  # the hardest of the first row is its own
+TARGETS, IDS = RNG.integers(0, ITEMS, ROWS), RNG.integers(0, ITEMS, (ROWS, DRAWN))
+IDS[0, DOTS[0].argmax()] = TARGETS[0]  # the hardest of the first row is its own
 LOG_Q = np.log(RNG.random(ITEMS))
 QUERIES, VECTORS = RNG.normal(size=(ROWS, 3)), RNG.normal(size=(ROWS, 3))
 LISTS = np.array([5, 2, 5, 2, 2, 5, 9])
@@ -47,17 +47,17 @@ def inputs_of(rows: slice = slice(None), **more: Any) -> Inputs:
         torch.zeros(len(weights), 0, 1),
         torch.from_numpy(LABELS[rows]),
         weights,
-        ids={"item": torch.from_numpy(OWN[rows])},
+        ids={"item": torch.from_numpy(TARGETS[rows])},
         negatives=torch.from_numpy(IDS[rows]),
-        log_share=lambda feature, of: torch.from_numpy(LOG_Q if of == "negatives" else LOG_Q / 2),
+        log_share=lambda feature, kind: torch.from_numpy(LOG_Q if kind == "negatives" else LOG_Q / 2),
         lists=torch.from_numpy(LISTS[rows]),
         **more,
     )
 
 
 def outputs_of(rows: slice = slice(None)) -> dict[str, Tensor]:
-    given = {"logits": LOGITS, "negatives": DOTS, "queries": QUERIES, "items": VECTORS}
-    return {name: torch.from_numpy(x[rows]) for name, x in given.items()}
+    outputs = {"logits": LOGITS, "negatives": DOTS, "queries": QUERIES, "items": VECTORS}
+    return {name: torch.from_numpy(x[rows]) for name, x in outputs.items()}
 
 
 def sigmoid(x: float) -> float:
@@ -75,13 +75,13 @@ def focal(i: int) -> float:
 
 
 def bpr(i: int) -> float:
-    chosen = sorted(zip(IDS[i] != OWN[i], DOTS[i], strict=True))[-2:]  # the row's own where there are no others
+    chosen = sorted(zip(IDS[i] != TARGETS[i], DOTS[i], strict=True))[-2:]  # the row's own where there are no others
     return LABELS[i] * float(np.mean([-math.log(sigmoid(LOGITS[i] - x)) for _, x in chosen]))
 
 
 def softmax(i: int) -> float:
-    own = LOGITS[i] / 0.5 - LOG_Q[OWN[i]]
-    others = [x / 0.5 - LOG_Q[item] for x, item in zip(DOTS[i], IDS[i], strict=True) if item != OWN[i]]
+    own = LOGITS[i] / 0.5 - LOG_Q[TARGETS[i]]
+    others = [x / 0.5 - LOG_Q[item] for x, item in zip(DOTS[i], IDS[i], strict=True) if item != TARGETS[i]]
     return LABELS[i] * (math.log(math.exp(own) + sum(map(math.exp, others))) - own)
 
 
@@ -91,9 +91,11 @@ def cosine(i: int) -> float:
 
 def in_batch(i: int) -> float:
     logits = [
-        float(QUERIES[i] @ VECTORS[j]) / 0.7 - LOG_Q[OWN[j]] / 2 for j in range(ROWS) if j == i or OWN[j] != OWN[i]
+        float(QUERIES[i] @ VECTORS[j]) / 0.7 - LOG_Q[TARGETS[j]] / 2
+        for j in range(ROWS)
+        if j == i or TARGETS[j] != TARGETS[i]
     ]
-    own = float(QUERIES[i] @ VECTORS[i]) / 0.7 - LOG_Q[OWN[i]] / 2
+    own = float(QUERIES[i] @ VECTORS[i]) / 0.7 - LOG_Q[TARGETS[i]] / 2
     return LABELS[i] * (math.log(sum(map(math.exp, logits))) - own)
 
 

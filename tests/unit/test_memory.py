@@ -61,7 +61,7 @@ def end_children() -> None:
 
 
 def test_a_child_that_lives_on_begins_anew() -> None:
-    """As Spark's Python workers do from stage to stage; against the kernel's own figure."""
+    """Spark's Python workers live on from stage to stage like this; the reference is the kernel's own figure."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()

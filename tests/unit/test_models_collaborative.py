@@ -96,7 +96,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_kind(kind: str, batch: Batch, row: int, score: Callable[[int], Tensor]) -> Tensor:
-    """What a row adds to a loss, from its user's score of any item."""
+    """Return what a row adds to a loss, from its user's score of any item."""
     z, y = score(int(batch.item[row])), batch.labels[row]
     others = [score(int(n)) for n in batch.drawn(row)]
     if kind == "bce":
@@ -158,7 +158,7 @@ def simplex(args: SimpleXArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, 
 
 
 def mult_vae(args: MultVAEArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tensor]]:
-    """Without dropout and noise."""
+    """Compute Mult-VAE without dropout and noise."""
 
     def row(w: Weights, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
         x = torch.zeros(ITEMS, dtype=torch.float64)
@@ -189,7 +189,7 @@ EDGES = [(2, 2), (2, 3), (3, 3), (4, 8), (5, 2), (2, 7), (0, 5)]
 
 
 def lightgcn(args: LightGCNArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tensor]]:
-    """By a dense matrix of both sides."""
+    """Compute LightGCN by a dense matrix of both sides."""
     a = torch.zeros(USERS + ITEMS, USERS + ITEMS, dtype=torch.float64)
     for u, i in EDGES:
         a[u, USERS + i] = a[USERS + i, u] = 1

@@ -1,4 +1,4 @@
-"""What a network looks up by its own lookups, against whole tables in plain torch; on several ranks, and raw ids."""
+"""Networks with lookups of their own, against whole tables in plain torch; on several ranks, and of raw ids."""
 
 from __future__ import annotations
 

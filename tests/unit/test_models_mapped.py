@@ -90,7 +90,7 @@ def test_a_model_that_takes_anothers_place_has_files_of_its_own(tmp_path: Path) 
 
 
 def test_a_run_leaves_a_host_the_maps_of_its_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where hosts share no folder: tables that a host has stay from run to run, those of other models go."""
+    """Hosts share no folder here: tables that a host has stay from run to run, those of other models go."""
     types = {"user": "bigint", "ts": "timestamp", "click": "int"}
     own = shop_spec(types, {"workflow": []}, spark={"scratch": "own"})
     ws, model = Workspace(tmp_path / "home"), local(save(tmp_path / "model", "fp16"))

@@ -155,7 +155,7 @@ def _hstu(args: HSTUArgs, w: Weights, items: list[Tensor], times: list[float]) -
 def _loss_and_logits(
     args: Any, states_of: Callable[..., list[Tensor]], w: Weights, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """What a model of the next item comes to, a target at a time."""
+    """Return loss and logits of a next-item model, one target at a time."""
 
     def scored(x: Tensor) -> Tensor:
         return x if args.temperature is None else x / x.norm()
@@ -387,7 +387,7 @@ def test_the_order_of_histories_in_a_spec_changes_nothing() -> None:
 
 
 def _pairs(batch: Batch) -> list[Tensor]:
-    """What DIN's attention sees of rows with one item each."""
+    """Return the pairs that DIN's attention sees of rows with one item each."""
     items, wanted = batch.table[batch.history.values], batch.table[batch.item]
     return [items, wanted, items - wanted, items * wanted]
 

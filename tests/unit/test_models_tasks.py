@@ -84,7 +84,7 @@ def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
 
 
 def test_rows_without_a_label_change_no_gradient() -> None:
-    """Of one batch whose labels are partly missing, and of a batch without those rows."""
+    """A batch whose labels are partly missing gives the gradient of the same batch without those rows."""
     torch.manual_seed(2)
     tasks = Tasks(tasks_of({"click": {"weight": 0}, "amount": {"label": "paid", "loss": "squared_error"}}))
     features = InputFeatures({"x": 2}, ("user", "item"), 3, tasks=tasks.names)

@@ -43,7 +43,7 @@ for found in pkgutil.iter_modules(generated.__path__):
 
 
 def check_facet(told: dict[str, Any]) -> None:
-    """It is what its schema's class takes: no field that it does not know, none missing that it needs."""
+    """Check a facet against its schema's class: no field that is unknown there, none missing that it requires."""
     cls = FACETS[told["_schemaURL"]]
     assert told["_producer"].startswith("https://")
     fields = {name: value for name, value in told.items() if name not in ("_producer", "_schemaURL", "_deleted")}
@@ -73,7 +73,7 @@ def check_event(told: dict[str, Any]) -> None:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What a receiver got, at OPENLINEAGE_URL."""
+    """Return the list into which a receiver at OPENLINEAGE_URL puts its events."""
     events: list[dict[str, Any]] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):

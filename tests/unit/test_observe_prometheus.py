@@ -196,7 +196,7 @@ def test_each_stage_writes_the_file_and_a_bad_folder_fails_none(
 def test_no_more_manifests_are_read_after_a_year_than_after_a_day(
     ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pipeline without most stages, one of which ran on its first day alone."""
+    """The pipeline lacks most stages, and one of its stages ran on the first day alone."""
     made = make_manifests()
     days = [f"{day:%Y-%m-%d}" for day in (datetime(2025, 1, 1) + timedelta(n) for n in range(400))]
     for n, ds in enumerate(days):

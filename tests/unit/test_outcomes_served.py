@@ -1,4 +1,4 @@
-"""Which version of a day's lists users were shown, by the times at which versions were published."""
+"""The version of a day's lists that users were shown, by the times at which versions were published."""
 
 from __future__ import annotations
 

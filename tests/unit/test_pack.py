@@ -56,7 +56,7 @@ def packages(needs: Mapping[str, list[str]]) -> dict[str, Distribution]:
 def test_what_is_left_out_takes_with_it_what_only_it_needs(
     needs: dict[str, set[str]], wanted: set[str], without: set[str]
 ) -> None:
-    """Beside every path of the graph, one by one: kept is what a path from a root without the left out ends at."""
+    """The reference walks every path of the graph: kept is each end of a path from a root without what is left out."""
     found = choose(packages({n: sorted(r) for n, r in needs.items()}), wanted, without)
 
     def ends(start: str, blocked: set[str], way: tuple[str, ...] = ()) -> set[str]:
@@ -90,7 +90,7 @@ def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
 
 
 def test_torch_takes_its_own_libraries_with_it() -> None:
-    """Of the environment that runs this."""
+    """The environment is the one that runs this test."""
     there = installed()
     kept = choose(there, ["pyarrow", "torch"], ["torch"]).packages
     assert not {"torch", "triton"} & kept.keys()
@@ -149,7 +149,7 @@ def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_p
 def test_the_command_says_how_spark_is_told_of_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str | None
 ) -> None:
-    """As the page does, from which people copy it."""
+    """The command prints the settings of the page from which people copy them."""
     memory_home(monkeypatch, tmp_path / "cache", ("s3",))
 
     def write(out: Location, left_out: Sequence[str]) -> Packed:
@@ -189,7 +189,7 @@ _ASK = "import os, sys, of_archive; print(sys.prefix, sys.base_prefix, sys.execu
 
 
 def ask(folder: Path, *first: str, name: str = "python3", path: str = "/usr/bin:/bin", **env: str) -> Any:
-    """What the archive's Python says of itself, with a PATH and nothing else in the environment."""
+    """Return what the archive's Python says of itself, with a PATH and nothing else in the environment."""
     env = {"PATH": ":".join((*first, path)), **env}
     line = [str(folder / "bin" / name), "-c", _ASK]
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, cwd="/")

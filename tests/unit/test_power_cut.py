@@ -1,4 +1,4 @@
-"""What is on the disk before what, and how a home goes on from what a power cut or a bad disk has left of it.
+"""The order of writes to the disk, and how a home goes on from what a power cut or a bad disk has left of it.
 
 The order of syncs is seen by the calls; damage is done by hand: a file is emptied, cut off or filled with zeros.
 """
@@ -166,7 +166,7 @@ def test_a_torn_commit_at_the_end_of_a_log_is_none_and_the_next_one_takes_its_pl
 @settings(max_examples=40, deadline=None)
 @given(kept=st.integers(0, 10_000))
 def test_a_commit_that_is_cut_anywhere_is_whole_or_none(kept: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """By an independent reading: whole lines of JSON, the last one perhaps without its end of line."""
+    """An independent reader sees whole lines of JSON, the last one perhaps without its end of line."""
     folder = day_table(tmp_path_factory.mktemp("cut"))
     path = commit_path(folder, 2)
     data = path.read_bytes()
@@ -342,7 +342,7 @@ def test_a_transaction_that_a_power_cut_ended_is_rolled_back(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
 def test_a_damaged_registry_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
-    """What else was registered there nobody can know."""
+    """Nobody can know what else was registered there."""
     ws, file = registry(tmp_path), tmp_path / "mlflow.db"
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     with pytest.raises(UserError, match=rf"{file} is damaged \([0-9,]+ bytes: ") as raised:

@@ -59,7 +59,7 @@ def save(home: Location, scratch: Path, which: str) -> None:
 
 
 def opened_model(thing: Location) -> Any:
-    """What a model answers; None where there is none."""
+    """Return the answer of a model, or None where there is no model."""
     if not thing.exists():
         return None
     weights = [w.tolist() for w in load_model(thing).embeddings.weights]

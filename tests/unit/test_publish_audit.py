@@ -256,7 +256,7 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
 def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
     conn: warehouse.Connection, server: tuple[warehouse.Server, Workspace]
 ) -> None:
-    """What Spark's speculation does: the second attempt begins while the first is in the middle of its COPY."""
+    """Spark's speculation does this: the second attempt begins while the first is in the middle of its COPY."""
     names = [c.name for c in TABLE.columns]
     rows = pa.RecordBatch.from_pylist([dict(zip(names, r, strict=True)) for r in good_rows(50)])
     begun, finished = threading.Event(), []

@@ -46,7 +46,7 @@ STAGED = "headrace_staging_X"
 
 
 class Answer:
-    """Of a statement."""
+    """The answer to a statement."""
 
     def __init__(self, rows: list[tuple[Any, ...]] | None) -> None:
         self.returns_rows, self._rows = rows is not None, rows or []

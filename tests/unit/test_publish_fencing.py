@@ -188,7 +188,7 @@ class Boom(Exception):
 def test_a_change_stands_unless_a_later_holder_of_its_lease_has_made_one(
     conn: warehouse.Connection, changes: list[tuple[int, str, bool]]
 ) -> None:
-    """Those that fail leave nothing: no change, and no token."""
+    """Changes that fail leave nothing: no change, and no token."""
     conn.execute("CREATE TABLE IF NOT EXISTS last (n int); TRUNCATE last; TRUNCATE headrace_fences")
     newest, expected = dict[str, int](), list[tuple[int]]()
     for n, (token, lease, fails) in enumerate(changes):
@@ -220,7 +220,7 @@ def opened(kind: str, folder: Path, lock: RunLock | None) -> tuple[Spec, Any]:
 
 
 def test_a_folder_of_files_is_not_named_by_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the lock of the folder is lost, too: a file system that other hosts share."""
+    """The lock of the folder is lost, too, as on a file system that other hosts share."""
     monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
     real = ParquetTarget._discard
 

@@ -36,7 +36,7 @@ with env.begin() as reading:
 
 
 class Users:
-    """What the stores ask of Spark's frame of users, each batch of rows a partition."""
+    """A stand-in for Spark's frame of users, with the methods that stores call; each batch of rows is a partition."""
 
     def __init__(self, count: int, word: str) -> None:
         self.rows = [{"user": f"u{i}", "items": json.dumps([{"item": word, "score": i}])} for i in range(count)]

@@ -202,7 +202,7 @@ def cut(run: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_any_statement(place: Place, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    """From statement `at` on none is executed any more, no roll-back either: the connection ends as a process does."""
+    """The killed connection executes no statement any more, not even a roll-back: it ends as a process does."""
     place.publish(good_rows(6, model="old"), "old")
     outcomes = []
     # A DuckDB file takes a tenth of a second to open: a third of its statements.
@@ -347,7 +347,7 @@ def test_rows_of_some_users_go_from_all_days(place: Place) -> None:
 
 
 def test_tokens_of_an_earlier_version_of_headrace(place: Place) -> None:
-    """It kept those of all pipelines in one table: none is lost, and none of its own runs that stands goes on."""
+    """Earlier versions kept all tokens in one table: none is lost, and no run with an older one goes on."""
     place.publish(good_rows(2, model="before"), "before")
     make = "CREATE TABLE headrace_fences (table_name VARCHAR(255), lease VARCHAR(255), token BIGINT)"
     rows = "INSERT INTO headrace_fences VALUES ('top_items', 'l', 5), ('others', 'l', 9), ('top_items', 'm', 1)"
@@ -370,7 +370,7 @@ def test_tokens_of_an_earlier_version_of_headrace(place: Place) -> None:
 
 
 def test_a_run_of_an_earlier_version_that_comes_in_between(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It raises its token in the table that it shares with all, and in no other."""
+    """A run of an earlier version raises its token in the table that it shares with all, and in no other."""
     place.publish(good_rows(2, model="before"), "before")
     place.read("CREATE TABLE headrace_fences (table_name VARCHAR(255), lease VARCHAR(255), token BIGINT)")
     place.read("INSERT INTO headrace_fences VALUES ('top_items', 'l', 4)")

@@ -1,4 +1,4 @@
-"""What a Spark application's log of events says of losses."""
+"""Losses as a Spark application's log of events tells them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from headrace.workspace import checkout
 
 
 class Inner(BaseModel):
-    """Of a shelf."""
+    """Settings of a shelf."""
 
     #: How wide.
     width: int = Field(default=3, ge=1, lt=10)

@@ -115,7 +115,7 @@ def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest
 
 
 def test_a_store_whose_making_was_killed_is_made_anew(tmp_path: Path, home: Workspace) -> None:
-    """As SQLite leaves it after a kill amid the migrations: tables, and no record of which were made."""
+    """A kill amid SQLite's migrations leaves tables, and no record of which were made."""
     ws = Workspace(tmp_path / "home")
     ws.store.make_dir()
     preload(home)

@@ -1,4 +1,4 @@
-"""Who is champion: days, verdicts, people, and what somebody did in MLflow's own page."""
+"""Promotion of champions: days, verdicts, people, and changes in MLflow's own page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Models:
         return None if found is None else found.version
 
     def by_hand(self, version: str) -> None:
-        """In MLflow's own page."""
+        """Set the champion as a person does in MLflow's own page."""
         with Client(self.ws) as client:
             client.set_registered_model_alias(self.name, "champion", version)
 

@@ -1,4 +1,4 @@
-"""What the report says of more than its day: the days before, what they cost, outcomes of earlier lists."""
+"""The report's view beyond its day: the days before, what they cost, outcomes of earlier lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.report_support import DS, make_manifests
 
 
 def test_the_days_before_are_shown_and_none_after() -> None:
-    """What each day's manifest says stands in its row, the newest first; later days and columns of nothing do not."""
+    """Rows show each day's manifest, the newest first; later days and empty columns are left out."""
     runs = {}
     for number, ds in enumerate(("2026-01-06", "2026-01-07", DS, "2026-01-09")):
         made = make_manifests(ds)
@@ -59,7 +59,7 @@ def test_what_the_stages_used_is_told_and_added_up() -> None:
 
 
 def outcomes_manifest(ds: str, rates: Mapping[str, float], ripe: str, alerts: int = 0) -> Manifest:
-    """As the stage outcomes writes it: of served days and their rates."""
+    """Return a manifest as the stage outcomes writes it, with served days and their rates."""
 
     def record(served: str, metric: str, value: float, dimension: str = "all", of: str = "") -> dict[str, Any]:
         known = {"ripe": served <= ripe, "known": 1.0 if served <= ripe else 0.8, "expected": value * 1.1}

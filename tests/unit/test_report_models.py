@@ -1,4 +1,4 @@
-"""What the report says of models: metrics, slices, lift, the verdict on them."""
+"""The report's part on models: metrics, slices, lift, the verdict on them."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_ceiling_share(auc: float | None, ceiling: float | None, share: float | 
 
 
 def test_models_stand_side_by_side() -> None:
-    """Those that were trained, what they took and which scored; those on the same rows, with their intervals drawn."""
+    """The report shows trained models, their cost and which scored; intervals are drawn of the same rows."""
     made = make_manifests()
     words = Checker(page(make_day(made))).words
     table = words[words.index("Models side by side") :]

@@ -265,7 +265,7 @@ def test_propensities_are_those_of_everything_that_can_be_drawn(items: int, k: i
 
 
 def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
-    """What a policy would earn, from lists with our propensities: off_policy's IPS against the true value."""
+    """Lists with our propensities give off_policy's IPS estimate of another policy, compared with its true value."""
     rng = np.random.default_rng(5)
     users, items, k = 30_000, 8, 3
     taste = rng.normal(size=(users, items))

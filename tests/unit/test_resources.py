@@ -1,4 +1,4 @@
-"""What a stretch has used, beside what getrusage and the processes themselves say."""
+"""Resources that a stretch has used, compared with what getrusage and the processes themselves say."""
 
 from __future__ import annotations
 

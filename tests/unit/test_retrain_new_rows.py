@@ -146,7 +146,7 @@ def rows_of(home: Workspace, features: Manifest) -> pd.DataFrame:
 
 
 def most_common(rows: pd.DataFrame) -> dict[int, int]:
-    """By user, the item that most of its rows have, of equals the lowest."""
+    """Return each user's most frequent item, of equals the lowest."""
     return {int(u): int(f.item[f.item != 0].mode().min()) for u, f in rows.groupby("user") if (f.item != 0).any()}
 
 

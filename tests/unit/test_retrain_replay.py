@@ -225,7 +225,7 @@ def test_training_with_replay_goes_on_to_the_bit(home: Workspace, older: list[Ma
 
 
 def test_replayed_rows_count_as_they_are() -> None:
-    """By their share: the decay of days is of the window's."""
+    """Replayed rows count by their share: the decay of days is for the window's own."""
     spec = spec_of(retrain={"half_life_days": 2, "replay": {"share": 0.1}})
     decay = DayDecay.from_spec(spec, "2026-01-10")
     plain = DayDecay.from_spec(spec_of(retrain={"half_life_days": 2}), "2026-01-10")

@@ -238,7 +238,7 @@ def test_text_in_a_store_is_seen_as_on_a_disk(
 def test_of_large_files_in_a_store_a_part_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """Of text and Avro, which do not say it, the number of rows is an estimate."""
+    """The number of rows of text and Avro, which do not store it, is an estimate."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("hdfs",))
     monkeypatch.setattr("headrace.scaffold.text_sample.SAMPLE_BYTES", 100_000)
     monkeypatch.setattr("headrace.scaffold.table_sample.SAMPLE_ROWS", 1_000)
@@ -305,7 +305,7 @@ def test_orc_and_avro_are_seen_as_parquet_is(tmp_path: Path, form: str) -> None:
 
 
 def write_avro(rows: pa.Table, path: Path) -> None:
-    """As Spark does: each column may be null."""
+    """Write Avro as Spark does: each column may be null."""
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
     items = {"type": "array", "items": ["string", "null"]}
     fields = [{"name": "net", "type": [decimal, "null"]}, {"name": "tags", "type": [items, "null"]}]
@@ -323,7 +323,7 @@ def write_avro(rows: pa.Table, path: Path) -> None:
 
 
 def test_a_delta_table_by_its_log(tmp_path: Path) -> None:
-    """Of two files the newest version has one: the other, which would break the label, is not looked at."""
+    """The newest version has one of two files; the other, which would break the label, is not read."""
     table = as_arrow(clicks(1_000, 1))
     folder = tmp_path / "lake" / "events"
     (folder / "_delta_log").mkdir(parents=True)
@@ -430,7 +430,7 @@ def test_separators_and_files_without_names(tmp_path: Path, separator: str) -> N
 
 
 def test_a_column_that_says_the_label(tmp_path: Path) -> None:
-    """By values, by a threshold, by being there; chance does none of it."""
+    """A column says the label by values, by a threshold or by being present; chance does none of it."""
     rng = np.random.default_rng(8)
     y = (rng.random(1_000) < 0.3).astype(int)
     data = pd.DataFrame(

@@ -257,7 +257,7 @@ def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:
 def test_a_second_stage_ranks_what_the_first_has_kept(
     model: Path, tmp_path: Path, with_lists: bool, block_pairs: int
 ) -> None:
-    """Of each user the best 6 by the first model, and of these the best 3 by the trees that look at its answers."""
+    """Each user has the best 6 by the first model, and of these the best 3 by the trees that look at its answers."""
     first, folder = tmp_path / "a" / "model", tmp_path / "b" / "model"
     shutil.copytree(model, first)
     folder.mkdir(parents=True)

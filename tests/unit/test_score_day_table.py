@@ -1,4 +1,4 @@
-"""Whether an existing table of scores has the columns that a day brings."""
+"""An existing table of scores and the columns that a day brings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def way(request: pytest.FixtureRequest) -> Any:
 def brute(
     queries: NDArray[np.float32], items: NDArray[np.float32], k: int, excluded: list[list[int]]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """By sorting pairs (score, number) of Python's."""
+    """Rank by sorting pairs (score, number) in Python."""
     numbers, scores = [], []
     for query, without in zip(queries.astype(np.float64), excluded, strict=True):
         all_ = [(-float(query @ x), i) for i, x in enumerate(items.astype(np.float64)) if i not in set(without)]

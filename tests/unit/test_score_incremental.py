@@ -1,4 +1,4 @@
-"""What lets unchanged lists be copied: scores that stand alone, and hashes of lists, without Spark."""
+"""Conditions for copying unchanged lists: scores that stand alone, and hashes of lists, without Spark."""
 
 from __future__ import annotations
 

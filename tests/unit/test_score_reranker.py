@@ -47,7 +47,7 @@ def ranked(sources: bool = True) -> Ranked:
 
 
 def listed(folder: Path, rules: dict[str, Any], k: int = 4, sources: bool = True, **more: Any) -> list[list[Any]]:
-    """By user (item's row, reason)."""
+    """Return (item's row, reason) pairs, one list a user."""
     given, table = ranked(sources), item_table(folder)
     found = RuleReranker(Rerank.model_validate(rules), k, DS, ("similar", "popular"), **more)(given, table)
     assert (found.propensity == 1).all()

@@ -156,7 +156,7 @@ def test_fewest_probes(needed: int, cells: int) -> None:
 
 
 class Given:
-    """In place of a model: vectors that are columns; those of length 0 are of users of whom nothing is known."""
+    """A stand-in for a model: vectors that are columns; those of length 0 are of unknown users."""
 
     def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         vectors = np.column_stack([batch.column(c).to_numpy() for c in ("x", "y")]).astype(np.float32)
@@ -187,7 +187,7 @@ def test_lists_of_users_who_are_asked_for_different_numbers(
 def test_blocked_items_are_not_among_the_best(
     tmp_path_factory: pytest.TempPathFactory, n: int, k: int, seed: int
 ) -> None:
-    """As many as are asked for, of what is left: no more are asked for to make up for those that are blocked."""
+    """Each user has as many items as requested of those that are not blocked, and the index is asked for no more."""
     rng = np.random.default_rng(seed)
     rows = np.flatnonzero(rng.random(30) < 0.8).astype(np.int32)
     items = rng.integers(-9, 10, (len(rows), 2)).astype(np.float32)

@@ -21,7 +21,7 @@ from headrace.serve.tensors import Array, TensorSpec, blocks_of, inputs_of, key_
 
 
 class SumOfRows(Model):
-    """Of each row of a list; refuses rows that begin with -1, and counts its runs."""
+    """A model that adds up each row of a list, refuses rows that begin with -1, and counts its runs."""
 
     def __init__(self, by_row: bool = True) -> None:
         super().__init__("m", 1, [TensorSpec("x", "INT64", (-1, -1))], [TensorSpec("y", "INT64", (-1,))], by_row)

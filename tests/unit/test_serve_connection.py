@@ -103,7 +103,7 @@ def chunked(body: bytes, step: int) -> bytes:
 
 
 def feed(connection: Any, transport: Transport, data: bytes, waiting: Sequence[Callable[[], None]] = ()) -> None:
-    """As the loop does: into the connection's buffer, while it reads; what waits is answered where it does not."""
+    """Feed data to a connection as the loop does: into its buffer while it reads, else answer what waits."""
     while data and not transport.closed:
         while not transport.reading:
             waiting.pop(0)()  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ def feed(connection: Any, transport: Transport, data: bytes, waiting: Sequence[C
 
 
 def talk(parts: Iterable[bytes], later: bool = False) -> tuple[bytes, bool, int]:
-    """What a client is told that sends parts, whether the connection is closed then, and the bytes still counted."""
+    """Return a client's answers to its parts, whether the connection is closed then, and the bytes still counted."""
 
     async def main() -> tuple[bytes, bool, int]:
         waiting: list[Callable[[], None]] = []

@@ -125,7 +125,7 @@ class Site:
         raise AssertionError((self.counts(), self.expected, self.service.pending_bytes))
 
     def step(self) -> Callable[[], bool]:
-        """Whether a request that is sent after this call has been answered, or waits for its run."""
+        """Return whether a request that is sent after this call has been answered, or waits for its run."""
         before = (self.service.taken, self.counts().total())
         return lambda: (self.service.taken, self.counts().total()) != before
 
@@ -308,7 +308,7 @@ def test_each_request_of_grpc(runner: asyncio.Runner, name: str, kind: str) -> N
     ],
 )
 def test_statuses(runner: asyncio.Runner, data: bytes, status: int) -> None:
-    """Of a client that closes its side behind its request, too; of an answer to HEAD the head alone comes."""
+    """A client that closes its side behind its request is counted, too; an answer to HEAD has no body."""
 
     async def ask() -> bytes:
         site = Site()

@@ -1,4 +1,4 @@
-"""What must not end a server, nor be answered by silence: torn repositories, wrong requests, slow and many clients."""
+"""Faults that must neither end a server nor go unanswered: torn repositories, bad requests, many clients."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_thousand_connections_are_answered(server: Server) -> None:
 @settings(max_examples=150)
 @given(data=st.binary(max_size=600), as_body=st.booleans(), header=st.integers(0, 700) | st.none())
 def test_random_bytes(server: Server, data: bytes, as_body: bool, header: int | None) -> None:
-    """As a body they are answered by a 400; as a request, by a 400 or an end."""
+    """The server answers them as a body by a 400; as a request, by a 400 or an end."""
     if as_body:
         headers = {} if header is None else {"Inference-Header-Content-Length": str(header)}
         status, said = server.request("POST", "/v2/models/exact/infer", data, headers)
@@ -236,7 +236,7 @@ def test_random_bytes(server: Server, data: bytes, as_body: bool, header: int | 
 @settings(max_examples=150)
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 10**6) | st.none())
 def test_a_good_request_with_a_wrong_byte(server: Server, place: int, byte: int, cut: int | None) -> None:
-    """It is answered by numbers (the byte was in a number, or the same) or told what is wrong."""
+    """The answer has numbers (the byte was in a number, or the same) or says what is wrong."""
     body, headers = raw_request(USERS, AGES)
     place %= len(body)
     body = body[:place] + bytes([byte]) + body[place + 1 :]
@@ -274,7 +274,7 @@ def test_a_shape_whose_elements_overflow(server: Server) -> None:
 
 
 def test_requests_of_grpc_at_the_same_time() -> None:
-    """As many as have room by their largest size, but 128 always, and never more than connections."""
+    """Requests run as many as have room by their largest size, but 128 always, and never more than connections."""
     from headrace.serve.grpc_service import concurrent_requests
     from headrace.serve.options import Limits
 
@@ -361,7 +361,7 @@ def test_a_repository_that_goes_and_comes(server: Server) -> None:
 
 
 def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
-    """Of 60 requests that are there at the same moment, 256 rows may wait: the others are told 503."""
+    """The server lets 256 rows of 60 requests at the same moment wait: the others are answered 503."""
     add_version(tmp_path / "models", "exact", 1, exact_graph(1))
     body, headers = raw_request(*exact_inputs(64, 1))
     lines = "".join(f"{k}: {v}\r\n" for k, v in {**headers, "Content-Length": str(len(body)), "Host": "x"}.items())

@@ -1,4 +1,4 @@
-"""What of a repository is served, and what is said of the rest: requests to load, releases, readiness."""
+"""The served part of a repository, and what is said of the rest: requests to load, releases, readiness."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def refusal(asked: Coroutine[Any, Any, Any]) -> tuple[int, str]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Of models a and c that can be loaded, and b that cannot."""
+    """Make a repository of models a and c that can be loaded, and b that cannot."""
     for model in "ac":
         add_version(tmp_path / "models", model, 1, exact_graph(1))
     add_version(tmp_path / "models", "b", 1, b"torn")

@@ -1,4 +1,4 @@
-"""What is kept of requests' headers: never another one's."""
+"""Plans kept of requests' headers: never those of another request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a model repository that changes meanwhile."""
+"""Reading a model repository that changes meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_model_and_version_is_found(models: Path) -> None:
 def test_a_repository_that_moves_while_it_is_read_has_lost_no_model(
     models: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
-    """What has not been looked at yet is not there any more: not that it was removed."""
+    """A model that has not been looked at yet is not in its old place any more, yet it was not removed."""
     look = repository._version
 
     def then_it_moves(model: str, folder: Path) -> VersionFolder:

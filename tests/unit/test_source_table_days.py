@@ -1,4 +1,4 @@
-"""Which days the data files of a source table hold, by what their statistics say of `day.time`."""
+"""The days that the data files of a source table hold, by their statistics of `day.time`."""
 
 from __future__ import annotations
 

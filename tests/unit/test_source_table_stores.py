@@ -159,7 +159,7 @@ def test_of_parquet_files_the_footers_are_fetched(
 
 
 def test_a_file_is_another_one_where_its_content_is(bucket: Location, tmp_path: Path) -> None:
-    """Of the same size, and of the same second."""
+    """Both files have the same size, and the time of the same second."""
     folder = bucket / "events"
     (folder / "a.parquet").put_bytes(b"PAR1 one PAR1")
     first = opened(folder, "parquet", time="ts").day_versions(DAYS)
@@ -239,7 +239,7 @@ def test_a_file_that_is_not_there(bucket: Location) -> None:
 
 
 def test_row_groups_of_a_file_that_was_replaced_are_decoded_again(tmp_path: Path) -> None:
-    """By one of the same size, under its name."""
+    """Another file of the same size stands under its name."""
     file = LakeFile(local(tmp_path / "a.parquet"), 7, "a.parquet", "7@1")
     assert file.key != LakeFile(file.path, 7, "a.parquet", "7@2").key
     assert file.key != LakeFile(file.path, 7, "a.parquet").key

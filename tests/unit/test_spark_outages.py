@@ -18,7 +18,7 @@ _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.j
 
 
 def client(said: str) -> str:
-    """As S3A has it, twice."""
+    """Return the trace of a client as S3A has it, twice."""
     return f"{_CLIENT}{said}:    {_CLIENT}{said}: Connection refused{_STACK}"
 
 

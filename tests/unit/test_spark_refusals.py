@@ -21,7 +21,7 @@ _ACCESS = (
 
 
 def answered(code: int, said: str = "null", name: str = "null") -> str:
-    """What S3A says of S3's answer."""
+    """Return what S3A says of S3's answer."""
     what = f"{said} (Service: S3, Status Code: {code}, Request ID: 893EA05DC74E9D04)"
     return f"software.amazon.awssdk.services.s3.model.S3Exception: {what}:{name}"
 
@@ -97,7 +97,7 @@ def test_what_the_user_mends(text: str, said: str) -> None:
     ],
 )
 def test_a_bucket_of_another_region(region: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `S3AUtils.translateException` of Hadoop 3.4.1 has it."""
+    """The text is that of `S3AUtils.translateException` of Hadoop 3.4.1."""
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
     text = (

@@ -1,4 +1,4 @@
-"""What every store promises, of each kind: on file systems of more and of fewer calls, and of objects."""
+"""The contract of stores of each kind: on file systems of more and of fewer calls, and of objects."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_what_a_killed_attempt_left_is_removed(home: Location) -> None:
 
 
 def test_what_a_killed_attempt_left_in_a_folder_of_its_own_is_found(home: Location) -> None:
-    """As `headrace gc` looks for it: from folder to folder."""
+    """`headrace gc` looks for it from folder to folder."""
     ((home / "day" / "x").begin("t") / "f").put_text("unfinished")
     assert [e.name for e in home.entries() if e.is_dir()] == ["day"]
     assert (home / "day").entries() == []

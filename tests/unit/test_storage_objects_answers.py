@@ -1,4 +1,4 @@
-"""What a store is asked for; a PUT on a condition that was done and not answered, which the client sends again."""
+"""Requests to a store; a conditional PUT that was done and not answered, which the client sends again."""
 
 from __future__ import annotations
 

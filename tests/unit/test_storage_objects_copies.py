@@ -31,7 +31,7 @@ def publish(folder: Location, *names: str) -> Location:
 
 
 def age(path: Path, seconds: float) -> None:
-    """As if it, and all in it, had been there for so long."""
+    """Set the times of a folder and of all in it back by an age."""
     then = time.time() - seconds
     for p in (*path.rglob("*"), path):
         os.utime(p, (then, then))
@@ -106,7 +106,7 @@ def test_the_uri_of_a_published_folder_names_its_files(tmp_path: Path, monkeypat
     model = publish(home / "model", "a", "deep/b", "deep/er/c")
 
     def files(place: Location) -> list[str]:
-        """What a program finds that lists the objects below the URI."""
+        """Return what a program finds that lists the objects below the URI."""
         at = Location(home.path.__class__("/" + place.uri.partition("://")[2]), home.scheme)
         return [f.below(at) for f in at.files()]
 

@@ -249,7 +249,7 @@ def test_a_certificate_that_is_not_trusted_is_another_error(
 
 
 def test_a_machine_without_credentials_is_the_users_to_mend(bucket: Any) -> None:
-    """Who has none asks the cloud's own service, which is nowhere else."""
+    """A machine without credentials asks the cloud's own service, which exists nowhere else."""
     from obstore.exceptions import GenericError
 
     url = "http://169.254.169.254/latest/api/token"
@@ -267,7 +267,7 @@ def test_a_machine_without_credentials_is_the_users_to_mend(bucket: Any) -> None
     ],
 )
 def test_a_busy_service_of_credentials_is_away(bucket: Any, said: str) -> None:
-    """As the library says it of a service that answers so, or that takes a connection and does not answer."""
+    """The library says so of a service that answers busy, or that takes a connection and does not answer."""
     from obstore.exceptions import GenericError
 
     url = "http://169.254.169.254/latest/api/token"

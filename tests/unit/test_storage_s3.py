@@ -212,7 +212,7 @@ def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None
 
 
 def test_a_workspace_in_s3_reads_a_log_of_delta(home: Location, tmp_path: Path) -> None:
-    """Of the commits that eight processes want to make under one number one stands."""
+    """One commit stands of those that eight processes want to make under one number."""
     ws = Workspace(tmp_path / "home", lake_uri=str(home / "lake"), store_uri=str(home / "store"))
     table = ws.table("clicks", "events")
     assert str(table) == f"{home}/lake/lake/clicks/events"

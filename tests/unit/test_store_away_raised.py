@@ -99,7 +99,7 @@ def test_the_types_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_times_in_a_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Arrow does not know Spark may read; of a file whose store was away for a moment nothing is known."""
+    """Spark may read times that Arrow does not know; of a file whose store was away for a moment they are unknown."""
     (tmp_path / "a").write_bytes(b"PAR1 of a newer writer PAR1")
     unknown = table_folder._footer(local(tmp_path / "a"), "before", "ts")
     assert (unknown.schema, unknown.bounds) == (None, None)
@@ -157,7 +157,7 @@ def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.Monkey
 
 
 def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that may not be deleted are named for people; where their store is away, nobody has anything to do."""
+    """Files that may not be deleted are named for people; where their store is away, nobody has anything to do."""
 
     class Failed(Py4JJavaError):
         def __init__(self, said: str) -> None:
@@ -193,7 +193,7 @@ def test_a_landing_file_that_may_not_be_looked_at_any_more() -> None:
 
 
 def test_decoded_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them, or torn, they are made again; a disk that gives no answer is not passed over."""
+    """Missing or torn files are made again; a disk that gives no answer is not passed over."""
     file: Any = SimpleNamespace(size=1)
     assert decode._complete(local(tmp_path), file) is None
     (tmp_path / decode._META).write_text('{"size": ')

@@ -32,7 +32,7 @@ _AT = (
 
 
 def of_task(work: Callable[[], object]) -> str:
-    """How a task's trace comes to the driver."""
+    """Return a task's trace as it comes to the driver."""
     try:
         work()
     except Exception:

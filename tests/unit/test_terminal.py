@@ -34,7 +34,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x7f\r\u202e"
 
 
 def is_obeyed(text: str) -> bool:
-    """Whether a terminal would do something else than show it: C0 but for lines and tabs, DEL, C1, turned writing."""
+    """Return whether a terminal obeys it: C0 but for lines and tabs, DEL, C1, bidirectional controls."""
     turned = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
     return any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or ord(c) in turned for c in text)
 

@@ -1,4 +1,4 @@
-"""When a challenger is trained, what the next day starts from, and what models forget."""
+"""Challengers: when one is trained, what the next day starts from, and what models forget."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_the_day_of_forgetting_changes_no_key(ws: Workspace, make_dataset: Calla
 
 
 def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
-    """Which model a day starts from is in its key, so that a verdict that turns later makes the day stale."""
+    """The key of a day names the model it starts from, so that a verdict that turns later makes the day stale."""
     gated, now = spec_of(challenger=None, gate={}), "2026-01-12"
     make_dataset(ws, train=400, valid=100, users=60, ds=now)
     first = make_dataset(ws, train=400, valid=100, users=60, ds="2026-01-08")

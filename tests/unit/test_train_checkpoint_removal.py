@@ -1,4 +1,4 @@
-"""Which checkpoints a launch removes when it has written one."""
+"""The checkpoints that a launch removes when it has written one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch
 
 
 class Recorder:
-    """In the place of a CUDA graph: repeats what it saw, into the same memory."""
+    """A stand-in for a CUDA graph: repeats what it saw, into the same memory."""
 
     def __init__(self) -> None:
         self.recorded = self.repeated = 0
@@ -85,7 +85,7 @@ def test_what_is_repeated_is_what_torch_does(
 
 
 class SharedMemory(Recorder):
-    """As a CUDA graph does: each replay writes its outputs where the one before wrote them."""
+    """Memory of a CUDA graph: each replay writes its outputs where the one before wrote them."""
 
     def __init__(self) -> None:
         super().__init__()

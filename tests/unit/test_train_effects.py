@@ -1,4 +1,4 @@
-"""What another value of each key of `train` and `model` makes anew, derived from the schema."""
+"""Effects of another value of each key of `train` and `model`, derived from the schema."""
 
 from __future__ import annotations
 

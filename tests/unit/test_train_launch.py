@@ -139,7 +139,7 @@ def test_a_disk_that_stays_full_is_the_users_to_mend(job: Job, run: Callable[...
 def test_a_store_that_does_not_answer_is_asked_again(
     job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the end it is no mistake of the user's: whoever runs the stage may try it again."""
+    """A store that never answers is no mistake of the user's: whoever runs the stage may try it again."""
     message = "the store does not answer as it should: store/part-0001.parquet: 503"
     failed = RankResult(error=RankError(rank=1, message=message, store_failed=True))
     ranks = run([LOST, failed], [failed, LOST])
@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
 
 
 def test_a_driver_that_lost_its_lease_lets_the_ranks_of_its_successor_be(job: Job, run: Callable[..., Ranks]) -> None:
-    """It was paused: its ranks have ended, and a further attempt would end those of who has the run now."""
+    """The driver was paused: its ranks have ended, and a further attempt would end those of its successor."""
     launches = list[str]()
 
     def check_lease() -> None:
@@ -490,7 +490,7 @@ def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> 
     ],
 )
 def test_what_a_rank_says_of_a_file(number: int, said: str, again: bool, code: int, job: Job) -> None:
-    """In training as in other stages; what a mount or a disk may be over is attempted again."""
+    """Ranks give the errors of other stages; what a mount or a disk may recover from is attempted again."""
     error = OSError(number, os.strerror(number), "/mnt/a")
     told = worker._file_error(3, error, job)
     assert told is not None

@@ -1,4 +1,4 @@
-"""What tables may take of a GPU: a stand-in for the device says what is free when."""
+"""Memory of a GPU for tables: a stand-in for the device says what is free when."""
 
 from __future__ import annotations
 

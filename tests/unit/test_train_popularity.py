@@ -1,4 +1,4 @@
-"""What the planner learns of a dataset."""
+"""Popularity of codes, as the planner reads it from a dataset."""
 
 from __future__ import annotations
 

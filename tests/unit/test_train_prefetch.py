@@ -65,7 +65,7 @@ def test_a_batch_is_under_way_while_the_one_before_is_used(n: int) -> None:
 
 
 class Stream:
-    """In the place of a CUDA stream: what is queued on it, in order."""
+    """A stand-in for a CUDA stream: what is queued on it, in order."""
 
     current: Stream
 

@@ -1,4 +1,4 @@
-"""What the loop does besides stepping: schedules, parts of a step, evaluations, stops, faults, the profile."""
+"""The training loop around its steps: schedules, parts of a step, evaluations, stops, faults, the profile."""
 
 from __future__ import annotations
 

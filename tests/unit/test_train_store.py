@@ -170,7 +170,7 @@ def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
 def test_a_chief_that_was_paused_empties_no_place_that_the_next_launch_fills(
     where: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wakes up right before the checkpoint whose files the other launch is writing."""
+    """The chief wakes up right before the checkpoint whose files the other launch is writing."""
     job = jobs("k")[0 if where == "store" else 1].model_copy(update={"token": "first"})
     job.fence.put_text(job.token)
     step, token = job.checkpoints / "step-00000008", "second" if where == "store" else TOKEN

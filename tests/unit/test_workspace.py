@@ -1,4 +1,4 @@
-"""Where a process has its scratch, and its copies of a store's files: on the driver's host, and on others."""
+"""Scratch of a process, and its copies of a store's files: on the driver's host, and on others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Job:
-    """Of a driver whose home is on another host."""
+    """Return a job whose driver has its home on another host."""
     features = make_dataset(Workspace(tmp_path / "made"), train=40, valid=40)
     return job_of(Workspace(tmp_path / "elsewhere" / "home"), features, "k", store=STORE)
 

@@ -126,7 +126,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 
 def test_airflow_reads_the_module_by_its_path() -> None:
-    """Without the package: it imports PyYAML and the standard library alone."""
+    """Airflow does so without the package: the module imports PyYAML and the standard library alone."""
     spec = importlib.util.spec_from_file_location("by_path", checkout() / "python" / "yaml_text.py")
     assert spec is not None
     assert spec.loader is not None
