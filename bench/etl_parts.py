@@ -22,10 +22,10 @@ from bench.memory import peak_of_tree
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure
 from headrace.config import load_spec
-from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.landing.stage import Ingest
+from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 

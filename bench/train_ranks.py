@@ -37,12 +37,12 @@ from headrace.dataset.layout import open_split
 from headrace.dataset.loaders import TrainLoader
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table
-from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.inputs import Inputs
 from headrace.models.layers import pairwise_dots
 from headrace.models.sharded_model import ShardedModel
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsLog

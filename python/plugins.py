@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from headrace.errors import UserError, nearest
-from headrace.redaction import redact
+from headrace.logs import redact
 
 T = TypeVar("T")
 

@@ -1,4 +1,8 @@
-"""Schemas: columns that the lake declares, and features that a dataset feeds to a model."""
+"""Schemas: columns that the lake declares, and features that a dataset feeds to a model.
+
+A name is a column's whole name, whatever characters it has: dots, blanks, quotes, `%`, reserved words. `quoted` is the
+one rule by which names stand in SQL and in Spark's functions.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from headrace.errors import nearest
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 #: Column types that can be declared, as Spark's `simpleString` spells them; and `decimal(p,s)`.
 COLUMN_TYPES = (
@@ -87,10 +94,10 @@ def is_wider(new: str, old: str) -> bool:
     """
     if new.startswith("array<") and old.startswith("array<"):
         return is_wider(new[6:-1], old[6:-1])
-    digits, before = decimal_digits(new), decimal_digits(old)
-    if digits and before:
-        (precision, scale), (old_precision, old_scale) = digits, before
-        return digits != before and scale >= old_scale and precision - scale >= old_precision - old_scale
+    digits, old_digits = decimal_digits(new), decimal_digits(old)
+    if digits and old_digits:
+        (precision, scale), (old_precision, old_scale) = digits, old_digits
+        return digits != old_digits and scale >= old_scale and precision - scale >= old_precision - old_scale
     return any(old in kind and new in kind and kind.index(new) > kind.index(old) for kind in _WIDER)
 
 
@@ -220,14 +227,14 @@ def match_names(requested: Iterable[str], names: Iterable[str]) -> dict[str, str
     Raises:
         ValueError: two names of the source differ from a requested one only in case, and none is equal.
     """
-    present, wanted = list(dict.fromkeys(names)), dict.fromkeys(requested)
+    present, unique = list(dict.fromkeys(names)), dict.fromkeys(requested)
     exact = set(present)
     by_lower: dict[str, list[str]] = {}
     for name in present:
         by_lower.setdefault(name.lower(), []).append(name)
     matches: dict[str, str] = {}
-    for name in wanted:
-        same = [name] if name in exact else [n for n in by_lower.get(name.lower(), []) if n not in wanted]
+    for name in unique:
+        same = [name] if name in exact else [n for n in by_lower.get(name.lower(), []) if n not in unique]
         if len(same) > 1:
             raise ValueError(
                 f"'{same[0]}' and '{same[1]}' both differ from column '{name}' in case alone: {how_to_declare(same)}"
@@ -267,6 +274,31 @@ def unique_names(names: Sequence[str]) -> list[str]:
 NULL_CODE = 0
 OOV_CODE = 1
 FIRST_CODE = 2
+
+
+def quoted(name: str, quote: str = "`", escape: str = "") -> str:
+    """Return a name as an identifier: between quotes, which are doubled within it.
+
+    Args:
+        name: the whole name of one column or table.
+        quote: the character around identifiers: a backtick for Spark, a quotation mark in standard SQL.
+        escape: a character by which others are escaped within quotes, which is doubled likewise; empty: there is none.
+    """
+    if escape:
+        name = name.replace(escape, escape * 2)
+    return quote + name.replace(quote, quote * 2) + quote
+
+
+def quoted_names(names: Sequence[str]) -> list[str]:
+    """Return names for Spark's column functions, whatever characters they have."""
+    return [quoted(name) for name in names]
+
+
+def column(name: str) -> Column:
+    """Return Spark's column of exactly this name."""
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(name))
 
 
 class TableColumn(BaseModel):

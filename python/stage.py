@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from headrace.config import Spec
 from headrace.errors import BusyError, UserError
+from headrace.machine.resources import PeakMemory, ResourceUse
 from headrace.manifest import Input, Manifest, Output, fingerprint
-from headrace.memory import PeakMemory
-from headrace.resources import ResourceUse
 from headrace.schema import DatasetSchema
 from headrace.stages import STAGES
 from headrace.storage import Fence, Lease

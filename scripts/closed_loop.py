@@ -29,13 +29,13 @@ from headrace.commands.experiment import status
 from headrace.commands.generate import generate
 from headrace.commands.simulate_site import simulate_site
 from headrace.config import Spec, load_spec
-from headrace.experiments.assignment import Stop, stopped
 from headrace.generate.click_model import ClickModel, probability
 from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.jobs.stages import load_stage
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import shared_session
 from headrace.manifest import Manifest
+from headrace.score.experiments.assignment import Stop, stopped
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 

@@ -15,11 +15,11 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
+from headrace.logs import is_secret
 from headrace.publish.opening import open_target
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
-from headrace.redaction import is_secret
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace

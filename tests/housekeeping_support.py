@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headrace.config import Spec, load_spec
-from headrace.housekeeping.collect import collect
-from headrace.housekeeping.workspace_state import Step
+from headrace.jobs.housekeeping.collect import collect
+from headrace.jobs.housekeeping.workspace_state import CleanupStep
 from headrace.workspace import Workspace
 
 
@@ -19,6 +19,6 @@ def clicks(**housekeeping: Any) -> Spec:
     return load_spec("clicks", ["publish=null", *sets])
 
 
-def gc(spec: Spec, ws: Workspace, delete: bool = True) -> list[Step]:
+def gc(spec: Spec, ws: Workspace, delete: bool = True) -> list[CleanupStep]:
     """All steps."""
     return list(collect(spec, ws, datetime.now(UTC) + timedelta(hours=1), delete))

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import Spec, load_spec
 from headrace.manifest import Manifest
-from headrace.monitor.blocks import Day
+from headrace.quality.report.blocks import Day
 from tests.report_support import DS
 
 

@@ -116,5 +116,5 @@ def _by_path(name: str) -> Any:
 STAGES = _by_path("stages").STAGES
 ERRORS = _by_path("errors")
 HAND_OVER = _by_path("jobs/hand_over")
-#: `headrace.yaml_text`: how the files of pipelines are read.
-YAML_TEXT = _by_path("yaml_text")
+#: `headrace.config.yaml_text`: how the files of pipelines are read.
+YAML_TEXT = _by_path("config/yaml_text")

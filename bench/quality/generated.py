@@ -8,8 +8,8 @@ from bench.quality.part import Case, Goal, Part
 from bench.quality.pipeline import pipeline_case
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor import facts
-from headrace.monitor.stage import read_truth
+from headrace.quality.report import facts
+from headrace.quality.report.stage import read_truth
 from headrace.workspace import Workspace
 
 #: Eight days; the last one validates.

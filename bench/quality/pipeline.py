@@ -13,7 +13,7 @@ from bench.quality.part import Case, CaseResult, Goal
 from headrace.config import load_overlay, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.workspace import Workspace, checkout
 
 #: Changes no figure, so other values leave results as they are.

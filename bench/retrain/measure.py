@@ -22,8 +22,8 @@ from headrace.generate.click_model import ClickModel
 from headrace.generate.truth import auc
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest
-from headrace.monitor import facts
-from headrace.monitor.stage import read_truth
+from headrace.quality.report import facts
+from headrace.quality.report.stage import read_truth
 from headrace.storage import local
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.retrain.measure import ceiling_of, first_day_auc, manifest_of
 from bench.retrain.run import PIPELINE, Run, TrainHere
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.monitor.facts import ceiling_share
+from headrace.quality.report.facts import ceiling_share
 from headrace.stage import run_stage
 from headrace.train.setup.earlier_days import replay_days
 from headrace.workspace import checkout

@@ -49,7 +49,7 @@ def init(
     it is.
     """
     from headrace.commands.init import init as command
-    from headrace.scaffold.roles import Named
+    from headrace.commands.scaffold.roles import Named
 
     command(path, target, name, Named(label, positive, time, key, user, item), force)
 

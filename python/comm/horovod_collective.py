@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
-from headrace.world import World
+from headrace.comm.world import World
 
 _MAX_INT32 = 2**31 - 1
 

@@ -21,10 +21,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from headrace import native
 from headrace.comm.base import AllToAll, Collective, MessageChannel, check_send_rows
 from headrace.comm.shared_messages import Segment, SharedMessages
-from headrace.world import World
+from headrace.comm.world import World
+from headrace.machine import native
 
 log = logging.getLogger("headrace.comm")
 #: Most ranks of a machine that share memory: each rank reads the sums of all, so the traffic grows with their square.

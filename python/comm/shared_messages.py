@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace import native
 from headrace.comm.base import (
     MOST_IN_FLIGHT,
     FlightTicket,
@@ -37,6 +36,7 @@ from headrace.comm.base import (
     check_send_rows,
     unflatten,
 )
+from headrace.machine import native
 
 #: Slots of a rank: one for each message in flight and one for a sum; each slot grows to its largest message.
 SLOTS = MOST_IN_FLIGHT + 1

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
-from headrace.world import World
+from headrace.comm.world import World
 
 
 class TorchCollective:

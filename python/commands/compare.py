@@ -14,7 +14,7 @@ from headrace.config import load_spec
 from headrace.config.load import flow, read_mapping
 from headrace.errors import EXIT_DONE, UserError
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.workspace import Workspace
 
 #: The pipeline's own settings, where files are compared with them.

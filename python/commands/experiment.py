@@ -13,11 +13,11 @@ from headrace.commands.run import run
 from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import Experiment, Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, UserError, nearest
-from headrace.experiments.assignment import all_stopped, by_hand, stop_arm
-from headrace.experiments.comparison import first_day, served_outcomes
-from headrace.experiments.stage import SAMPLE_RATIO_LIMIT, known_of
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
+from headrace.score.experiments.assignment import all_stopped, by_hand, stop_arm
+from headrace.score.experiments.comparison import first_day, served_outcomes
+from headrace.score.experiments.stage import SAMPLE_RATIO_LIMIT, known_of
 from headrace.workspace import Workspace, pipeline_file
 
 _STYLES = {"better": "green", "worse": "red"}
@@ -41,7 +41,7 @@ def status(
         as_json: print JSON.
 
     Raises:
-        UserError: there is no such experiment; or see headrace.experiments.comparison.
+        UserError: there is no such experiment; or see headrace.score.experiments.comparison.
     """
     _, spec, experiment = _found(name, pipeline, overrides)
     ws = ws.of(spec)

@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
-from headrace.housekeeping.forget import erase
-from headrace.housekeeping.forget.persons import Place, read_persons
+from headrace.jobs.housekeeping.forget import erase
+from headrace.jobs.housekeeping.forget.persons import Place, read_persons
 from headrace.workspace import Workspace
 
 
@@ -26,7 +26,7 @@ def forget(
     """List what a pipeline has of the persons in a file; with `delete`, erase it and write the proof.
 
     Raises:
-        UserError: see `headrace.housekeeping.forget.persons.read_persons` and `headrace.housekeeping.forget.erase`.
+        UserError: see `read_persons` and `headrace.jobs.housekeeping.forget.erase`.
     """
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
-from headrace.housekeeping.collect import collect
+from headrace.jobs.housekeeping.collect import collect
 from headrace.workspace import Workspace
 
 
@@ -15,7 +15,7 @@ def gc(ws: Workspace, pipeline: str, delete: bool, overrides: Sequence[str] = ()
     """List what the section `housekeeping` does not keep; with `delete`, remove it.
 
     Raises:
-        UserError: see `headrace.housekeeping.collect.collect`.
+        UserError: see `headrace.jobs.housekeeping.collect.collect`.
     """
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headrace.commands.screen import err, log_to_screen, out, table
 from headrace.config import Spec, parse_ds
 from headrace.errors import UserError
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.workspace import Workspace
 
 

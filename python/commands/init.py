@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.commands.scaffold.columns import ColumnProfile, profile
+from headrace.commands.scaffold.pipeline_yaml import partition_day, pipeline_yaml
+from headrace.commands.scaffold.roles import Named, Roles, find_roles
+from headrace.commands.scaffold.sample import Sample, take_sample
 from headrace.commands.screen import out, plain, table
 from headrace.config import load_spec
 from headrace.config.section import NAME
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
-from headrace.scaffold.columns import ColumnProfile, profile
-from headrace.scaffold.pipeline_yaml import partition_day, pipeline_yaml
-from headrace.scaffold.roles import Named, Roles, find_roles
-from headrace.scaffold.sample import Sample, take_sample
 from headrace.score.columns import check_columns
 from headrace.storage import local
 

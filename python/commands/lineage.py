@@ -9,7 +9,7 @@ from rich.tree import Tree
 
 from headrace.commands.screen import out, plain, print_json
 from headrace.config import parse_ds
-from headrace.monitor.lineage import Node, find, load_runs, trace
+from headrace.quality.report.lineage import Node, find, load_runs, trace
 from headrace.workspace import Workspace
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.commands.screen import out
 from headrace.config import load_spec
-from headrace.observe.prometheus import exposition, metrics_of
+from headrace.jobs.observe.prometheus import exposition, metrics_of
 from headrace.workspace import Workspace
 
 

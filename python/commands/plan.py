@@ -13,8 +13,8 @@ from headrace.config import Spec, load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
-from headrace.gpu_plan.explain import Explainer, explain_session
-from headrace.gpu_plan.gate import LOG, ON_CPUS, StepPlans, check_operators, check_pipeline
+from headrace.jobs.gpu_plan.explain import Explainer, explain_session
+from headrace.jobs.gpu_plan.gate import LOG, ON_CPUS, StepPlans, check_operators, check_pipeline
 from headrace.workspace import Workspace, installation
 
 #: Of the engines, the one that may run on GPUs: in place of `auto`.

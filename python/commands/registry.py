@@ -14,7 +14,7 @@ from headrace.commands.verdict import show_verdict
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.registry.promotion import DECIDED_AT, DECIDED_BY, REASON, Promotion, promote, roll_back
 from headrace.registry.versions import CHAMPION, Version, aliases, registered_name, versions
 from headrace.workspace import Workspace

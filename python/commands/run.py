@@ -23,7 +23,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.jobs.events import StageEvent
-from headrace.observe.whole_run import whole_run
+from headrace.jobs.observe.whole_run import whole_run
 from headrace.stage import check_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import Location

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.commands.screen import out
 from headrace.errors import UserError
-from headrace.redaction import hide
+from headrace.logs import hide
 from headrace.serve.options import ServeOptions
 
 logger = logging.getLogger(__name__)

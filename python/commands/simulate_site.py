@@ -12,10 +12,10 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.generate.site import Lists, SiteDay
 from headrace.generate.site import simulate_site as simulate
-from headrace.monitor import facts
 from headrace.publish.postgres.server import Connection, connect
 from headrace.publish.postgres.tables import ScoresTable
 from headrace.publish.target import table_name
+from headrace.quality.report import facts
 from headrace.workspace import Workspace
 
 

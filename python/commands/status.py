@@ -16,7 +16,7 @@ from headrace.commands.verdict import broken_rules, of_challenger
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.stage import Stage, check_stage, identity
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, pipeline_file

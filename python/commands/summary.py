@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from headrace.commands.screen import out, table
 from headrace.config import Spec
 from headrace.manifest import Manifest
-from headrace.monitor import facts
-from headrace.monitor.stage import read_truth
+from headrace.quality.report import facts
+from headrace.quality.report.stage import read_truth
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 

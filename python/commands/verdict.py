@@ -12,7 +12,7 @@ from headrace.commands.screen import out, plain, table
 from headrace.config import Spec
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.manifest import Manifest
-from headrace.monitor import facts
+from headrace.quality.report import facts
 from headrace.registry.promotion import OVERRIDDEN, champion_of_day
 from headrace.registry.versions import numbered
 from headrace.stages import STAGES

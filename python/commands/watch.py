@@ -10,8 +10,8 @@ from rich.live import Live
 
 from headrace.commands.screen import out, plain
 from headrace.commands.status import StageState, look, state_table
-from headrace.monitor import facts
-from headrace.observe.running import RunningStage
+from headrace.jobs.observe.running import RunningStage
+from headrace.quality.report import facts
 from headrace.workspace import Workspace
 
 _BAR = 24

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from headrace.config.section import PathText, Section
-from headrace.redaction import holds_secret
+from headrace.logs import holds_secret
 
 
 class DriftColumn(Section):

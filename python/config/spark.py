@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from headrace.config.section import Section
 from headrace.errors import UserError, nearest
-from headrace.redaction import holds_secret
+from headrace.logs import holds_secret
 from headrace.workspace import installation
 
 LOOPBACK = "127.0.0.1"

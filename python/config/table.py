@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from headrace.config.section import NAME, Section
 from headrace.config.source import Source
 from headrace.errors import nearest
-from headrace.identifiers import quoted
-from headrace.schema import TableColumn, decimal_digits
+from headrace.schema import TableColumn, decimal_digits, quoted
 
 _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 

@@ -12,8 +12,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from headrace.config.section import PathText, Section
 from headrace.errors import UserError
+from headrace.logs import holds_secret, is_secret
 from headrace.plugins import Seam
-from headrace.redaction import holds_secret, is_secret
 
 
 class WarehouseKind:

@@ -23,7 +23,7 @@ from headrace.dataset import lists, native
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray, concatenated
+from headrace.numeric.jagged import JaggedArray, concatenated
 from headrace.schema import DatasetSchema, Feature, Kind
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.dataset import native
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Feature
 
 Array = npt.NDArray[Any]

@@ -15,17 +15,17 @@ from typing import Literal
 import numpy as np
 
 from headrace import config
+from headrace.comm.world import World
 from headrace.dataset.batches import Batch, BatchAssembler, MatrixColumns, run_streams
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, check_streams, split_of
 from headrace.dataset.negatives import NegativeSampler, UnknownIds, expanded_sizes
 from headrace.dataset.row_groups import ReadAhead
 from headrace.dataset.stream import Stream
-from headrace.jagged import concatenated
 from headrace.manifest import Manifest
+from headrace.numeric.jagged import concatenated
 from headrace.schema import DatasetSchema, Kind
 from headrace.workspace import Workspace
-from headrace.world import World
 
 _ALONE = World()
 #: Of evaluation.

@@ -22,7 +22,7 @@ from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.negatives import NegativeSampler, UnknownIds, expanded_sizes
 from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ArrivingRowGroup, ReadAhead, StoredRowGroup, StoredRowGroups
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 
 

@@ -9,12 +9,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from headrace import native
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.cpu import data_pointer
 from headrace.embeddings.layout import Group, Layout
 from headrace.errors import UserError
+from headrace.machine import native
 
 #: A batch: codes of all lookups side by side, int64 [B, S], or of each lookup those of [B], [B, L] or a JaggedTensor.
 CodeBatch = Tensor | Sequence[Tensor | JaggedTensor]

@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace import native
 from headrace.comm.base import MessageChannel, ReceivedMessage, channel_of
+from headrace.comm.world import World
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather, sum_bags
@@ -27,7 +27,7 @@ from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.raw_ids import RawIdRequest, pack, unpack
 from headrace.embeddings.sharding_plan import CommDtype
 from headrace.embeddings.storage import DTYPES, decode
-from headrace.world import World
+from headrace.machine import native
 
 _INT32_MAX = 2**31 - 1
 

@@ -6,7 +6,7 @@
 
 `population` makes users and items, `click_model` draws their clicks and purchases, `event_lines` spells events as JSON
 or CSV and adds malformed lines, `landing_files` writes a day, and `truth` is its ground truth. `site` simulates a site
-that shows users their lists. Random numbers come from headrace.counter_random.
+that shows users their lists. Random numbers come from headrace.numeric.counter_random.
 """
 
 from headrace.generate.landing_files import GenerationProgress, days_between, generate, truth_path

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Generate
-from headrace.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 from headrace.generate.population import (
     AGE_EDGES,
     CATEGORIES,
@@ -40,6 +39,7 @@ from headrace.generate.population import (
     items,
     users,
 )
+from headrace.numeric.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 
 DAY_MILLISECONDS = 86_400_000
 #: Columns that may be null, in the order of `Events.null`.

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.counter_random import Ints, hexadecimal, integers, stream, uniform
 from headrace.generate.click_model import (
     MAX_ROWS_PER_DAY,
     NULLABLE,
@@ -34,6 +33,7 @@ from headrace.generate.click_model import (
     purchases,
 )
 from headrace.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAGS, TAGS
+from headrace.numeric.counter_random import Ints, hexadecimal, integers, stream, uniform
 
 Format = Literal["jsonl", "csv"]
 

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.config import Spark, Spec, parse_ds
-from headrace.counter_random import Ints, stream
 from headrace.errors import UserError
 from headrace.generate.click_model import ClickModel, events, purchases
 from headrace.generate.event_lines import (
@@ -40,6 +39,7 @@ from headrace.generate.event_lines import (
 from headrace.generate.population import alive
 from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, summarise, tally
 from headrace.manifest import fingerprint
+from headrace.numeric.counter_random import Ints, stream
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace

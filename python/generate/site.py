@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.config import Site, Spec
-from headrace.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
 from headrace.errors import UserError
 from headrace.generate.click_model import ClickModel, Events, Impressions, arrivals, clicks, probability, purchases
 from headrace.generate.event_lines import lines, values
 from headrace.generate.landing_files import truth_path, write_gzip
 from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS, alive
 from headrace.manifest import fingerprint
+from headrace.numeric.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace

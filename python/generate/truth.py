@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from headrace.counter_random import Floats, Ints
 from headrace.generate.click_model import NULLABLE, Events, Purchases, probability
 from headrace.generate.event_lines import MALFORMED
+from headrace.numeric.counter_random import Floats, Ints
 from headrace.storage import Location
 
 #: Logits outside are counted in the outermost bins.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.jobs.spec_check import check_spec
-from headrace.redaction import redact_sentence
+from headrace.logs import redact_sentence
 
 
 def fault_of(path: str) -> str | None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from headrace.jobs.events import MARK, StageEvent
-from headrace.logs import as_json_line, visible
-from headrace.redaction import redact_sentence
+from headrace.logs import as_json_line, redact_sentence, visible
 
 OnEvent = Callable[[StageEvent], None]
 

@@ -25,10 +25,10 @@ from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.import_ahead import import_ahead
+from headrace.jobs.observe.application import Observation
 from headrace.jobs.parent_watch import when_parent_ends
 from headrace.lake.spark.errors import exit_message
-from headrace.observe.application import Observation
-from headrace.redaction import hide
+from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder

@@ -23,8 +23,8 @@ def load_stage(name: str) -> Stage:
 
 def features_stage() -> Stage:
     """Return the stage `features` with the counts of its columns that the stage `drift` judges."""
-    from headrace.drift.count_day import count_day
     from headrace.features.build.stage import BuildFeatures
+    from headrace.quality.drift.count_day import count_day
 
     return BuildFeatures(count_day)
 

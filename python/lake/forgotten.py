@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UserError
-from headrace.own_records import known_keys
 from headrace.storage import Location
+from headrace.storage.own_records import known_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -34,9 +34,18 @@ from pyspark.sql import types as T
 
 from headrace.config import AnySource
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.stored_names import stored_name
-from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list, match_names
+from headrace.schema import (
+    KEY_FIELD,
+    Each,
+    Element,
+    EpochUnit,
+    TableColumn,
+    decimal_digits,
+    is_of_list,
+    match_names,
+    quoted_names,
+)
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?$"

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
+from headrace.comm.world import World
 from headrace.config import Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import SplitLayout, open_split
@@ -16,10 +17,9 @@ from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow import saved
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import local
-from headrace.world import World
 
 _MOST_STREAMS = 8
 

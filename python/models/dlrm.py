@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace import config, native
+from headrace import config
 from headrace.embeddings.kernels import cpu, dispatch
 from headrace.embeddings.kernels.cpu import data_pointer
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
+from headrace.machine import native
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.layers import MLP, pairwise_dots
 

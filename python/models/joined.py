@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from headrace.comm.world import World
 from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.mapped import MappedRows, SortedIds
 from headrace.embeddings.checkpoint.saved_rows import SavedFile, assemble, files_of
@@ -25,7 +26,6 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.layout import TableRows
 from headrace.embeddings.sharding_plan import Table, row_bytes
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray
 from headrace.models.classes import make_network
 from headrace.models.columns import FeatureColumns
 from headrace.models.inputs import InputFeatures
@@ -33,9 +33,9 @@ from headrace.models.lookups import lookups_of, model_tables, table_name
 from headrace.models.mapped import storages
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, read_card
 from headrace.models.sharded_model import ShardedModel
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import NULL_CODE, Kind
 from headrace.storage import Location
-from headrace.world import World
 
 #: Codes by table: int64 [n], ascending, none twice.
 Codes = Mapping[str, NDArray[np.int64]]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from headrace.config.publish import Audit
-from headrace.psi import psi
+from headrace.numeric.psi import psi
 from headrace.publish.target import Check, StagedDay
 
 

@@ -13,9 +13,9 @@ from typing import cast
 
 from headrace.config import Online, Spec, Warehouse
 from headrace.errors import UserError
+from headrace.logs import hide, redact
 from headrace.plugins import resolve
 from headrace.publish.target import Target
-from headrace.redaction import hide, redact
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 

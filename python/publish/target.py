@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.identifiers import column
+from headrace.schema import column
 from headrace.storage import LeaseLost
 
 if TYPE_CHECKING:

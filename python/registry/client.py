@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.redaction import redact
+from headrace.logs import redact
 from headrace.registry.store import open_store
 from headrace.workspace import Workspace
 

@@ -1,7 +1,7 @@
 """Archive of headrace for logged models: one file that Python imports from, with the native libraries in it.
 
 headrace is in no package index, so each logged model contains it. It is one file because MLflow uploads files one by
-one. Its layout is that of a checkout, in which headrace.native looks for the libraries:
+one. Its layout is that of a checkout, in which headrace.machine.native looks for the libraries:
 
     headrace/...                  the package
     build/native/[LEVEL/]*.so     the libraries that Python loads

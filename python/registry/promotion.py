@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.account import user_name
 from headrace.errors import UserError
+from headrace.machine.account import user_name
 from headrace.registry.client import Client, alias_holder, quoted
 from headrace.registry.store import is_there
 from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of

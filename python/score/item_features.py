@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from headrace.features.functions.arrays import one_batch
-from headrace.jagged import JaggedArray
 from headrace.lake.spark.tasks import run_tasks
+from headrace.numeric.jagged import JaggedArray
 from headrace.score.items import ItemTable
 from headrace.score.loaded_model import loaded_workflow
 from headrace.score.pair_features import Columns, PairFeatures

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score
 from headrace.config.experiments import PARTS
-from headrace.experiments.assignment import ARM, PART, Live, edges, parts_of
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.external import ExternalReader
 from headrace.lake.spark.exchange import bounded_batches
@@ -25,6 +24,7 @@ from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.candidates.source import SourceContext, stored
 from headrace.score.columns import context_scalars
 from headrace.score.entities import Active
+from headrace.score.experiments.assignment import ARM, PART, Live, edges, parts_of
 from headrace.score.incremental import UsersToScore, users_to_score
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
@@ -90,7 +90,7 @@ class Assigned:
 
     @staticmethod
     def of(key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]) -> Assigned:
-        """Return the assignment as headrace.experiments.assignment computes it from Arrow's columns.
+        """Return the assignment as headrace.score.experiments.assignment computes it from Arrow's columns.
 
         Of experiments whose arms have models, a user takes part in the first that takes him; an arm that was stopped
         is no longer named.

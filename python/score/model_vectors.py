@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.jagged import JaggedArray
 from headrace.models.predictor import NetworkPredictor, Predictor
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Kind
 from headrace.score.joined_tables import Parts
 from headrace.score.loaded_model import loaded_model

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.dataset import lists
 from headrace.features.functions.arrays import one_batch
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Feature
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to

@@ -15,7 +15,6 @@ from pyspark import Accumulator
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace import progress as listeners
 from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
@@ -23,7 +22,7 @@ from headrace.features.types import declared
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.lake.spark.tasks import report_peak_memory
-from headrace.progress import Progress
+from headrace.logs import Progress, report_progress
 from headrace.score.incremental import UsersToScore
 from headrace.score.joined_tables import HeldRows, Parts
 from headrace.score.ranking import TaskInputs, score_batches
@@ -58,7 +57,7 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
                 left = (pairs - scored) * (now - first[1]) / (scored - first[0])
                 line += f", {left:.0f} s left"
             log.info("score: %s", line)
-            listeners.tell(Progress(scored, pairs, "pairs", scored / (now - tick), left))
+            report_progress(Progress(scored, pairs, "pairs", scored / (now - tick), left))
 
     thread = threading.Thread(target=tell, name="score-progress", daemon=True)
     thread.start()

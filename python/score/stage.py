@@ -18,7 +18,6 @@ from pyspark.sql.types import IntegralType
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.experiments.assignment import Live, live_experiments, pinned
 from headrace.features.build.rows import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
@@ -34,6 +33,7 @@ from headrace.score.columns import check_columns, check_rule_columns
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen, with_activity
+from headrace.score.experiments.assignment import Live, live_experiments, pinned
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
 from headrace.score.model_lists import OF_EXPERIMENTS, Assigned, ModelOfRun, RunInputs, lists_of_model, models_of_run

@@ -30,7 +30,7 @@ ALIAS = "challenger"
 
 
 class TrainChallenger(Stage):
-    """Trains where one is due, else says that none is. The gate judges it beside the day's model (headrace.gate)."""
+    """Trains where one is due, else says that none is. The gate (headrace.quality.gate) judges both models."""
 
     name = "challenger"
     version = 1

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
@@ -28,7 +29,6 @@ from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
-from headrace.world import World
 from tests.collective_support import most_in_flight
 
 SCHEMA = DatasetSchema(

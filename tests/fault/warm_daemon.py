@@ -9,7 +9,7 @@ from headrace.lake.spark import worker_daemon
 if __name__ == "__main__":
     for name in (
         "headrace.features.build.stage",
-        "headrace.gate.evaluate",
+        "headrace.quality.gate.evaluate",
         "headrace.score.stage",
         "headrace.train.baseline.run",
         "headrace.train.launch.horovod_spark",

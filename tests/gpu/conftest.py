@@ -31,8 +31,8 @@ def device() -> str:
 @pytest.fixture
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Without a GPU the kernels, interpreted, take the work of tables in host memory. Counts their calls."""
-    from headrace import native
     from headrace.embeddings.kernels import dispatch, gpu
+    from headrace.machine import native
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.comm.base import LocalCollective
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
@@ -20,7 +21,6 @@ from headrace.train.loop.forward_backward import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim import DenseOptimizer
 from headrace.train.setup.state import place
-from headrace.world import World
 from tests.gpu.conftest import HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
 

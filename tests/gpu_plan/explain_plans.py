@@ -24,9 +24,9 @@ from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import Elementwise, SparkOpContext
 from headrace.features.spark import write as writer_spark
-from headrace.gpu_plan import cases as gpu_cases
-from headrace.gpu_plan import gate as gpu_gate
-from headrace.gpu_plan.explain import Explainer, Plan, explain_session
+from headrace.jobs.gpu_plan import cases as gpu_cases
+from headrace.jobs.gpu_plan import gate as gpu_gate
+from headrace.jobs.gpu_plan.explain import Explainer, Plan, explain_session
 from headrace.udfs import spark as udfs
 from headrace.workspace import Workspace
 

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
-from headrace.gpu_plan.gate import ON_CPUS
+from headrace.jobs.gpu_plan.gate import ON_CPUS
 from headrace.lake.spark.session import rapids_jars
 from headrace.workspace import checkout
 
@@ -86,7 +86,7 @@ def test_an_operator_is_named(explained: dict[str, Any]) -> None:
     green, faults = by_subject["operator quarter"]
     assert not green
     assert any(f.startswith("NTile: ") for f in faults)
-    assert by_subject["operator unseen"] == (False, ["has no case in headrace.gpu_plan.cases"])
+    assert by_subject["operator unseen"] == (False, ["has no case in headrace.jobs.gpu_plan.cases"])
 
 
 def test_a_pipeline_is_green_step_by_step(explained: dict[str, Any]) -> None:

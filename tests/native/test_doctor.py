@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import native
 from headrace.commands import doctor
+from headrace.machine import native
 from headrace.udfs import library
 
 

@@ -19,8 +19,8 @@ import yaml
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.housekeeping.forget.erase import forget
-from headrace.housekeeping.forget.persons import read_persons
+from headrace.jobs.housekeeping.forget.erase import forget
+from headrace.jobs.housekeeping.forget.persons import read_persons
 from headrace.jobs.stages import load_stage
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.commands.init import init
+from headrace.commands.scaffold.roles import Named
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.scaffold.roles import Named
 from headrace.workspace import Workspace
 from tests.reported.init_inputs import FORMS, Form, GeneratedInput, generate
 from tests.reported.support import build_features, ingest

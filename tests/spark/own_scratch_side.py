@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.drift.count_day import count_day
 from headrace.features import transport
 from headrace.features.arrow import fit as arrow_fit
 from headrace.features.build.stage import BuildFeatures
@@ -33,6 +32,7 @@ from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.exchange import Block, exchange, small_batches
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import numbered, run_tasks
+from headrace.quality.drift.count_day import count_day
 from headrace.score import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.identifiers import column
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import save_delta
+from headrace.schema import column
 from headrace.storage import local
 
 NAMES = ['the "best" `item` 100%', "a b", "größe;cm, it's", "{x} (y)=z", "tab\tand\nline", "service.name", "select"]

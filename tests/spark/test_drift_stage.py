@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
-from headrace.drift import columns as statistics
-from headrace.drift.count_day import count_day
-from headrace.drift.stage import JudgeDrift
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest
+from headrace.quality.drift import columns as statistics
+from headrace.quality.drift.count_day import count_day
+from headrace.quality.drift.stage import JudgeDrift
 from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace

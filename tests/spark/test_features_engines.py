@@ -14,13 +14,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.drift.count_day import count_day
 from headrace.features.arrow import fit
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import (

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
-from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.functions.spark_expressions import col
@@ -32,6 +31,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest, Output
+from headrace.quality.drift.count_day import count_day
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
 from headrace.storage import local

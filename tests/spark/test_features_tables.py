@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops import TABLE_OPERATORS, sequences
@@ -25,6 +24,7 @@ from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
+from headrace.quality.drift.count_day import count_day
 from headrace.schema import TableColumn
 from headrace.score.entities import Active
 from headrace.stage import Context, Result, check_stage, run_stage

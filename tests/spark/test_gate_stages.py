@@ -20,9 +20,9 @@ from headrace.cli import app
 from headrace.config import Challenger, Gate, Spec, Train
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
-from headrace.gate.evaluation_stages import EstimatePolicies, Evaluate
-from headrace.gate.stage import JudgeModel, Promote
 from headrace.manifest import Manifest, Output
+from headrace.quality.gate.evaluation_stages import EstimatePolicies, Evaluate
+from headrace.quality.gate.stage import JudgeModel, Promote
 from headrace.registry.promotion import promote, roll_back
 from headrace.registry.versions import versions
 from headrace.schema import TableColumn

@@ -15,8 +15,8 @@ from headrace.commands.summary import data_lines
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor.blocks import Cell, Day, Table
-from headrace.monitor.data import data_quality
+from headrace.quality.report.blocks import Cell, Day, Table
+from headrace.quality.report.data import data_quality
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, version
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headrace.housekeeping.forget.erase import forget
-from headrace.housekeeping.forget.persons import Persons
+from headrace.jobs.housekeeping.forget.erase import forget
+from headrace.jobs.housekeeping.forget.persons import Persons
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues

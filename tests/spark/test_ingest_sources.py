@@ -11,7 +11,7 @@ from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.lake.landing import load
 from headrace.manifest import Manifest
-from headrace.monitor import lineage
+from headrace.quality.report import lineage
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, jsonl, put, run, table
 

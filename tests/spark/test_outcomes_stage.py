@@ -17,7 +17,7 @@ from headrace.config import Spec, build_spec
 from headrace.errors import RefusedError, UserError
 from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest, Output
-from headrace.outcomes.stage import MeasureOutcomes
+from headrace.quality.outcomes.stage import MeasureOutcomes
 from headrace.score.day_table import rows_of_day, write_day
 from headrace.stage import Context, run_stage
 from headrace.workspace import Workspace

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import native
 from headrace.jobs.pack.archive import pack
 from headrace.jobs.pack.distributions import installed
+from headrace.machine import native
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import checkout

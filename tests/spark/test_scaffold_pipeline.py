@@ -12,11 +12,11 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from headrace.commands.init import init
+from headrace.commands.scaffold.roles import Named
 from headrace.config import load_spec
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.stages import load_stage
 from headrace.lake.spark.session import iceberg_jars, spark_settings
-from headrace.scaffold.roles import Named
 from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace

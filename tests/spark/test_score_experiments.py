@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Experiment, Outcomes, Spec
 from headrace.errors import UserError
-from headrace.experiments.assignment import Live, Stop, arms, stop_arm
+from headrace.score.experiments.assignment import Live, Stop, arms, stop_arm
 from headrace.score.model_lists import Assigned
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from headrace.commands.summary import data_lines
 from headrace.errors import UserError
 from headrace.lake.spark.errors import exit_message
-from headrace.monitor.blocks import Cell, Day, Table
-from headrace.monitor.data import data_quality
+from headrace.quality.report.blocks import Cell, Day, Table
+from headrace.quality.report.data import data_quality
 from headrace.workspace import Workspace
 from tests.source_table_support import (
     D1,

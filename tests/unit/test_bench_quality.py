@@ -24,7 +24,7 @@ from bench.quality.results import Results
 from bench.quality.table import lines_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.monitor.stage import truth_file
+from headrace.quality.report.stage import truth_file
 from headrace.workspace import Workspace
 
 

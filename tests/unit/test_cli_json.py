@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.commands import doctor, plan
-from headrace.gpu_plan.gate import LOG, StepPlans
+from headrace.jobs.gpu_plan.gate import LOG, StepPlans
 from headrace.manifest import Manifest
 from headrace.stage import run_lock
 from headrace.workspace import Workspace, checkout

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace import progress
 from headrace.commands.watch import describe
 from headrace.config import load_spec
-from headrace.observe import running
-from headrace.observe.application import Observation
-from headrace.observe.running import RunningFile, RunningStage
-from headrace.progress import Progress
+from headrace.jobs.observe import running
+from headrace.jobs.observe.application import Observation
+from headrace.jobs.observe.running import RunningFile, RunningStage
+from headrace.logs import Progress, report_progress
 from headrace.stage import run_lock, run_stage
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -48,7 +47,7 @@ def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspac
 
     class Working(Fake):
         def run(self, ctx):  # type: ignore[no-untyped-def]
-            progress.tell(Progress(3, 10, "steps", 2.0, 3.5))
+            report_progress(Progress(3, 10, "steps", 2.0, 3.5))
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:
                 found = RunningStage.read(ws, "clicks")

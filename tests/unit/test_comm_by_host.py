@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, PeerLost, ThreadCollective, run_ranks
 from headrace.comm.shared_memory import ByHostCollective, SharedCollective, shared, some_may_share
+from headrace.comm.world import World
 from headrace.embeddings.hierarchical_exchange import SubgroupCollective
-from headrace.world import World
 
 
 class OnHosts(ThreadCollective):

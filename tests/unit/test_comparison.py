@@ -23,8 +23,8 @@ from headrace.config import ModelVariant, Spec, build_spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
-from headrace.monitor.blocks import Day
-from headrace.monitor.report import page
+from headrace.quality.report.blocks import Day
+from headrace.quality.report.report import page
 from headrace.stage import check_stage, execute, identity, plan_run, run_stage
 from headrace.storage import local
 from headrace.train import stage as train_stage

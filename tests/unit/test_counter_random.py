@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from headrace.config import Generate
-from headrace.counter_random import bits, hexadecimal, integers, normal, scatter_64, scatter_ids, stream, uniform
 from headrace.generate.population import ITEM_ID_BITS, MAX_TAGS, TAGS, USER_ID_BITS, alive, birthday, draw, items, users
+from headrace.numeric.counter_random import (
+    bits,
+    hexadecimal,
+    integers,
+    normal,
+    scatter_64,
+    scatter_ids,
+    stream,
+    uniform,
+)
 
 
 def test_bits_are_splitmix64_of_python_integers() -> None:

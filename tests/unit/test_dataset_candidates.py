@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import chisquare
 
+from headrace.comm.world import World
 from headrace.config import Negatives, Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.candidates import AliasTable, CandidateSampler
 from headrace.dataset.layout import SplitLayout, split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.loop.training_rows import ItemShares
 from headrace.workspace import Workspace
-from headrace.world import World
 
 ITEMS, FIRST = 12, 3
 SCHEMA = DatasetSchema(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset import lists, native
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray, concatenated
+from headrace.numeric.jagged import JaggedArray, concatenated
 
 MATRICES = st.integers(1, 5).flatmap(
     lambda length: st.lists(st.lists(st.sampled_from([0, 0, 1, 2, -3]), min_size=length, max_size=length), max_size=9)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.comm.world import World
 from headrace.config import Negatives, Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
@@ -21,12 +22,11 @@ from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ReadAhead, StoredRowGroup
 from headrace.errors import UserError
-from headrace.jagged import concatenated
 from headrace.manifest import Manifest
+from headrace.numeric.jagged import concatenated
 from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.workspace import Workspace
-from headrace.world import World
 from tests.dataset_support import padded_codes, read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]

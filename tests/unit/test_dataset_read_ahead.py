@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.comm.world import World
 from headrace.config import Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, RowGroup, SplitLayout, split_of
@@ -31,7 +32,6 @@ from headrace.storage import location, release_copy
 from headrace.storage.objects import calls, copies
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
-from headrace.world import World
 from tests.storage_homes import memory_home
 
 TRAIN = Train(batch_size=64, streams=4, seed=3, read_ahead_mib=1)

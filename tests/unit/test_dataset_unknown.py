@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.comm.world import World
 from headrace.config import Negatives, Train
 from headrace.config.load import build_spec, load_spec
 from headrace.dataset.batches import Batch
@@ -25,7 +26,6 @@ from headrace.schema import OOV_CODE, DatasetSchema, Feature, Kind
 from headrace.train.loop.run import train_local
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
-from headrace.world import World
 from tests.train_support import MODEL, TRAIN, job_of
 
 Split = tuple[SplitLayout, DatasetSchema]

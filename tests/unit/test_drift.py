@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
-from headrace.drift.column_statistics import ColumnStatistics, NumberBins, ValueBins, describe
-from headrace.drift.columns import MeasuredColumn, feature_columns, input_columns
-from headrace.drift.count_day import SCHEMA
-from headrace.drift.stage import JudgeDrift, judge
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output
-from headrace.monitor.lineage import find, load_runs, trace
-from headrace.psi import EPSILON, ks, psi
+from headrace.numeric.psi import EPSILON, ks, psi
+from headrace.quality.drift.column_statistics import ColumnStatistics, NumberBins, ValueBins, describe
+from headrace.quality.drift.columns import MeasuredColumn, feature_columns, input_columns
+from headrace.quality.drift.count_day import SCHEMA
+from headrace.quality.drift.stage import JudgeDrift, judge
+from headrace.quality.report.lineage import find, load_runs, trace
 from headrace.schema import Feature, Kind
 from headrace.stage import check_stage, run_stage
 from headrace.workspace import Workspace

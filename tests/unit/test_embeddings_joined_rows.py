@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
@@ -28,7 +29,6 @@ from headrace.embeddings.layout import TableRows
 from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError
 from headrace.storage import local
-from headrace.world import World
 from tests.plans_support import KINDS, TABLES, Case, planned
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.dynamic import load_rows, save_rows
 from headrace.embeddings.checkpoint.mapped import open_mapped, write_mapped
@@ -19,7 +20,6 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.raw_ids import owners
 from headrace.errors import UserError
 from headrace.storage import local
-from headrace.world import World
 
 
 @given(

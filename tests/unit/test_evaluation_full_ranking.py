@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Model, Train
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema
 from headrace.train.evaluation import full_ranking
 from headrace.train.evaluation.evaluate import Predictions

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from headrace.experiments.assignment import arms, bucket
-from headrace.experiments.comparison import (
+from headrace.score.experiments.assignment import arms, bucket
+from headrace.score.experiments.comparison import (
     Arm,
     Difference,
     always_valid_interval,

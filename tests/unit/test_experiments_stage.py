@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import Spec, load_spec
-from headrace.experiments.assignment import RULE, live_experiments, pinned, stopped
-from headrace.experiments.comparison import Totals, first_day, served_outcomes
-from headrace.experiments.stage import JudgeExperiments, figures
 from headrace.manifest import Manifest, Output
-from headrace.monitor.blocks import Day
-from headrace.monitor.report import page
-from headrace.monitor.stage import Report
+from headrace.quality.report.blocks import Day
+from headrace.quality.report.report import page
+from headrace.quality.report.stage import Report
+from headrace.score.experiments.assignment import RULE, live_experiments, pinned, stopped
+from headrace.score.experiments.comparison import Totals, first_day, served_outcomes
+from headrace.score.experiments.stage import JudgeExperiments, figures
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
 from headrace.errors import EXIT_BUSY, UserError
-from headrace.housekeeping.collect import collect
-from headrace.housekeeping.workspace_state import remove_all
+from headrace.jobs.housekeeping.collect import collect
+from headrace.jobs.housekeeping.workspace_state import remove_all
 from headrace.lake.delta import transaction
 from headrace.lake.delta.erased import Replacement, replacements, save_replacements
 from headrace.lake.delta.fence import application_of

@@ -22,11 +22,11 @@ from headrace.cli import app
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Spark, Spec
 from headrace.errors import EXIT_USER_ERROR, BusyError, IncompleteError, UserError
-from headrace.housekeeping.forget.erase import forget, found_places
-from headrace.housekeeping.forget.models import model_places
-from headrace.housekeeping.forget.persons import Persons, Place
-from headrace.housekeeping.forget.proof import Request
-from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
+from headrace.jobs.housekeeping.forget.erase import forget, found_places
+from headrace.jobs.housekeeping.forget.models import model_places
+from headrace.jobs.housekeeping.forget.persons import Persons, Place
+from headrace.jobs.housekeeping.forget.proof import ErasureRequest
+from headrace.jobs.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.load_history import LoadHistory, row_counts
@@ -61,7 +61,7 @@ def ws(made: Path, tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "home")
 
 
-def erase(ws: Workspace, spec: Spec = SPEC, persons: Persons = PERSONS) -> tuple[list[Place], Request]:
+def erase(ws: Workspace, spec: Spec = SPEC, persons: Persons = PERSONS) -> tuple[list[Place], ErasureRequest]:
     *places, (request, proof) = forget(spec, ws, persons, NOW)
     assert proof.is_file()
     return places, request  # type: ignore[return-value]

@@ -12,10 +12,10 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.housekeeping.forget import places as places_module
-from headrace.housekeeping.forget.persons import Persons, read_persons
-from headrace.housekeeping.forget.proof import scan
-from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.jobs.housekeeping.forget import places as places_module
+from headrace.jobs.housekeeping.forget.persons import Persons, read_persons
+from headrace.jobs.housekeeping.forget.proof import scan
+from headrace.jobs.housekeeping.workspace_state import WorkspaceState
 from headrace.workspace import Workspace
 from tests.forget_support import shop
 

@@ -11,8 +11,8 @@ from mlflow.tracking import MlflowClient
 
 from headrace import registry
 from headrace.errors import UserError
-from headrace.housekeeping.forget.erase import forget, found_places
-from headrace.housekeeping.forget.persons import Persons, Place
+from headrace.jobs.housekeeping.forget.erase import forget, found_places
+from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.models.predictor import load_predictor
 from headrace.registry.versions import versions
 from headrace.workspace import Workspace

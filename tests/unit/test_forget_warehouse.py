@@ -15,9 +15,9 @@ import pytest
 
 from bench.simulated_days import save
 from headrace.config import Spec, load_spec
-from headrace.housekeeping.forget.persons import Persons
-from headrace.housekeeping.forget.places import warehouse_places
-from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.jobs.housekeeping.forget.persons import Persons
+from headrace.jobs.housekeeping.forget.places import warehouse_places
+from headrace.jobs.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
 from headrace.manifest import Output

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from headrace.config import Gate, Loss, Train, load_spec
 from headrace.config.gate import check_gate
 from headrace.errors import UserError
-from headrace.gate.rules import BEHIND, PASSED, REFUSED, better_rule, judge, judge_challenger, verdict_on_challenger
-from headrace.gate.stage import JudgedModel, JudgeModel, challenger_to_evaluate
 from headrace.manifest import Manifest, Output
+from headrace.quality.gate.rules import (
+    BEHIND,
+    PASSED,
+    REFUSED,
+    better_rule,
+    judge,
+    judge_challenger,
+    verdict_on_challenger,
+)
+from headrace.quality.gate.stage import JudgedModel, JudgeModel, challenger_to_evaluate
 from headrace.stage import Context, run_stage
 from headrace.train.callbacks.progress import spec_monitor
 from headrace.workspace import Workspace

@@ -14,10 +14,10 @@ from sklearn.metrics import roc_auc_score
 
 from bench.simulated_days import day, run_day
 from headrace.config import Train
-from headrace.gate.day_evaluation import model_facts, requested_metrics
-from headrace.gate.evaluate import EvaluationTask, ModelResult, _measured
-from headrace.gate.predictions import KnownValues
 from headrace.manifest import Manifest
+from headrace.quality.gate.day_evaluation import model_facts, requested_metrics
+from headrace.quality.gate.evaluate import EvaluationTask, ModelResult, _measured
+from headrace.quality.gate.predictions import KnownValues
 from headrace.train.evaluation.ranks import Ranks
 from headrace.workspace import Workspace
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.config.evaluation import OffPolicy
 from headrace.errors import UserError
-from headrace.gate import predictions
-from headrace.gate.predictions import RawActions, logits_of
+from headrace.quality.gate import predictions
+from headrace.quality.gate.predictions import RawActions, logits_of
 
 ITEMS, PRICES = ["a", "b", "c"], [1.0, 2.5, 4.0]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.config import Gate, load_spec
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
-from headrace.gate.predictions import SCORE_BINS, coarse_counts, score_counts
-from headrace.gate.rules import PASSED, REFUSED, Rule, judge, verdict_of
+from headrace.quality.gate.predictions import SCORE_BINS, coarse_counts, score_counts
+from headrace.quality.gate.rules import PASSED, REFUSED, Rule, judge, verdict_of
 
 MODEL = {
     "metrics": {"auc": 0.72, "log_loss": 0.45, "calibration": 1.04, "calibration_error": 0.01, "user_auc": None},

@@ -13,12 +13,12 @@ import pytest
 from headrace.commands.simulate_site import published_lists
 from headrace.commands.simulate_site import simulate_site as command
 from headrace.config import Spec, Warehouse, load_spec
-from headrace.counter_random import scatter_ids, stream
 from headrace.errors import UserError
 from headrace.generate import generate
 from headrace.generate.click_model import ClickModel, Impressions, clicks, probability
 from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS
 from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, simulate_site, summary, visits_of
+from headrace.numeric.counter_random import scatter_ids, stream
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
 from headrace.workspace import Workspace

@@ -10,8 +10,8 @@ from headrace.config import Spark
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
-from headrace.gpu_plan import cases as gpu_cases
-from headrace.gpu_plan.explain import Plan
+from headrace.jobs.gpu_plan import cases as gpu_cases
+from headrace.jobs.gpu_plan.explain import Plan
 from headrace.lake.spark import session
 from headrace.workspace import Workspace, checkout
 

@@ -22,8 +22,8 @@ from headrace.config import Chain, Model, build_spec
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.housekeeping.forget.erase import forget, found_places
-from headrace.housekeeping.forget.persons import read_persons
+from headrace.jobs.housekeeping.forget.erase import forget, found_places
+from headrace.jobs.housekeeping.forget.persons import read_persons
 from headrace.lake.delta.log import DeltaLog
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model

@@ -20,8 +20,8 @@ from headrace import registry
 from headrace.cli import app
 from headrace.config import Spec, load_spec
 from headrace.errors import BusyError, UserError
-from headrace.housekeeping.folders import kept_models, versions_with_aliases
-from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of, size_of
+from headrace.jobs.housekeeping.folders import kept_models, versions_with_aliases
+from headrace.jobs.housekeeping.workspace_state import WorkspaceState, manifests_of, size_of
 from headrace.lake.delta.compact import crowded
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unused_files
@@ -29,7 +29,7 @@ from headrace.lake.delta.transaction import create_table
 from headrace.lake.landing.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import file_digest
-from headrace.monitor.lineage import find, load_runs, trace
+from headrace.quality.report.lineage import find, load_runs, trace
 from headrace.registry.client import Client
 from headrace.registry.promotion import Promotion, roll_back, settle
 from headrace.registry.versions import CHAMPION
@@ -230,7 +230,7 @@ def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
 def test_killed_at_any_call(filled_home: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = clicks(**SPEC)
-    monkeypatch.setattr("headrace.housekeeping.folders.versions_with_aliases", _versions)
+    monkeypatch.setattr("headrace.jobs.housekeeping.folders.versions_with_aliases", _versions)
     uninterrupted = copy(filled_home, tmp_path / "whole")
     gc(spec, uninterrupted)
     expected = sorted(str(p.relative_to(uninterrupted.home)) for p in uninterrupted.home.rglob("*") if p.is_file())

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.housekeeping.collect import collect
+from headrace.jobs.housekeeping.collect import collect
 from headrace.stage import run_lock
 from headrace.storage.flock import HeldFolder
 from headrace.workspace import Workspace

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.config import Spec, load_spec
 from headrace.errors import BusyError
-from headrace.housekeeping.collect import collect
-from headrace.housekeeping.folders import discard_unfinished
-from headrace.housekeeping.workspace_state import Step, WorkspaceState
+from headrace.jobs.housekeeping.collect import collect
+from headrace.jobs.housekeeping.folders import discard_unfinished
+from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceState
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_lock
 from headrace.storage import LeaseLost, Location
@@ -40,7 +40,7 @@ def spec() -> Spec:
 
 def unfinished(spec: Spec, ws: Workspace, now: datetime, delete: bool = False) -> dict[str, int]:
     """Bytes by what can go."""
-    steps: list[Step] = [s for s in collect(spec, ws, now, delete) if "killed" in s.reason]
+    steps: list[CleanupStep] = [s for s in collect(spec, ws, now, delete) if "killed" in s.reason]
     return {s.name: s.size for s in steps}
 
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import redaction
+from headrace import logs
 from headrace.config import load_spec
 from headrace.jobs.hand_over import property_line, take_secrets, with_secrets
+from headrace.logs import redact
 from headrace.publish.opening import password_of
-from headrace.redaction import redact
 
 SECRET, KEY = "\t pass\rwort\\n=ä", "wJalrXUtnFEMI/K7MDENG"
 
@@ -95,8 +95,8 @@ def test_without_secrets_there_are_no_files(tmp_path: Path) -> None:
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_values", set())
-    monkeypatch.setattr(redaction, "_variables", set())
+    monkeypatch.setattr(logs, "_values", set())
+    monkeypatch.setattr(logs, "_variables", set())
 
 
 WAREHOUSE = '{"kind": "postgres", "host": "db", "database": "d", "user": "u", "password_env": "THE_KEYWORD"}'

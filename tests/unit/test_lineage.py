@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import UserError
-from headrace.monitor import lineage
+from headrace.quality.report import lineage
 from headrace.workspace import Workspace
 from tests.report_support import DS, make_manifests, save
 

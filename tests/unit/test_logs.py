@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace import logs
 from headrace.jobs.events import MARK
 from headrace.jobs.output import JsonLines, copy_output
-from headrace.redaction import HIDDEN, hide, is_secret, redact
+from headrace.logs import HIDDEN, hide, is_secret, redact
 from headrace.workspace import checkout
 from tests.cli_support import DS, Yard, make_yard
 
@@ -135,7 +135,7 @@ def test_no_line_has_a_secret(secret: str, words: list[str]) -> None:
             return f"<{secret!r}>"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.redaction._values", set())
+        patch.setattr("headrace.logs._values", set())
         hide(secret)
         try:
             raise ValueError(f"{prefix}{secret}{suffix}", "two")
@@ -176,7 +176,7 @@ def leaves(value: Any) -> Iterator[str]:
 def test_short_secrets_are_left_alone(secret: str) -> None:
     """Three characters stand in other words: hidden there, the gaps would tell them and spoil what is said."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.redaction._values", set())
+        patch.setattr("headrace.logs._values", set())
         hide(secret)
         assert redact(f"it was {secret}, then") == f"it was {secret}, then"
 
@@ -206,7 +206,7 @@ def test_no_process_prints_a_secret(form: str) -> None:
     program = """
 import logging, sys, threading
 from headrace import logs
-from headrace.redaction import hide
+from headrace.logs import hide
 logs.configure()
 hide("pass%word\\nof two lines")
 logging.getLogger("their.library").warning("with %s", "pass%word\\nof two lines")

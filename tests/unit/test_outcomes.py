@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.config import Outcomes, Spec, load_spec
 from headrace.errors import UserError
-from headrace.outcomes.measure import Delays, Measure, final_rate
-from headrace.outcomes.stage import judge
+from headrace.quality.outcomes.measure import Delays, Measure, final_rate
+from headrace.quality.outcomes.stage import judge
 from headrace.train.evaluation.bootstrap import Bootstrap
 
 

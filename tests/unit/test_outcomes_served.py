@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.config import Spec, build_spec, load_spec
 from headrace.generate.site import site_path
 from headrace.manifest import Manifest, Output
-from headrace.outcomes.served import Publication, Window, live, served_days
+from headrace.quality.outcomes.served import Publication, Window, live, served_days
 from headrace.stage import Context
 from headrace.workspace import Workspace
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from headrace.housekeeping.forget.proof import Request
+from headrace.jobs.housekeeping.forget.proof import ErasureRequest
 from headrace.lake.delta.erased import erased_rows, erasure_text, replacements
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import first_kept
@@ -78,7 +78,7 @@ def requested(folder: Path, change: Callable[..., str]) -> object:
     }
     file = local(folder) / "request.json"
     file.put_text(change(json.dumps(said)))
-    return Request.load(file)
+    return ErasureRequest.load(file)
 
 
 def published(folder: Path, change: Callable[..., str]) -> object:
@@ -123,4 +123,4 @@ def test_a_request_that_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"request\.json is damaged \(Field required\): remove it, and run headrace forget"
     ):
-        Request.load(local(tmp_path / "request.json"))
+        ErasureRequest.load(local(tmp_path / "request.json"))

@@ -27,7 +27,7 @@ def panels() -> list[dict[str, Any]]:
 
 def exported() -> set[str]:
     """Return the names of all families of metrics: of pipelines, and of the server."""
-    source = (checkout() / "python" / "observe" / "prometheus.py").read_text()
+    source = (checkout() / "python" / "jobs" / "observe" / "prometheus.py").read_text()
     of_pipelines = set(re.findall(r'"(headrace_\w+)"', source))
     of_server = {family.name for family in Metrics().registry.collect()}
     assert len(of_pipelines) > 20

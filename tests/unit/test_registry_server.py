@@ -24,13 +24,14 @@ from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter, ValidationError
 
 import headrace as hr
-from headrace import native, registry
+from headrace import registry
 from headrace.comm.base import LocalCollective
 from headrace.config import Model
 from headrace.config.section import ServerText
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.pack.distributions import _reach, installed
+from headrace.machine import native
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.registry.artifact import FOLDER, log_model

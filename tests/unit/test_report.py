@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_spec
-from headrace.monitor.report import page
-from headrace.monitor.stage import Report, truth_file
+from headrace.quality.report.report import page
+from headrace.quality.report.stage import Report, truth_file
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.report_page import Checker, make_day

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import load_spec
 from headrace.manifest import Manifest, Resources
-from headrace.monitor.report import page
+from headrace.quality.report.report import page
 from tests.report_page import Checker, make_day
 from tests.report_support import DS, make_manifests
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headrace.config import load_spec
 from headrace.manifest import Manifest
-from headrace.monitor import facts
-from headrace.monitor.quality import lift_of
-from headrace.monitor.report import page
+from headrace.quality.report import facts
+from headrace.quality.report.quality import lift_of
+from headrace.quality.report.report import page
 from tests.report_page import Checker, make_day
 from tests.report_support import DS, make_manifests
 

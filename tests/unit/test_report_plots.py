@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headrace.monitor import plots
+from headrace.quality.report import plots
 
 
 def test_names_that_the_plots_font_has_not_stay_text() -> None:

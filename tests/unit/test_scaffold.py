@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.commands import screen
 from headrace.commands.init import init
+from headrace.commands.scaffold.columns import profile
+from headrace.commands.scaffold.roles import Named
 from headrace.config import Spec, load_spec
 from headrace.config.source import LandingSource
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.landing.files import find_files
-from headrace.scaffold.columns import profile
-from headrace.scaffold.roles import Named
 from headrace.storage import Location, local
 from headrace.storage.objects import calls, store
 from headrace.workspace import Workspace
@@ -240,8 +240,8 @@ def test_of_large_files_in_a_store_a_part_is_fetched(
 ) -> None:
     """The number of rows of text and Avro, which do not store it, is an estimate."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("hdfs",))
-    monkeypatch.setattr("headrace.scaffold.text_sample.SAMPLE_BYTES", 100_000)
-    monkeypatch.setattr("headrace.scaffold.table_sample.SAMPLE_ROWS", 1_000)
+    monkeypatch.setattr("headrace.commands.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.commands.scaffold.table_sample.SAMPLE_ROWS", 1_000)
     # As if it were of gigabytes.
     monkeypatch.setattr(store, "_SMALL", 1)
     monkeypatch.setattr(store, "BLOCK", 32 << 10)
@@ -449,7 +449,7 @@ def test_a_column_that_says_the_label(tmp_path: Path) -> None:
 
 def test_large_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning, and the end for the last day; the number of rows is an estimate."""
-    monkeypatch.setattr("headrace.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.commands.scaffold.text_sample.SAMPLE_BYTES", 100_000)
     clicks(20_000, 9).to_csv(tmp_path / "log.csv", index=False)
     spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
     assert spec.ds == "2026-03-09"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.score import top_k
 from headrace.score.top_k import best_items, check_products, library, longest
 

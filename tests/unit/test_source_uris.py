@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.commands.init import init
+from headrace.commands.scaffold.roles import Named
 from headrace.config import LandingSource, Spec, TableSource, load_spec
 from headrace.errors import EXIT_USER_ERROR
 from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import Preparation
+from headrace.jobs.observe.openlineage.names import DatasetName, name_of
 from headrace.lake.landing.files import find_files, marker_places
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.spark.requirements import ACCESSED, store_properties
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
-from headrace.observe.openlineage.names import DatasetName, name_of
-from headrace.scaffold.roles import Named
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.stage import Context
 from headrace.storage import local, location_of

@@ -19,7 +19,7 @@ EXEMPT = ("python/storage/", "python/publish/embedded/")
 NO_FILES = {
     ("python/embeddings/dynamic/rows_cpu.py", "self._map.replace"),
     ("python/publish/online.py", "self._client.unlink"),
-    ("python/memory.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
+    ("python/machine/resources.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
 }
 
 

@@ -13,7 +13,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from headrace.dataset import layout
-from headrace.drift import stage as drift
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.export.triton.two_stage import Catalogue
@@ -33,6 +32,7 @@ from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
 from headrace.models import mapped, predictor
 from headrace.publish.tables import iceberg_erasure
+from headrace.quality.drift import stage as drift
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation

@@ -13,8 +13,8 @@ from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, loa
 from headrace.config.effects import Effect, TrainedSection, keys_with
 from headrace.config.section import Section
 from headrace.config.variants import SEARCHABLE
-from headrace.gate.day_evaluation import evaluation_settings
 from headrace.manifest import Manifest, fingerprint
+from headrace.quality.gate.day_evaluation import evaluation_settings
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.job import Job
 from headrace.train.setup.earlier_days import model_misfit

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.batches import Batch
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.train.micro_batch import MicroBatch, prefetch_to_device
 
 

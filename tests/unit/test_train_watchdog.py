@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from headrace.comm.world import World
 from headrace.storage import local
 from headrace.train.callbacks.watchdog import EXIT_STALLED, Watchdog, describe_failure, heartbeat_file
-from headrace.world import World
 
 RANK = """
 import sys, time
 from pathlib import Path
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.storage import local
-from headrace.world import World
+from headrace.comm.world import World
 folder, rank, size, deadline, waits = local(sys.argv[1]), *map(float, sys.argv[2:])
 watchdog = Watchdog(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
 watchdog.step, watchdog.phase = 7, "train"

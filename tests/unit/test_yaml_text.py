@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_overlay, load_spec
+from headrace.config.yaml_text import Nodes, YamlFault, parse_yaml
 from headrace.embeddings.planner.declared import load_tables
 from headrace.errors import UserError
 from headrace.workspace import checkout
-from headrace.yaml_text import Nodes, YamlFault, parse_yaml
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "2", "yes", "'x y'"])
 
@@ -127,7 +127,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_airflow_reads_the_module_by_its_path() -> None:
     """Airflow does so without the package: the module imports PyYAML and the standard library alone."""
-    spec = importlib.util.spec_from_file_location("by_path", checkout() / "python" / "yaml_text.py")
+    spec = importlib.util.spec_from_file_location("by_path", checkout() / "python" / "config" / "yaml_text.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -16,8 +16,8 @@ import pytest
 from headrace.commands import export, export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.export.triton.config import Options
-from headrace.housekeeping.forget import proof
 from headrace.jobs import run_stage
+from headrace.jobs.housekeeping.forget import proof
 from headrace.storage import StoreAway, local, location
 from headrace.storage.objects.calls import StoreError
 from headrace.workspace import Workspace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from headrace.errors import UserError
-from headrace.redaction import redact
+from headrace.logs import redact
 from headrace.storage import StoreAway
 
 #: Answers that say "later", as headrace.storage has them: these, and 5xx but those that say "never".

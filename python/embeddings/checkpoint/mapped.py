@@ -23,6 +23,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.tensors import PIECE_BYTES, check_file, load_tensors
@@ -31,7 +32,6 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.id_map import Ids
 from headrace.embeddings.raw_ids import owners
 from headrace.storage import Location
-from headrace.world import World
 
 
 class SortedIds:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.duplicates import find_duplicates
@@ -17,7 +18,6 @@ from headrace.embeddings.kernels.id_map import SLOT_BYTES, Ids, slots_for
 from headrace.embeddings.storage import empty_table
 from headrace.embeddings.update_rules import RULES, RowUpdate, fused_step, state_bytes_per_row
 from headrace.errors import UserError
-from headrace.world import World
 
 _MIB = 2**20
 #: Columns of a table of frequency counts: int64.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import native
+from headrace.machine import native
 
 Ids = NDArray[np.int64]
 

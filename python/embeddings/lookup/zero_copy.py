@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from headrace import native
 from headrace.comm.base import Message, ReceivedMessage
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.exchange import RowRequest, row_pointers
@@ -25,6 +24,7 @@ from headrace.embeddings.layout import FusedTable, Layout
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage import decode
+from headrace.machine import native
 
 
 def supports_zero_copy(layout: Layout) -> bool:

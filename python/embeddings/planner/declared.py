@@ -8,10 +8,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.config import EmbeddingOptimizerKind
+from headrace.config.yaml_text import YamlFault, parse_yaml
 from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.errors import UserError
 from headrace.workspace import installation
-from headrace.yaml_text import YamlFault, parse_yaml
 
 
 class DeclaredTable(BaseModel):

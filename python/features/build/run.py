@@ -73,7 +73,7 @@ class BuiltDay:
     engine: Engine
 
 
-#: Counts the columns of a day for the stage `drift`, and gives the outputs: headrace.drift.count_day.
+#: Counts the columns of a day for the stage `drift`, and gives the outputs: headrace.quality.drift.count_day.
 CountStatistics = Callable[[Context, BuiltDay, SparkSession], tuple[Output, ...]]
 
 

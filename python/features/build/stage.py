@@ -109,7 +109,7 @@ class BuildFeatures(Stage):
             return lambda *_: ()
         if self._count_statistics is None:
             raise RuntimeError(
-                "the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it"
+                "the spec has a section `drift`: this stage needs headrace.quality.drift.count_day to count for it"
             )
         return self._count_statistics
 

@@ -6,7 +6,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from headrace.features.types import ValueType
-from headrace.identifiers import column
+from headrace.schema import column
 
 
 def col(name: str) -> Column:

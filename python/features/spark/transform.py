@@ -15,8 +15,7 @@ from headrace.features.vocabulary.keyed_tables import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import table_file, vocabulary_file
-from headrace.identifiers import quoted
-from headrace.schema import Feature, Kind
+from headrace.schema import Feature, Kind, quoted
 from headrace.storage import Location
 
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some

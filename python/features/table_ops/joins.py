@@ -23,8 +23,7 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.earlier_events import same_names
 from headrace.features.types import OpError, ValueType, declared
-from headrace.identifiers import quoted
-from headrace.schema import ColumnType, TableColumn
+from headrace.schema import ColumnType, TableColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -25,8 +25,7 @@ from headrace.features.table_ops.base import (
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
-from headrace.identifiers import quoted
-from headrace.schema import ColumnType, TableColumn
+from headrace.schema import ColumnType, TableColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

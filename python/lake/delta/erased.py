@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.own_records import known_keys
 from headrace.storage import LeaseLost, Location
+from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.erasure"
 #: In an `add` action: rows of the file that it took the place of, and that are gone.

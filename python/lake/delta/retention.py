@@ -18,8 +18,8 @@ from headrace.lake.delta.erased import erased_rows, said_by
 from headrace.lake.delta.log import Commit, DeltaLog, file_path
 from headrace.lake.delta.log_files import complete_checkpoints
 from headrace.lake.delta.transaction import Transaction
-from headrace.own_records import known_keys
 from headrace.storage import Fence, Location
+from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.retention"
 _LOG_FOLDER = "_delta_log"

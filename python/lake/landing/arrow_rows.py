@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
-from headrace.identifiers import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.block_reader import Declaration, TimeRange
@@ -32,6 +31,7 @@ from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatT
 from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.landing.write_rows import Dropped, RewriteTask
 from headrace.lake.spark.tasks import cores_of, run_tasks
+from headrace.schema import quoted_names
 from headrace.storage import Location
 
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.calendar import following
 from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
@@ -40,7 +39,7 @@ from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.spark.tasks import run_tasks
-from headrace.schema import is_of_list
+from headrace.schema import is_of_list, quoted_names
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")

@@ -11,13 +11,12 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace import identifiers
+from headrace import schema
 from headrace.config import AnySource, Table
-from headrace.identifiers import quoted_names
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.frame import BAD, FORGOTTEN, GOOD, SKIPPED, mask_names
 from headrace.lake.values import a_type, from_text, kind_unreadable, list_from_texts
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, quoted_names
 from headrace.schema import TableColumn as Declared
 
 #: Characters of a value that a reason quotes.
@@ -121,7 +120,7 @@ def event_time(column: str, source: AnySource) -> Column:
 
 def column_of(name: str) -> Column:
     """Return a column by its name, whatever characters it has."""
-    return identifiers.column(name)
+    return schema.column(name)
 
 
 def typed(

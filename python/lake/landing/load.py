@@ -24,7 +24,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
@@ -40,6 +39,7 @@ from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.reader import FileDamaged, FileRefused, LandingBatch, reader_of
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.landing.write_rows import QUARANTINE, Dropped
+from headrace.schema import quoted_names
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file
 from headrace.lake.delta.retention import first_kept
-from headrace.own_records import known_keys
 from headrace.storage import Location, not_as_written
+from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.ingest"
 _PARTITION = re.compile(r"(?:^|/)ds=([^/]+)/")

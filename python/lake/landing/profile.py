@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
-from headrace.identifiers import quoted_names
 from headrace.lake.landing.frame import BAD, FORGOTTEN, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names
 from headrace.lake.landing.judge import event_time
 from headrace.lake.landing.reader import LandingBatch
 from headrace.lake.values import kind_unreadable
+from headrace.schema import quoted_names
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

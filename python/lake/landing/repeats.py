@@ -23,7 +23,6 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.config import Table
-from headrace.identifiers import quoted_names
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.landing.frame import GOOD
 from headrace.lake.landing.key_hashes import (
@@ -35,6 +34,7 @@ from headrace.lake.landing.key_hashes import (
     save_array,
     save_hashes,
 )
+from headrace.schema import quoted_names
 from headrace.storage import Location
 
 _NEVER = -(1 << 30)

@@ -24,8 +24,8 @@ from headrace.lake.spark.session import session
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.lake.tables.snapshot import Snapshot
 from headrace.manifest import Input, Output, fingerprint
-from headrace.own_records import known_keys
 from headrace.stage import Result
+from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.ingest.table"
 #: Version of a day that was taken and has no rows any more.

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.calendar import midnight
 from headrace.lake.landing.frame import BAD, GOOD
 from headrace.lake.landing.judge import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
@@ -21,7 +20,7 @@ from headrace.lake.tables.days import day_limits
 from headrace.lake.tables.declared import FAULTS
 from headrace.lake.tables.snapshot import FILE, LINE
 from headrace.lake.values import extract
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, quoted_names
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Characters of a row that the quarantine table keeps.

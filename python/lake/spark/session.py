@@ -22,7 +22,7 @@ from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
 from headrace.lake.spark.errors import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
-from headrace.resources import REMOTE, Spent
+from headrace.machine.resources import REMOTE, Spent
 from headrace.storage import Location, location_of
 from headrace.storage.file_faults import require_room
 from headrace.storage.flock import HeldFolder

@@ -23,12 +23,12 @@ from pyspark.sql import types as T
 from headrace.config import Table, TableSource
 from headrace.config.source import RowChange
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
 from headrace.lake.tables.delta import DeltaSnapshot
 from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, TableFile
 from headrace.lake.values import extract
+from headrace.schema import quoted_names
 from headrace.storage import Location, missing
 
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.days import day_column
@@ -25,7 +24,7 @@ from headrace.lake.tables.opened import TablePlace, open_table
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile, files_of
 from headrace.lake.values import AmbiguousColumn, Extracted, a_type, extract, kind_unreadable
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, quoted_names
 from headrace.storage import Location
 
 #: Column of `table_rows` with what cannot be read as declared.

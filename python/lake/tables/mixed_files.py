@@ -19,7 +19,6 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.spark.errors import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
 from headrace.lake.stored_names import with_unique_names
@@ -36,7 +35,7 @@ from headrace.lake.tables.parquet import (
     unreadable,
 )
 from headrace.lake.tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
-from headrace.schema import how_to_declare
+from headrace.schema import how_to_declare, quoted_names
 from headrace.storage import Location, StoreError
 
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from headrace.config import Table, TableSource
 from headrace.config.formats import TABLE_FORMATS
 from headrace.errors import UserError
-from headrace.identifiers import quoted_names
 from headrace.lake.spark.requirements import S3_FILES, S3A
 from headrace.lake.tables.change_feed import ChangeFeed
 from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
@@ -21,6 +20,7 @@ from headrace.lake.tables.iceberg import IcebergSnapshot, pinned_snapshot
 from headrace.lake.tables.iceberg_metadata import named_place
 from headrace.lake.tables.snapshot import Snapshot
 from headrace.plugins import resolve
+from headrace.schema import quoted_names
 from headrace.storage import location_of
 from headrace.workspace import Workspace
 

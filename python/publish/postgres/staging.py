@@ -29,10 +29,10 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import BusyError, UserError
-from headrace.identifiers import column
 from headrace.publish.postgres.server import Connection, Server, reason_of
 from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
 from headrace.publish.target import PublishedDay
+from headrace.schema import column
 
 if TYPE_CHECKING:
     import pyarrow as pa

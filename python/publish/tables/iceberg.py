@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.identifiers import quoted
 from headrace.lake.spark.session import session
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
 from headrace.publish.target import SCORES, Key, Target, table_name
+from headrace.schema import quoted
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 

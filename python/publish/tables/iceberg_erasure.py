@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
-from headrace.identifiers import quoted
 from headrace.lake.spark.errors import store_away
 from headrace.lake.spark.session import spark_settings
+from headrace.logs import redact
 from headrace.publish.tables.iceberg_fencing import load_table
 from headrace.publish.target import Key
-from headrace.redaction import redact
+from headrace.schema import quoted
 from headrace.storage import Location
 
 if TYPE_CHECKING:

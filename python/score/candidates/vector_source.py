@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 from headrace.config import Score, VectorSource
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
-from headrace.jagged import JaggedArray
+from headrace.numeric.jagged import JaggedArray
 from headrace.score.candidates.item_vectors import (
     ItemVectors,
     IvfIndex,

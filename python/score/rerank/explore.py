@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.score import Explore
-from headrace.counter_random import scatter_64, stream, uniform
+from headrace.numeric.counter_random import scatter_64, stream, uniform
 from headrace.score.rerank.select import F64, I64, Bools, Caps, Rectangle, Rule, Selected, Share
 
 

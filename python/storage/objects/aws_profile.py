@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import UserError, nearest
-from headrace.redaction import hide
+from headrace.logs import hide
 
 #: What goes before a profile.
 _OVERRIDES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")

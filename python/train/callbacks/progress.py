@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TextIO
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.config import Spec, Train
-from headrace.redaction import redact
+from headrace.logs import redact
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.train.job import Job

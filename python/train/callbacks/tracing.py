@@ -26,12 +26,12 @@ from headrace.comm.base import (
     channel_of,
     subgroup_all_to_all,
 )
+from headrace.comm.world import World
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.job import Job
-from headrace.world import World
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from headrace.comm.world import World
 from headrace.storage import Location, StoreRefused
 from headrace.train.callbacks.base import Callback, StepEnd
-from headrace.world import World
 
 #: Exit code of a rank that gave up waiting.
 EXIT_STALLED = 75

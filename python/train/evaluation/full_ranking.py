@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
+from headrace.comm.world import World
 from headrace.config import FullRanking
 from headrace.dataset import lists
 from headrace.dataset.layout import SplitLayout
 from headrace.dataset.loaders import EvalLoader, streams_of
 from headrace.errors import UserError
-from headrace.jagged import JaggedArray, concatenated
 from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
+from headrace.numeric.jagged import JaggedArray, concatenated
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.ranking import Hits, RankedLists
 from headrace.train.evaluation.ranks import F32, F64, I64, Array, Ranks, by_id
 from headrace.train.evaluation.request import check_no_nulls, ids_here
 from headrace.train.micro_batch import MicroBatch
-from headrace.world import World
 
 #: Rows that wait at least before those are dropped that do not stand for their user.
 _WAITING = 65_536

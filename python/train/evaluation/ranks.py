@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.comm.world import World
 from headrace.embeddings.kernels.id_map import mix
 from headrace.errors import UserError
-from headrace.world import World
 
 if TYPE_CHECKING:  # imports torch, which one process alone needs not
     from headrace.comm.base import Collective

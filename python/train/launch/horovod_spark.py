@@ -28,8 +28,8 @@ import horovod.spark.runner
 from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
-from headrace import progress
 from headrace.errors import UserError
+from headrace.logs import Progress, report_progress
 from headrace.storage import Location, StoreAway
 from headrace.storage.file_faults import DiskFull, full_message, is_full
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
@@ -169,7 +169,7 @@ def _launch(
             log.info("%d rank(s) started in %.1f s", ranks, first[0] - tick)
         if t.phase == "train":
             rate = t.samples_per_s / job.train.batch_size
-            progress.tell(progress.Progress(t.step, t.total, "steps", rate, t.seconds_left))
+            report_progress(Progress(t.step, t.total, "steps", rate, t.seconds_left))
         on_progress(t)
 
     with (

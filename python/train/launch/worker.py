@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.spark.errors import own_error, store_away
-from headrace.redaction import redact
+from headrace.logs import redact
 from headrace.storage import LeaseLost
 from headrace.storage.file_faults import free_in, is_full, told_of_file
 from headrace.storage.objects import copies

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace import config
+from headrace.comm.world import World
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.loaders import EvalLoader, ReplayLoader, ReplayRows, TrainLoader, WithReplay
@@ -25,7 +26,6 @@ from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import coded_feature
 from headrace.train.job import Job
 from headrace.train.micro_batch import MicroBatch
-from headrace.world import World
 
 log = logging.getLogger("headrace.train")
 

@@ -15,6 +15,7 @@ from torch import nn
 from headrace import config
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
+from headrace.comm.world import World
 from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
@@ -30,7 +31,6 @@ from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.train.job import Job
 from headrace.train.optim import DenseOptimizer
-from headrace.world import World
 
 
 def place(kind: str, world: World) -> torch.device:

@@ -1,0 +1,359 @@
+"""A pipeline as YAML for people: each choice with its reason beside it."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.commands.scaffold.columns import ColumnProfile
+from headrace.commands.scaffold.roles import Roles, Treatment, window_days
+from headrace.commands.scaffold.sample import Sample
+from headrace.config.load import flow
+
+_WIDTH = 118
+#: Rows that a split by position leaves for validation.
+_VALID_SHARE = 0.2
+#: Values from which on those seen once get no code of their own.
+_MANY = 50
+#: Candidate items of a score.
+_ITEMS = 1_000
+#: Treatment -> operators, without what missing values ask for.
+_OPS: dict[Treatment, list[Any]] = {
+    "number": ["fill_missing", "normalize"],
+    "skewed": ["fill_missing", "log", "normalize"],
+    "category": ["categorify"],
+    "id": [{"categorify": {"min_count": 2}}],
+}
+
+
+def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, name: str) -> str:
+    """Return the text of a pipeline's file."""
+    daily = "{ds}" in str(sample.source["path"]) or partition_day(sample, columns) is not None
+    lines: list[str] = []
+    seen = f"all {sample.total_rows:,} rows" if sample.is_complete else f"{sample.rows.num_rows:,} rows"
+    lines += _comment(f"Written by `headrace init` from {seen} ({sample.description}).", 0)
+    lines += _comment("Each choice has its reason beside it; change what you know better.", 0)
+    lines += [f"pipeline: {name}"]
+    lines += _day(sample, roles, daily)
+    lines += ["", *_source(sample, columns), "", *_table(sample, columns, roles, daily)]
+    lines += ["", *_features(sample, columns, roles, daily), "", *_model(sample)]
+    if roles.scores:
+        lines += ["", *_score(columns, roles)]
+    else:
+        gap = "no column names users" if roles.user is None and not roles.segment else "no column names items"
+        lines += ["", *_comment(f"No `score` and `publish`: {gap} (--user, --item). The day ends with its report.", 0)]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    return [" " * indent + f"# {line}" for line in textwrap.wrap(text, _WIDTH - indent - 2)]
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML within a flow sequence or mapping, or after a key."""
+    return flow([value])[1:-1]
+
+
+def _list(key: str, values: Sequence[Any], indent: int) -> list[str]:
+    """`key: [a, b, ...]`, over several lines where it is long."""
+    head = " " * indent + f"{key}: ["
+    return textwrap.wrap(
+        head + ", ".join(_flow(v) for v in values) + "]",
+        _WIDTH,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _day(sample: Sample, roles: Roles, daily: bool) -> list[str]:
+    if daily:
+        return []
+    if roles.split_by_time:
+        assert roles.days is not None
+        days, reason = roles.days, "the last day of its events"
+        if not sample.is_complete:
+            reason += " in the rows looked at: see that there are none after it"
+        ds = days[1]
+    else:
+        ds, reason = sample.modified, "when the files were written"
+    return [*_comment(f"All of it is one snapshot, loaded as this day: {reason}.", 0), f"ds: {ds}"]
+
+
+def partition_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
+    """Return the name of the partition column of a table that is a day; None where there is none."""
+    for c in columns:
+        if c.name in sample.partitions and not c.fault and c.type == "date":
+            return c.name
+    return None
+
+
+def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
+    reasons = {
+        "separator": "what cuts most lines into as many fields",
+        "header": "the first line has no names",
+        "null_value": "this text stands for no value",
+        "trim": "there are blanks around the fields",
+    }
+    lines = ["source:"]
+    for note in sample.notes:
+        lines += _comment(note, 2)
+    for key, value in sample.source.items():
+        if key == "path" and "{ds}" not in str(value) and sample.source["format"] in ("csv", "jsonl"):
+            lines += _comment("A glob. With {ds} in it, each day has files of its own: landing/{ds}/*.csv", 2)
+        comment = f"  # {reasons[key]}" if key in reasons else ""
+        lines.append(f"  {key}: {_flow(value)}{comment}")
+    if (day := partition_day(sample, columns)) is not None:
+        lines += [*_comment("Each partition is a day; nothing is copied.", 2), f"  day: {{partition: {_flow(day)}}}"]
+    elif sample.source["format"] not in ("csv", "jsonl"):
+        lines += _comment(
+            "Read where it is, whole, as one snapshot. A day by its time: `day: {time: COLUMN}`; by what was committed "
+            "on it: `day: {changes: true}` (Delta with a change data feed).",
+            2,
+        )
+    if epochs := {c.name: c.epoch for c in columns if c.epoch is not None}:
+        lines += [*_comment("Numbers since 1970, by name and size.", 2), f"  timestamps: {_flow(epochs)}"]
+    return lines
+
+
+def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
+    lines = ["table:"]
+    if roles.key is not None:
+        lines += _comment(f"Rows equal in it are one event. {roles.reasons[roles.key.name]}.", 2)
+        lines.append(f"  keys: {_flow([roles.key.name])}")
+    elif sample.source["format"] in ("orc", "avro"):
+        lines += _comment("No column numbers the rows, and such files have no positions: say what tells rows apart.", 2)
+        lines += _comment("keys: [event_id]", 2)
+    else:
+        lines += _comment("No column numbers the rows: equal rows stay. Else: keys: [event_id]", 2)
+    if roles.time is not None:
+        lines.append(f"  event_time: {_flow(roles.time.name)}  # {roles.reasons[roles.time.name]}")
+        if daily:
+            lines.append("  late_days: 3  # later events go to quarantine")
+    lines.append("  columns:")
+    needed = [c.name for c in (roles.label.column, roles.time, roles.key, roles.user, roles.item) if c is not None]
+    for c in columns:
+        # A partition column is declared where something is made of it.
+        if c.fault or (c.name in sample.partitions and c.name not in needed):
+            continue
+        entry: dict[str, Any] = {"name": c.name, "type": c.type}
+        if c.path is not None:
+            entry["path"] = c.path
+        if c.name in needed and not c.nulls:
+            entry["required"] = True
+        nulls = f", {c.null_rate:.1%} null" if c.nulls else ""
+        if c.far_times:
+            nulls += f" ({c.far_times:,} times before year 1 or after year 9999: such rows go to quarantine)"
+        lines.append(f"    - {_plain(entry)}  # {c.distinct:,} values{nulls}")
+    for c in columns:
+        if c.fault:
+            lines += _comment(f"not declared: {c.name!r}: {c.fault}", 4)
+    lines += ["  expectations:", f"    min_rows: {max(1, sample.total_rows // 2) if not daily else 1}"]
+    lines += ["    max_bad_rate: 0.05  # more rows that break the declaration stop the day"]
+    if roles.label.expression is None and roles.label.column.is_number:
+        lines.append(f"    ranges: {_flow({roles.label.column.name: [0, 1]})}")
+    return lines
+
+
+def _plain(entry: dict[str, Any]) -> str:
+    """Return a flow mapping in the given order."""
+    return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in entry.items()) + "}"
+
+
+def label_name(columns: Sequence[ColumnProfile], roles: Roles) -> str:
+    """Return the label as `features` names it: the column, or the one that `prepare` makes of it."""
+    if roles.label.expression is None:
+        return roles.label.column.name
+    taken = {c.name.lower() for c in columns}
+    return next(n for n in ("label", "is_positive", "label_0_1") if n not in taken)
+
+
+def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
+    label, name = roles.label, label_name(columns, roles)
+    lines = ["features:"]
+    alternatives = f" Also possible: {', '.join(label.alternatives)}." if label.alternatives else ""
+    lines += _comment(
+        f"{label.column.name!r}, {label.reason}; {label.rate:.2%} of the rows are positive.{alternatives}", 2
+    )
+    lines.append(f"  label: {_flow(name)}")
+    lines += _prepare(roles, name)
+    lines += _split(sample, roles, daily)
+    if roles.carried:
+        lines += [
+            *_comment("Taken along for evaluation, not fed to the model.", 2),
+            *_list("carried", roles.carried, 2),
+        ]
+    lines.append("  workflow:")
+    for chain in _chains(columns, roles):
+        lines += chain
+    if roles.left_out:
+        lines += _comment("No features of:", 2)
+        for column, why_not in roles.left_out.items():
+            lines += _comment(f"  {column}: {why_not}", 2)
+    return lines
+
+
+def _prepare(roles: Roles, name: str) -> list[str]:
+    """Rows without a label dropped; label and users made where no column is them."""
+    label, reasons, ops = roles.label, [], []
+    if label.column.nulls:
+        reasons.append(f"rows without a label are dropped ({label.column.null_rate:.1%})")
+        ops.append(f"    - dropna: {{subset: [{_flow(label.column.name)}]}}")
+    created: dict[str, Any] = {}
+    if label.expression is not None:
+        reasons.append("the label as 0 and 1")
+        created[name] = {"expression": label.expression, "type": "int"}
+    if roles.segment and roles.user is None:
+        reasons.append("no column names users, so those who look alike are one, a segment")
+        parts = ", ".join(f"`{c}`" for c in roles.segment)
+        created["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
+    if created:
+        ops += ["    - lambda:", "        add:", *(f"          {n}: {_plain(m)}" for n, m in created.items())]
+    return [*_comment(f"Before the features: {'; '.join(reasons)}.", 2), "  prepare:", *ops] if ops else []
+
+
+def _split(sample: Sample, roles: Roles, daily: bool) -> list[str]:
+    if roles.split_by_time:
+        assert roles.days is not None
+        days = 14 if daily else window_days(roles.days)
+        return [
+            *_comment("The last day validates, as tomorrow will: `by: time` never trains on what came later.", 2),
+            "  split: {by: time, valid_days: 1}",
+            f"  window_days: {days}  # days before it that train",
+        ]
+    reason = "there is no time" if roles.time is None else "there is one day alone"
+    return [
+        *_comment(
+            f"The last rows validate, as {reason}: rows sorted by the label or by users are to be shuffled first.", 2
+        ),
+        f"  split: {{by: position, valid_fraction: {_VALID_SHARE}}}",
+    ]
+
+
+def _chains(columns: Sequence[ColumnProfile], roles: Roles) -> Iterator[list[str]]:
+    """Yield a chain for all columns with the same operators."""
+    by_name = {c.name: c for c in columns}
+    groups: dict[str, tuple[str, list[Any], list[str], list[str]]] = {}
+    for name, treatment in roles.features.items():
+        column, tags = by_name[name], []
+        if roles.user is not None and name == roles.user.name:
+            tags = ["user", "id"]
+        elif roles.item is not None and name == roles.item.name:
+            tags = ["item", "id"]
+        elif name in roles.user_columns or name in roles.item_columns:
+            tags = ["user" if name in roles.user_columns else "item"]
+        if treatment == "time":
+            assert roles.days is not None
+            parts = ["hour"] if roles.scores or roles.days[0] == roles.days[1] else ["hour", "weekday"]
+            ops: list[Any] = [{"cyclic": {"of": parts}}]
+            reason = "the time of day, as points on a circle"
+        elif treatment == "list":
+            ops = ["categorify", {"pad": {"length": _list_length(column)}}]
+            reason = roles.reasons[name]
+        elif treatment == "category":
+            rare = column.distinct > _MANY
+            ops = [{"categorify": {"min_count": 2}}] if rare else ["categorify"]
+            reason = "many values; those seen once share a code" if rare else "few values: a code each"
+        elif treatment == "id":
+            ops, reason = _OPS[treatment], roles.reasons[name] + "; values seen once share a code"
+        else:
+            missing = column.null_rate > 0.01
+            ops = [{"fill_missing": {"indicator": True}}, *_OPS[treatment][1:]] if missing else _OPS[treatment]
+            reason = "numbers" if treatment == "number" else roles.reasons[name].partition(":")[0]
+            if treatment == "skewed":
+                reason = "not negative, with a long tail: log first"
+            reason += "; that one is missing says something itself" if missing else ""
+        own_chain = name if treatment == "id" else ""
+        entry = groups.setdefault(f"{own_chain}{reason}{ops}{tags}", (reason, ops, tags, []))
+        entry[3].append(name)
+    if roles.segment and roles.user is None:
+        groups["segment"] = ("the segment itself", [{"categorify": {"min_count": 2}}], ["user", "id"], ["user_segment"])
+    for reason, ops, tags, names in groups.values():
+        lines = [
+            *_comment(reason, 4),
+            *_list("- columns", names, 4),
+            "      ops: [" + ", ".join(_op(o) for o in ops) + "]",
+        ]
+        if tags:
+            lines.append(f"      tags: {_flow(tags)}")
+        yield lines
+
+
+def _op(op: Any) -> str:
+    if isinstance(op, str):
+        return op
+    ((name, params),) = op.items()
+    return f"{name}: {_plain(params)}"
+
+
+def _list_length(column: ColumnProfile) -> int:
+    lengths = list(column.uniques.to_pylist())
+    weights = column.counts
+    order = np.argsort(lengths)
+    reached = np.cumsum(weights[order]) / max(int(weights.sum()), 1)
+    return int(min(max(1, lengths[int(order[int(np.searchsorted(reached, 0.95))])]), 50))
+
+
+def _model(sample: Sample) -> list[str]:
+    rows = sample.total_rows * (1 - _VALID_SHARE)
+    batch = 2 ** round(math.log2(max(rows / 150, 1)))
+    batch = int(min(max(batch, 128), 8_192))
+    epochs = 3 if rows >= 1_000_000 else 5 if rows >= 100_000 else 10
+    width = 16 if rows >= 100_000 else 8
+    return [
+        *_comment(f"Sizes for about {sample.total_rows:,} rows; `headrace tune` searches for better ones.", 0),
+        f"model: {{kind: dlrm, embedding_dim: {width}, bottom_mlp: [32], top_mlp: [64, 32]}}",
+        "",
+        *_comment("Ends before the last epoch when the validation loss no longer falls (patience: 1).", 0),
+        f"train: {{ranks: 2, batch_size: {batch}, streams: 4, epochs: {epochs}}}",
+        "",
+        *_comment("XGBoost on the same rows, to compare with; leave it out to save its time.", 0),
+        "baseline: {rounds: 60, max_depth: 6}",
+    ]
+
+
+def _score(columns: Sequence[ColumnProfile], roles: Roles) -> list[str]:
+    by_name = {c.name: c for c in columns}
+    assert roles.item is not None
+    user = roles.user.name if roles.user is not None else "user_segment"
+    limit = f", limit: {_ITEMS}" if roles.item.distinct > _ITEMS else ""
+    lines = [
+        *_comment("Each user's best items. A column belongs to a side by its name, or as its key says its value.", 0),
+        "score:",
+        *_entity("user", user, roles.user_columns, ""),
+        *_entity("item", roles.item.name, roles.item_columns, limit),
+    ]
+    if roles.context:
+        lines += _comment("What belongs to neither side: constants, here what is most usual.", 2)
+        lines.append("  context:")
+        lines += [f"    {_flow(n)}: {_constant(by_name[n], roles)}" for n in roles.context]
+    lines += [
+        "  top_k: 10",
+        "",
+        *_comment("To the embedded PostgreSQL; publish.warehouse names another.", 0),
+        "publish: {}",
+    ]
+    return lines
+
+
+def _entity(side: str, key: str, own_columns: Sequence[str], limit: str) -> list[str]:
+    text = f"  {side}: {{key: {_flow(key)}, columns: [{', '.join(_flow(c) for c in own_columns)}]{limit}}}"
+    return textwrap.wrap(
+        text, _WIDTH, subsequent_indent=" " * (len(side) + 5), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _constant(column: ColumnProfile, roles: Roles) -> str:
+    if column.type == "timestamp":
+        assert roles.days is not None
+        return f"{roles.days[1]}T12:00:00Z"
+    if column.is_list:
+        return "[]"
+    if column.is_number and roles.features.get(column.name) in ("number", "skewed"):
+        middle = float(np.nanmedian(column.numbers))
+        return _flow(middle if column.type in ("float", "double") else round(middle))
+    return _flow(column.top)

@@ -1,0 +1,311 @@
+"""Role of each column: label, time, key, user, item, a kind of feature, or none, each with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Literal
+
+import numpy as np
+
+from headrace.commands.scaffold.columns import ColumnProfile, text_facts
+from headrace.commands.scaffold.label import Label, find_label, leak
+from headrace.commands.scaffold.names import (
+    is_identifier,
+    is_item,
+    is_key,
+    is_line_number,
+    is_user,
+    side_of,
+    time_rank,
+    words,
+)
+from headrace.errors import UserError, nearest
+from headrace.schema import path_steps
+
+#: How a column becomes features.
+Treatment = Literal["number", "skewed", "category", "id", "list", "time"]
+#: Integers with so few values are categories.
+_FEW = 12
+#: Keys that must have this many rows (times) for a statement about what follows from a key.
+_REPEATED, _CONSTANT = 20, 0.9
+
+
+@dataclass(frozen=True)
+class Named:
+    """Columns that the user has named; None: to be detected."""
+
+    label: str | None = None
+    positive: str | None = None
+    time: str | None = None
+    key: str | None = None
+    user: str | None = None
+    item: str | None = None
+
+
+@dataclass
+class Roles:
+    """The choices, each with its reason."""
+
+    label: Label
+    #: The time of the event.
+    time: ColumnProfile | None = None
+    #: What numbers the rows.
+    key: ColumnProfile | None = None
+    user: ColumnProfile | None = None
+    item: ColumnProfile | None = None
+    #: Without a user: columns whose combination stands for one.
+    segment: list[str] = field(default_factory=list)
+    user_columns: list[str] = field(default_factory=list)
+    item_columns: list[str] = field(default_factory=list)
+    #: Features that are neither user's nor item's.
+    context: list[str] = field(default_factory=list)
+    features: dict[str, Treatment] = field(default_factory=dict)
+    #: Column -> why it is no feature.
+    left_out: dict[str, str] = field(default_factory=dict)
+    #: Column -> why it is what it is.
+    reasons: dict[str, str] = field(default_factory=dict)
+    #: For evaluation, not for the model.
+    carried: list[str] = field(default_factory=list)
+
+    @property
+    def scores(self) -> bool:
+        """Return whether there are users to score items for."""
+        return self.item is not None and (self.user is not None or bool(self.segment))
+
+    @property
+    def days(self) -> tuple[str, str] | None:
+        """(first, last) day of the events."""
+        return self.time.days() if self.time is not None else None
+
+    @property
+    def split_by_time(self) -> bool:
+        return self.days is not None and self.days[0] != self.days[1]
+
+
+def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Sequence[str] = ()) -> Roles:
+    """Choose.
+
+    Args:
+        columns: of the sample.
+        named: what the user says.
+        partitions: columns that partition a table.
+
+    Raises:
+        UserError: no label is likely, or a named column is not there or cannot be what it is said to be.
+    """
+    named = _declared_names(named, columns)
+    roles = Roles(find_label(columns, named.label, named.positive))
+    left = {c.name: c for c in columns}
+    del left[roles.label.column.name]
+    for name in [n for n, c in left.items() if c.fault]:
+        roles.left_out[name] = left.pop(name).fault
+    for name in [n for n, c in left.items() if c.distinct == 0]:
+        roles.left_out[name] = "it has no value"
+        del left[name]
+    for name in list(left):
+        if name not in vars(named).values() and (reason := leak(left[name], roles.label)):
+            roles.left_out[name] = f"suspected leak: {reason}; was it known before the label was?"
+            del left[name]
+    _time(roles, left, named)
+    _key(roles, left, named)
+    _sides(roles, left, named)
+    for name in [n for n, c in left.items() if n in partitions]:
+        roles.left_out[name] = "the table's partition"
+        del left[name]
+    for column in left.values():
+        _treat(roles, column)
+    _belongs(roles, left)
+    return roles
+
+
+def _declared_names(named: Named, columns: Sequence[ColumnProfile]) -> Named:
+    """Return what the user says under the names that columns are declared by, where the source has others."""
+    declared = {c.name for c in columns}
+    renamed = {path_steps(c.path): c.name for c in columns if c.path is not None}
+    named_columns = {option: name for option, name in vars(named).items() if option != "positive"}
+    return replace(
+        named, **{o: renamed.get((n,), n) for o, n in named_columns.items() if n is not None and n not in declared}
+    )
+
+
+def _named_column(roles: Roles, left: Mapping[str, ColumnProfile], option: str, name: str) -> ColumnProfile:
+    """Return the column that the user names; raise UserError with the reason why it is not to be had."""
+    if name in left:
+        return left[name]
+    taken = {"label": roles.label.column, "time": roles.time, "key": roles.key, "user": roles.user, "item": roles.item}
+    if role := next((role for role, column in taken.items() if column is not None and column.name == name), None):
+        raise UserError(f"--{option} {name}: it is the {role} already")
+    if name in roles.left_out:
+        raise UserError(f"--{option} {name}: {roles.left_out[name]}")
+    raise UserError(f"--{option} {name}: no such column{nearest(name, left)}; there are: {', '.join(left)}")
+
+
+def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
+    if named.time is not None:
+        roles.time = _named_column(roles, left, "time", named.time)
+        if not roles.time.is_time:
+            raise UserError(f"--time {named.time}: it is {roles.time.type}, neither a timestamp nor a date")
+        roles.reasons[named.time] = "time of the event: you said so"
+    else:
+        candidates = [c for c in left.values() if c.is_time and c.null_rate < 0.01]
+        candidates.sort(key=lambda c: (c.type != "timestamp", time_rank(c.name)))
+        if not candidates:
+            return
+        roles.time = candidates[0]
+        also = f"; also times: {', '.join(c.name for c in candidates[1:])}" if candidates[1:] else ""
+        roles.reasons[candidates[0].name] = (
+            f"time of the event: the likeliest name{also}" if also else "time of the event"
+        )
+    name = roles.time.name
+    first, last = roles.time.days()
+    hours = len({int(s) // 3600 % 24 for s in roles.time.numbers[:10_000] if not np.isnan(s)})
+    if roles.time.type == "timestamp" and hours > 1:
+        roles.features[name] = "time"
+    roles.reasons[name] += f" ({first} to {last})"
+    del left[name]
+
+
+def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
+    if named.key is not None:
+        roles.key = _named_column(roles, left, "key", named.key)
+        roles.reasons[named.key] = "key: you said so"
+    else:
+        for c in left.values():
+            single = not c.is_list and (c.type == "string" or c.is_integer)
+            if single and c.rows >= 20 and c.distinct == c.rows and is_key(c.name):
+                roles.key = c
+                roles.reasons[c.name] = "key: another value in each row, and its name"
+                break
+    if roles.key is not None:
+        roles.carried.append(roles.key.name)
+        del left[roles.key.name]
+
+
+def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
+    for option, user_choice, by_name in (("user", named.user, is_user), ("item", named.item, is_item)):
+        if user_choice is not None:
+            candidates, reason = [_named_column(roles, left, option, user_choice)], "you said so"
+        else:
+            candidates = [c for c in left.values() if by_name(c.name) and (c.type == "string" or c.is_integer)]
+            candidates = [c for c in candidates if c.distinct > 1]
+            # Of several, the one whose name says that it is an id, then the one with more values.
+            candidates.sort(key=lambda c: (not is_identifier(c.name), -c.distinct))
+            reason = "by its name"
+        if not candidates:
+            continue
+        column = candidates[0]
+        if not (column.type == "string" or column.is_integer):
+            raise UserError(f"--{option} {column.name}: it is {column.type}; a key of scores is text or an integer")
+        setattr(roles, option, column)
+        roles.features[column.name] = "id"
+        roles.reasons[column.name] = f"{option}: {reason}"
+        del left[column.name]
+    if roles.user is None and roles.item is not None:
+        attributes = [c for c in left.values() if side_of(c.name) == "user" and (c.type == "string" or c.is_integer)]
+        attributes = [c for c in attributes if 1 < c.distinct <= c.rows // 10]
+        if attributes:
+            roles.segment = [c.name for c in attributes]
+
+
+def _treat(roles: Roles, column: ColumnProfile) -> None:
+    """Choose the features that a column makes."""
+    name = column.name
+    if column.distinct <= 1 and column.null_rate < 0.01 and not column.is_list:
+        roles.left_out[name] = f"one value alone: {column.top!r}"
+    elif column.is_integer and is_line_number(name) and column.distinct > _FEW:
+        roles.left_out[name] = "numbers the lines of a file, by its name"
+    elif "propensity" in words(name):
+        roles.left_out[name] = "how likely it was to be shown, by its name: carried for evaluation, no feature"
+        roles.carried.append(name)
+    elif column.is_list:
+        if column.type in ("array<float>", "array<double>"):
+            roles.left_out[name] = "a list of numbers; `list_slice` and `pad` would take some of them"
+        else:
+            roles.features[name], roles.reasons[name] = "list", "a list: codes, cut to the length that most rows have"
+    elif column.is_time:
+        roles.left_out[name] = "another time; `age` makes the time between it and the event"
+    elif column.type == "boolean":
+        roles.features[name], roles.reasons[name] = "category", "two values"
+    elif column.type == "string":
+        _text(roles, column)
+    else:
+        _number(roles, column)
+
+
+def _text(roles: Roles, column: ColumnProfile) -> None:
+    name, values = column.name, column.rows - column.nulls
+    characters, mean_words = text_facts(column)
+    if mean_words >= 4 and characters >= 20 and column.distinct > values * 0.3:
+        roles.left_out[name] = f"free text ({mean_words:.0f} words on average); `text_ngrams` makes features of it"
+    elif values >= 100 and column.distinct > values * 0.9:
+        roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
+    else:
+        roles.features[name] = "category"
+        roles.reasons[name] = f"text with {column.distinct:,} values"
+
+
+def _number(roles: Roles, column: ColumnProfile) -> None:
+    name = column.name
+    values = column.numbers[~np.isnan(column.numbers)]
+    if column.is_integer and is_identifier(name):
+        if column.rows >= 100 and column.distinct > 0.9 * len(values):
+            roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
+            return
+        roles.features[name], roles.reasons[name] = "category", f"an id by its name, {column.distinct:,} values"
+    elif column.is_integer and column.distinct <= _FEW:
+        roles.features[name], roles.reasons[name] = "category", f"{column.distinct} whole numbers"
+    elif values.min() >= 0 and values.max() > 20 * max(float(np.median(values)), 1.0):
+        roles.features[name], roles.reasons[name] = "skewed", "not negative, with a long tail: log first"
+    else:
+        digits = ",.0f" if column.is_integer else ",.6g"
+        roles.features[name] = "number"
+        roles.reasons[name] = f"a number, {values.min():{digits}} to {values.max():{digits}}"
+
+
+def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
+    """Choose the side of a score that provides each feature's column."""
+    if not roles.scores:
+        return
+    for name in roles.features:
+        if (roles.user is not None and name == roles.user.name) or (roles.item is not None and name == roles.item.name):
+            continue
+        side = side_of(name) if name in left else None
+        if name in roles.segment:
+            side = "user"
+        elif name in left and side is None:
+            side = _follows(left[name], roles)
+        if side == "user":
+            roles.user_columns.append(name)
+        elif side == "item":
+            roles.item_columns.append(name)
+        else:
+            roles.context.append(name)
+
+
+def _follows(column: ColumnProfile, roles: Roles) -> str | None:
+    """Return the side whose key determines the value in nearly all rows, as far as keys occur more than once."""
+    for side, key in (("user", roles.user), ("item", roles.item)):
+        if key is None or column.is_list:
+            continue
+        known = (key.codes >= 0) & (column.codes >= 0)
+        keys, values = key.codes[known], column.codes[known]
+        rows = np.bincount(keys, minlength=key.distinct)
+        if (rows > 1).sum() < _REPEATED or len(np.unique(values)) < 2:
+            continue
+        pairs, counts = np.unique(np.stack([keys, values]), axis=1, return_counts=True)
+        most = np.zeros(key.distinct)
+        np.maximum.at(most, pairs[0], counts)
+        repeated = rows > 1
+        # More than the most frequent value would explain by itself.
+        plain = np.bincount(values).max() / len(values)
+        share = most[repeated].sum() / rows[repeated].sum()
+        if share >= _CONSTANT and share > plain + (1 - plain) / 2:
+            return side
+    return None
+
+
+def window_days(days: tuple[str, str]) -> int:
+    """Days from the first to the last, at least 1."""
+    return max(1, (date.fromisoformat(days[1]) - date.fromisoformat(days[0])).days)

@@ -1,0 +1,230 @@
+"""Some rows of a table or of files, whatever their size, and the section `source` that reads them."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from headrace.commands.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
+from headrace.commands.scaffold.text_sample import csv_rows, json_rows, sample_bytes
+from headrace.errors import UserError
+from headrace.lake.landing.compression import COMPRESSIONS, without_ending
+from headrace.storage import Location, is_uri, local, local_folder, location_of
+from headrace.storage.store import Info
+
+Format = Literal["csv", "jsonl", "parquet", "orc", "avro"]
+#: What a path is that names files.
+Kind = Literal["folder", "file", "glob"]
+
+#: Ends of names, before those of compressed files.
+_ENDINGS: Mapping[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".data": "csv",
+    ".json": "jsonl",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".orc": "orc",
+    ".avro": "avro",
+}
+_DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sample of the data, and what was seen of the rest."""
+
+    #: Text columns as text: headrace.commands.scaffold.columns says what is in them.
+    rows: pa.Table
+    #: The keys of the section `source`, in order.
+    source: Mapping[str, Any]
+    #: All rows; an estimate unless `is_complete`.
+    total_rows: int
+    #: Whether `rows` are all there are.
+    is_complete: bool
+    #: For a person: format, files, size.
+    description: str
+    #: What a person should know about the source; a comment each.
+    notes: tuple[str, ...] = ()
+    #: A name for the pipeline.
+    name: str = "pipeline"
+    #: YYYY-MM-DD: the newest file's.
+    modified: str = ""
+    #: Columns that partition a table.
+    partitions: tuple[str, ...] = field(default=())
+    #: The newest day that a path with `{ds}` has files of.
+    newest_day: str | None = None
+    #: Lines looked at that are no rows: of another number of fields, or no JSON object. They are not among `rows`.
+    unread_lines: int = 0
+
+
+def take_sample(text: str) -> Sample:
+    """Look at a file, a folder, a glob, a Delta or an Iceberg table, on a disk or in a store.
+
+    Raises:
+        UserError: nothing is there, several formats are mixed, or it cannot be read.
+    """
+    if is_uri(text):
+        path = location_of(text, "PATH", glob=True).as_plain()
+    else:
+        path = local(local_folder(text, "PATH").expanduser())
+    if (table := _table(path)) is not None:
+        return table
+    files, kind = _files(path, text)
+    format_ = _format(files, text)
+    size = sum(info.size for info in files.values())
+    description = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
+    if format_ != "csv" and format_ != "jsonl":
+        if kind != "folder":
+            raise UserError(f"{text}: files of {format_} are a table with all others of their folder: give the folder")
+        return _of_table(path, format_, folder_rows(list(files), path, format_), _modified(files.values()), description)
+    pattern, newest = _by_day(path, list(files), kind)
+    source: dict[str, Any] = {"format": format_, "path": str(pattern)}
+    chunks = sample_bytes(files)
+    if format_ == "csv":
+        rows, options, notes, unread = csv_rows(chunks, text)
+        source |= options
+    else:
+        rows, notes, unread = json_rows(chunks, text)
+    if not rows.num_rows:
+        raise UserError(f"{text}: no rows to look at")
+    read = sum(c.read_bytes for c in chunks)
+    is_complete = all(c.is_complete for c in chunks) and len(chunks) == len(files)
+    total = rows.num_rows if is_complete else round(rows.num_rows * size / max(read, 1))
+    name = _name(path.name if kind == "folder" else _stem(path))
+    return Sample(
+        rows, source, total, is_complete, description, notes, name, _modified(files.values()), (), newest, unread
+    )
+
+
+def _table(place: Location) -> Sample | None:
+    """Sample a Delta or Iceberg table; None where the place is none."""
+    if log_files := (place / "_delta_log").infos():
+        return _of_table(place, "delta", delta_rows(place), _modified(log_files.values()), "Delta table")
+    if log_files := {
+        name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")
+    }:
+        return _of_table(place, "iceberg", iceberg_rows(place), _modified(log_files.values()), "Iceberg table")
+    return None
+
+
+def _of_table(path: Location, format_: str, table: TableRows, modified: str, description: str) -> Sample:
+    source = {"format": format_, "path": str(path)}
+    about = (table.notes, _name(path.name), modified, table.partitions)
+    return Sample(table.rows, source, table.total, table.is_complete, description, *about)
+
+
+def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
+    """Return the files to read, in the order of their names, and the kind of the path."""
+    if (below := path.infos()) or path.is_dir():
+        in_order = sorted(below, key=lambda name: name.split("/"))
+        names = [name for name in in_order if _holds_rows(name, below[name]) and not _hidden(name)]
+        if not names:
+            raise UserError(
+                f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
+                f"({', '.join(COMPRESSIONS)} may follow)"
+            )
+        return {path / name: below[name] for name in names}, "folder"
+    if path.is_file():
+        return {path: path.info()}, "file"
+    matches = path.glob_files()
+    if not matches:
+        raise UserError(
+            f"{text}: no such file or folder. A table of a catalog is read by `source: {{table: NAME}}`; for a look "
+            f"at it here, give its folder"
+        )
+    return {file: matches[file] for file in sorted(matches)}, "glob"
+
+
+def _holds_rows(name: str, info: Info) -> bool:
+    """Return whether a file holds rows, by its ending.
+
+    Spark ignores empty data files, too: stores use them for folders.
+    """
+    return (kind := _ending(name)) is not None and (info.size > 0 or kind in ("csv", "jsonl"))
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
+def _ending(name: str) -> Format | None:
+    plain = without_ending(name.lower())
+    return next((f for ending, f in _ENDINGS.items() if plain.endswith(ending)), None)
+
+
+def _format(files: Collection[Location], text: str) -> Format:
+    formats = {_ending(f.name) for f in files}
+    if formats == {None} or not formats:
+        raise UserError(
+            f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow)"
+        )
+    if len(formats) > 1:
+        names = ", ".join(sorted(str(f) for f in formats))
+        raise UserError(f"{text}: files of several kinds ({names}); give a glob of those that are rows of one table")
+    (format_,) = formats
+    assert format_ is not None
+    return format_
+
+
+def _by_day(path: Location, files: Collection[Location], kind: Kind) -> tuple[Location, str | None]:
+    """Return the glob for section `source`, and the newest day where names have days."""
+    root = PurePosixPath(*path.path.parts[: 1 if path.scheme == "file" else 2])
+    keys = [str(f.path.relative_to(root)) for f in files]
+    if len(files) > 1 or kind == "folder":
+        days = [_DATE.findall(key) for key in keys]
+        if all(len(set(d)) == 1 for d in days):
+            return replace(path, path=root / _common({_DATE.sub("{ds}", key) for key in keys})), max(d[0] for d in days)
+    if kind == "folder":
+        return replace(path, path=root / _common(set(keys))), None
+    return path if kind == "glob" else replace(path, path=root / glob.escape(keys[0])), None
+
+
+def _common(paths: set[str]) -> str:
+    """One glob for paths that differ in their names."""
+    parts = [tuple(map(glob.escape, p.split("/"))) for p in paths]
+    if len({len(p) for p in parts}) > 1:
+        shortest = min(len(p) for p in parts)
+        same = [a[0] for a in zip(*(p[: shortest - 1] for p in parts), strict=False) if len(set(a)) == 1]
+        return "/".join([*same, "**", "*"])
+    patterns = []
+    for options in zip(*parts, strict=True):
+        if len(set(options)) == 1:
+            patterns.append(options[0])
+            continue
+        endings = {"".join(PurePosixPath(o).suffixes) for o in options}
+        suffix = "{ds}*" if all(o.startswith("{ds}") for o in options) else "*"
+        patterns.append(suffix + (next(iter(endings)) if len(endings) == 1 else ""))
+    return "/".join(patterns)
+
+
+def _stem(path: Location) -> str:
+    return path.name.split(".")[0]
+
+
+def _name(text: str) -> str:
+    """Return a pipeline's name from a file's or a folder's."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    return name if re.match(r"[a-z]", name) else f"pipeline_{name}".rstrip("_")
+
+
+def _modified(infos: Collection[Info]) -> str:
+    """Return the day on which the newest file was written."""
+    return datetime.fromtimestamp(max(info.modified_ns for info in infos) / 1e9, UTC).date().isoformat()
+
+
+def _bytes(size: int) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if size < 1_000:
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size = size // 1_000 if size >= 1_000_000 else size / 1_000  # type: ignore[assignment]
+    return f"{size:,.1f} GB"

@@ -1,0 +1,1 @@
+"""Numbers without a framework: jagged arrays and random numbers in NumPy, distances of distributions."""
