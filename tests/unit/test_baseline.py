@@ -35,10 +35,10 @@ SCHEMA = DatasetSchema(
 )
 
 
-def told(device: str = "cpu", **settings: Any) -> dict[str, Any]:
-    found = estimator_parameters(TreeInputs(SCHEMA), Baseline(**settings), seed=3, k=7, device=device, workers=2)
-    assert np.isnan(found.pop("missing"))
-    return found
+def parameters_of(device: str = "cpu", **settings: Any) -> dict[str, Any]:
+    parameters = estimator_parameters(TreeInputs(SCHEMA), Baseline(**settings), seed=3, k=7, device=device, workers=2)
+    assert np.isnan(parameters.pop("missing"))
+    return parameters
 
 
 def test_defaults_tell_xgboost_what_they_always_did() -> None:
@@ -54,12 +54,12 @@ def test_defaults_tell_xgboost_what_they_always_did() -> None:
         "eval_metric": "logloss",
         "verbose": False,
     }
-    assert told() == usual
-    assert told("cuda") == {**usual, "device": "cuda"}
+    assert parameters_of() == usual
+    assert parameters_of("cuda") == {**usual, "device": "cuda"}
 
 
 def test_settings_are_told_under_xgboosts_names() -> None:
-    found = told(
+    parameters = parameters_of(
         objective="ranking",
         early_stopping_rounds=4,
         subsample=0.5,
@@ -69,14 +69,14 @@ def test_settings_are_told_under_xgboosts_names() -> None:
         enable_categorical=True,
         max_cat_to_onehot=8,
     )
-    assert found["qid_col"] == "list"
-    assert (found["objective"], found["eval_metric"]) == ("rank:ndcg", "ndcg@7")
-    assert (found["early_stopping_rounds"], found["validation_indicator_col"]) == (4, "valid")
-    assert (found["subsample"], found["max_leaves"], found["grow_policy"]) == (0.5, 31, "lossguide")
+    assert parameters["qid_col"] == "list"
+    assert (parameters["objective"], parameters["eval_metric"]) == ("rank:ndcg", "ndcg@7")
+    assert (parameters["early_stopping_rounds"], parameters["validation_indicator_col"]) == (4, "valid")
+    assert (parameters["subsample"], parameters["max_leaves"], parameters["grow_policy"]) == (0.5, 31, "lossguide")
     # 5,000 users are more than max_categories: a histogram has a bin for each.
-    assert found["feature_types"] == ["q", "c", "q", "c", "c"]
-    assert found["max_cat_to_onehot"] == 8
-    assert told(objective="regression")["eval_metric"] == "rmse"
+    assert parameters["feature_types"] == ["q", "c", "q", "c", "c"]
+    assert parameters["max_cat_to_onehot"] == 8
+    assert parameters_of(objective="regression")["eval_metric"] == "rmse"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,10 @@ def test_trees_are_made_anew_by_their_settings_and_what_is_measured() -> None:
 
 
 def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
-    found = estimator_parameters(TreeInputs(SCHEMA), Baseline(), seed=3, k=7, device="cpu", workers=2, weighted=True)
-    assert found["weight_col"] == "weight"
+    parameters = estimator_parameters(
+        TreeInputs(SCHEMA), Baseline(), seed=3, k=7, device="cpu", workers=2, weighted=True
+    )
+    assert parameters["weight_col"] == "weight"
     carried = ["features.carried=[user_id]", "train.sample_weight=user_id"]
     weighted = TrainBaseline().spec_part(load_spec("clicks", carried))
     assert weighted["sample_weight"] == "user_id"
@@ -138,10 +140,10 @@ def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
 def test_lists_are_numbered_across_batches() -> None:
     ids = [[-9, -9, 4], [4], [], [4, 2**62], [2**62, 2**62 + 1]]
     batches = [pa.record_batch([pa.array(i, pa.int64()), pa.array(i, pa.int64())], names=["row", "list"]) for i in ids]
-    found = list(_number_lists(batches))
-    assert [b["list"].to_pylist() for b in found] == [[0, 0, 1], [1], [1, 2], [2, 3]]
-    assert [b["row"].to_pylist() for b in found] == [i for i in ids if i]
-    assert found[0].schema.field("list").type == pa.int32()
+    numbered = list(_number_lists(batches))
+    assert [b["list"].to_pylist() for b in numbered] == [[0, 0, 1], [1], [1, 2], [2, 3]]
+    assert [b["row"].to_pylist() for b in numbered] == [i for i in ids if i]
+    assert numbered[0].schema.field("list").type == pa.int32()
 
 
 @pytest.mark.parametrize("statistics", [True, False])

@@ -24,8 +24,8 @@ def leave(folder: Path, part: str, *figures: Figure) -> None:
     (folder / f"{part}.json").write_text(json.dumps({"code": "abc", "figures": [f.row() for f in figures]}))
 
 
-def total(at: str, rate: float) -> Figure:
-    return Figure(f"fit, transform and write, {at}", rate, "rows/s", floor=100.0)
+def total(size: str, rate: float) -> Figure:
+    return Figure(f"fit, transform and write, {size}", rate, "rows/s", floor=100.0)
 
 
 def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,16 +33,16 @@ def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     leave(tmp_path, "real", total("10,000 real lines", 20))
     leave(tmp_path, "8", total("8 M rows", 500), Figure("against NVTabular 23.8, 8 M rows", 500, "rows/s", peer=40))
     leave(tmp_path, "0.5", total("0.5 M rows", 250))
-    found = combined(measured)
-    assert [f.name for f in found] == [
+    figures = combined(measured)
+    assert [f.name for f in figures] == [
         "fit, transform and write, 0.5 M rows",
         "fit, transform and write, 8 M rows",
         "against NVTabular 23.8, 8 M rows",
         "fit, transform and write, 10,000 real lines",
         "growth with rows: 8 M against 0.5 M",
     ]
-    assert (found[-1].value, found[-1].peer) == (500, 250)
-    _, _, *lines = markdown(found).splitlines()
+    assert (figures[-1].value, figures[-1].peer) == (500, 250)
+    _, _, *lines = markdown(figures).splitlines()
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     assert [c[0] for c in cells] == ["0.5 M rows", "8 M rows", "10,000 real lines"]
     assert cells[1][3:9] == ["500", "–", "100", "5.0", "40", "12.5"]
@@ -60,29 +60,29 @@ def test_what_a_peer_wrote_is_compared_row_by_row(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     # Ours has a and b as 2 and 3, theirs as 3 and 2; 0 is null and 1 unknown in both.
     rows = pd.DataFrame({"C": rng.integers(0, 4, 500), "n": rng.random(500), "label": rng.integers(0, 2, 500)})
-    theirs = rows.assign(C=np.array([0, 1, 3, 2])[rows["C"]], n=rows["n"] + 1e-7).sample(frac=1, random_state=1)
+    peer_rows = rows.assign(C=np.array([0, 1, 3, 2])[rows["C"]], n=rows["n"] + 1e-7).sample(frac=1, random_state=1)
 
     def left(name: str, frame: pd.DataFrame, values: dict[str, int]) -> list[str]:
-        for folder, given in ((tmp_path / "ours", rows), (tmp_path / name, frame)):
-            for split, part in (("train", given[given["n"] < 0.5]), ("valid", given[given["n"] >= 0.5])):
+        for folder, table in ((tmp_path / "ours", rows), (tmp_path / name, frame)):
+            for split, part in (("train", table[table["n"] < 0.5]), ("valid", table[table["n"] >= 0.5])):
                 (folder / split).mkdir(parents=True, exist_ok=True)
                 part.astype({"C": "int32", "n": "float32"}).to_parquet(folder / split / "0.parquet")
         (tmp_path / name / "vocabulary").mkdir()
         saved = pd.DataFrame({"value": list(values), "code": list(values.values())})
         saved.to_parquet(tmp_path / name / "vocabulary" / "C.parquet")
-        mine = {"C": pa.table({"value": ["a", "b"], "code": [2, 3]})}
-        return differences(tmp_path / "ours", tmp_path / name, mine, ["C"], ["n"])
+        vocabularies = {"C": pa.table({"value": ["a", "b"], "code": [2, 3]})}
+        return differences(tmp_path / "ours", tmp_path / name, vocabularies, ["C"], ["n"])
 
-    assert left("same", theirs, {"b": 2, "a": 3}) == []
-    assert left("codes", theirs, {"a": 2, "b": 3}) == [
+    assert left("same", peer_rows, {"b": 2, "a": 3}) == []
+    assert left("codes", peer_rows, {"a": 2, "b": 3}) == [
         f"{split}: rows have other codes or labels" for split in ("train", "valid")
     ]
-    assert "lacks 1, 0 are its own" in left("fewer", theirs, {"b": 2})[0]
-    assert "lacks 1, 1 are its own" in left("other", theirs, {"b": 2, "c": 3})[0]
-    labels = theirs.assign(label=1 - theirs["label"])
+    assert "lacks 1, 0 are its own" in left("fewer", peer_rows, {"b": 2})[0]
+    assert "lacks 1, 1 are its own" in left("other", peer_rows, {"b": 2, "c": 3})[0]
+    labels = peer_rows.assign(label=1 - peer_rows["label"])
     assert len(left("labels", labels, {"b": 2, "a": 3})) == 2
-    assert "rows, ours has" in left("shorter", theirs.head(499), {"b": 2, "a": 3})[-1]
-    numbers = theirs.assign(n=theirs["n"] + 1e-3 * (theirs["n"] < 0.4))
+    assert "rows, ours has" in left("shorter", peer_rows.head(499), {"b": 2, "a": 3})[-1]
+    numbers = peer_rows.assign(n=peer_rows["n"] + 1e-3 * (peer_rows["n"] < 0.4))
     assert left("numbers", numbers, {"b": 2, "a": 3})[0].startswith("train.n: numbers differ by 0.001")
 
 
@@ -99,11 +99,11 @@ def test_real_lines_have_the_columns_of_made_ones(tmp_path: Path) -> None:
 
     tables = [pq.read_table(p) for p in etl_parts.real_days(tmp_path / "days")]
     assert len(tables) == 8
-    made = table_of_day(10, 0).schema
+    generated = table_of_day(10, 0).schema
     for table in tables:
-        assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in made}
+        assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in generated}
     lines = etl_parts.REAL_LINES.read_text().splitlines()
     assert sum(t.num_rows for t in tables) == len(lines)
     last, row = lines[-1].split("\t"), tables[-1].slice(tables[-1].num_rows - 1).to_pylist()[0]
-    wanted = [int(last[0]), *(int(c) if c else None for c in last[1:14]), *(c or None for c in last[14:])]
-    assert [row[c] for c in ("label", *COUNTS, *CATEGORIES)] == wanted
+    expected = [int(last[0]), *(int(c) if c else None for c in last[1:14]), *(c or None for c in last[14:])]
+    assert [row[c] for c in ("label", *COUNTS, *CATEGORIES)] == expected

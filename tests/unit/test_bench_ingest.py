@@ -26,17 +26,17 @@ def test_the_text_has_the_rows_that_the_floor_reads(form: str, tmp_path: Path) -
     paths = write_text(form, tmp_path / "in", 1_000)
     seconds, rows = floor(form, paths, tmp_path / "floor.parquet")
     assert (rows, seconds > 0) == (1_000, True)
-    found = pd.read_parquet(tmp_path / "floor.parquet")
+    floor_rows = pd.read_parquet(tmp_path / "floor.parquet")
     if form == "jsonl":
-        wanted = pd.DataFrame([json.loads(line) for path in paths for line in path.read_text().splitlines()])
+        expected = pd.DataFrame([json.loads(line) for path in paths for line in path.read_text().splitlines()])
     else:
         names = None if form == "csv" else list(COLUMNS[form])
         parts = [pd.read_csv(p, sep="," if form == "csv" else "\t", names=names, dtype=str) for p in paths]
-        wanted = pd.concat(parts, ignore_index=True)
+        expected = pd.concat(parts, ignore_index=True)
     text = [c for c, type_ in COLUMNS[form].items() if type_ == "string"]
-    assert list(found.columns) == list(COLUMNS[form])
-    assert found[text].astype(str).equals(wanted[text].astype(str))
+    assert list(floor_rows.columns) == list(COLUMNS[form])
+    assert floor_rows[text].astype(str).equals(expected[text].astype(str))
     numbers = [c for c, type_ in COLUMNS[form].items() if type_ in ("int", "bigint", "double")]
     pd.testing.assert_frame_equal(
-        found[numbers].astype(float), wanted[numbers].apply(pd.to_numeric).astype(float), check_exact=True
+        floor_rows[numbers].astype(float), expected[numbers].apply(pd.to_numeric).astype(float), check_exact=True
     )

@@ -75,23 +75,23 @@ def test_what_is_finished_is_not_run_again_unless_its_settings_change(below: Pat
 
 
 def test_one_that_fails_keeps_no_other_from_being_run(below: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    failing, other, results = Model(fails_at=2), Model(), Results.default()
-    part = part_of(Case("FM", failing, {}), Case("MLP", other, {}))
+    failing, passing, results = Model(fails_at=2), Model(), Results.default()
+    part = part_of(Case("FM", failing, {}), Case("MLP", passing, {}))
     assert command.run_part("x", part, [1, 2], results) == 1
-    assert other.runs == [1, 2]
+    assert passing.runs == [1, 2]
     assert "FM, seed 2 failed: no such table" in capfd.readouterr().err
     failing.fails_at = None
     assert command.run_part("x", part, [1, 2], results) == 0
-    assert (failing.runs, other.runs) == ([1, 2, 2], [1, 2])
+    assert (failing.runs, passing.runs) == ([1, 2, 2], [1, 2])
 
 
 def test_a_result_that_is_cut_short_is_none(below: Path) -> None:
     case, results = Case("FM", Model(), {}), Results.default()
     command.run_part("x", part_of(case), [1], results)
     path = results.path("x", case, 1)
-    whole = path.read_text()
+    complete = path.read_text()
     assert results.load("x", case, 1) == Model()(1, below)
-    for text in ("", whole[: len(whole) // 2], "[]", json.dumps({**json.loads(whole), "form": 0})):
+    for text in ("", complete[: len(complete) // 2], "[]", json.dumps({**json.loads(complete), "form": 0})):
         path.write_text(text)
         assert results.load("x", case, 1) is None, text
 
@@ -118,8 +118,8 @@ def test_lines_have_mean_and_spread_beside_the_goal(below: Path) -> None:
     assert line.sd == pytest.approx(statistics.pstdev(values) * (3 / 2) ** 0.5)
     assert (line.seconds, line.peak_mib, line.interval) == (30.0, 100.0, (0.6, 0.8))
     assert line.record()["reached"] == "floor"
-    (one,) = lines_of("x", part, results, [2])
-    assert (one.mean, one.sd) == (pytest.approx(0.72), None)
+    (summary,) = lines_of("x", part, results, [2])
+    assert (summary.mean, summary.sd) == (pytest.approx(0.72), None)
 
 
 def test_goals_of_errors_are_reached_from_above() -> None:
@@ -135,14 +135,14 @@ def test_the_page_has_protocol_figures_and_sources(below: Path) -> None:
     empty = page({"x": part}, results)
     assert "No results yet." in empty
     command.run_part("x", part, [1, 2, 3], results)
-    found = page({"x": part}, results)
-    assert "## Somebody's clicks" in found
-    assert "The last day validates." in found
-    assert "| FM | auc | 0.7200 | 0.0100 | 1, 2, 3 |  |  |  | 30 | 100 | 0.6000 to 0.8000 |" in found
-    assert "| MLP | log_loss | 0.5000 | 0.0000 |" in found
-    assert "| FM | 0.71 | A, 2020 |" in found
-    assert "- targets: abc" in found
-    _, title, tables = found.partition("## Somebody's clicks")  # the head of the page has a table of its own
+    text = page({"x": part}, results)
+    assert "## Somebody's clicks" in text
+    assert "The last day validates." in text
+    assert "| FM | auc | 0.7200 | 0.0100 | 1, 2, 3 |  |  |  | 30 | 100 | 0.6000 to 0.8000 |" in text
+    assert "| MLP | log_loss | 0.5000 | 0.0000 |" in text
+    assert "| FM | 0.71 | A, 2020 |" in text
+    assert "- targets: abc" in text
+    _, title, tables = text.partition("## Somebody's clicks")  # the head of the page has a table of its own
     assert title
     for row in (r for r in tables.splitlines() if r.startswith("| ")):
         assert row.count("|") in (4, 12), row
@@ -181,10 +181,10 @@ def test_settings_of_a_pipeline_are_its_spec_without_how_the_machine_is_used() -
 
 
 def test_the_parts_that_there_are_can_be_loaded() -> None:
-    found = load_parts()
-    assert "generated" in found
-    assert set(found) <= set(NAMES)
-    for name, part in found.items():
+    parts = load_parts()
+    assert "generated" in parts
+    assert set(parts) <= set(NAMES)
+    for name, part in parts.items():
         keys = [results_module.settings_key(case) for case in part.cases]
         assert len(set(keys)) == len({case.name for case in part.cases}) == len(keys), name
         files = {Results.default().path(name, case, 1) for case in part.cases}
@@ -210,13 +210,13 @@ def test_a_model_above_the_ceiling_fails(below: Path) -> None:
     ws = Workspace(below)
     truth_file(ws, "clicks", "2026-01-08").put_text('{"auc_ceiling": 0.85}')
 
-    def of(auc: float) -> Manifest:
+    def manifest_with(auc: float) -> Manifest:
         facts = {"metrics": {"auc": auc}}
         return Manifest(stage="train", pipeline="clicks", ds="2026-01-08", key="k", spec_hash="s", facts=facts)
 
-    assert ceiling_share(of(0.8465), ws) == {"ceiling_share": pytest.approx(0.99)}
+    assert ceiling_share(manifest_with(0.8465), ws) == {"ceiling_share": pytest.approx(0.99)}
     with pytest.raises(UserError, match=r"AUC 0\.8510 is above the ceiling, 0\.8500"):
-        ceiling_share(of(0.851), ws)
+        ceiling_share(manifest_with(0.851), ws)
 
 
 def test_one_item_is_left_out_among_items_that_the_user_never_had(tmp_path: Path) -> None:
@@ -232,15 +232,15 @@ def test_one_item_is_left_out_among_items_that_the_user_never_had(tmp_path: Path
     tests = [tuple(map(int, line.split()[:2])) for line in (tmp_path / "x.test.rating").read_text().splitlines()]
     assert tests == [(user, items[-1]) for user, items in had.items()]
     counts = Counter(item for _, item in train)
-    found, gain = 0, 0.0
-    for (user, own), line in zip(tests, (tmp_path / "x.test.negative").read_text().splitlines(), strict=True):
+    hits, gain = 0, 0.0
+    for (user, positive), line in zip(tests, (tmp_path / "x.test.negative").read_text().splitlines(), strict=True):
         head, *rest = line.split("\t")
-        assert head == f"({user},{own})"
-        others = {int(item) for item in rest}
-        assert len(others) == len(rest) == 99
-        assert not others & set(had[user])
-        place = sum(counts[item] >= counts[own] for item in others)
-        found += place < 10
+        assert head == f"({user},{positive})"
+        negatives = {int(item) for item in rest}
+        assert len(negatives) == len(rest) == 99
+        assert not negatives & set(had[user])
+        place = sum(counts[item] >= counts[positive] for item in negatives)
+        hits += place < 10
         gain += 1 / math.log2(place + 2) if place < 10 else 0.0
-    assert popularity(tmp_path, "x") == pytest.approx((found / len(tests), gain / len(tests)))
-    assert 0 < found < len(tests)
+    assert popularity(tmp_path, "x") == pytest.approx((hits / len(tests), gain / len(tests)))
+    assert 0 < hits < len(tests)

@@ -69,13 +69,13 @@ def test_a_day_trained_in_this_process_is_the_stages(ws: Workspace, make_dataset
     )
     for ds in ("2026-01-08", "2026-01-09"):
         make_dataset(ws, train=400, valid=100, users=60, ds=ds)
-        found = run_stage(TrainHere(), spec, ws, ds)
-        assert (found.skipped, found.manifest.rows["train"]) == (False, 400)
+        outcome = run_stage(TrainHere(), spec, ws, ds)
+        assert (outcome.skipped, outcome.manifest.rows["train"]) == (False, 400)
         assert check_stage(Train(), spec, ws, ds) is None
         assert run_stage(TrainHere(), spec, ws, ds).skipped
     first = Manifest.load(ws.manifest("clicks", "2026-01-08", "train"))
     assert first is not None
-    assert found.manifest.facts["warm_start"] == first.output("model").name
+    assert outcome.manifest.facts["warm_start"] == first.output("model").name
 
 
 def test_what_can_be_known_is_the_ceiling_less_what_new_ids_hide() -> None:
@@ -85,25 +85,31 @@ def test_what_can_be_known_is_the_ceiling_less_what_new_ids_hide() -> None:
     )
     model, day = ClickModel(params, 3), 4
     rows = np.arange(20_000)
-    found = events(model, np.full(20_000, day), rows)
-    before = events(model, np.full(20_000, day - 1), rows)
-    old = {"user": set(before.users.id.tolist()), "item": set(before.items.id.tolist())}
-    users, items = found.users.id[found.user_row], found.items.id[found.item_row]
-    hidden = np.where([u not in old["user"] for u in users.tolist()], 0.35 * found.users.bias[found.user_row], 0.0)
-    hidden += np.where([i not in old["item"] for i in items.tolist()], 0.6 * found.items.bias[found.item_row], 0.0)
-    kept = found.lag == 0
-    expected = roc_auc_score(found.clicked[kept], (found.logit - hidden)[kept])
+    last_day = events(model, np.full(20_000, day), rows)
+    day_before = events(model, np.full(20_000, day - 1), rows)
+    old = {"user": set(day_before.users.id.tolist()), "item": set(day_before.items.id.tolist())}
+    users, items = last_day.users.id[last_day.user_row], last_day.items.id[last_day.item_row]
+    hidden = np.where(
+        [u not in old["user"] for u in users.tolist()], 0.35 * last_day.users.bias[last_day.user_row], 0.0
+    )
+    hidden += np.where(
+        [i not in old["item"] for i in items.tolist()], 0.6 * last_day.items.bias[last_day.item_row], 0.0
+    )
+    undelayed = last_day.lag == 0
+    expected = roc_auc_score(last_day.clicked[undelayed], (last_day.logit - hidden)[undelayed])
     assert 0.05 < (hidden != 0).mean() < 0.5
     assert knowable_auc(model, day) == pytest.approx(expected, abs=1e-12)
-    assert expected < roc_auc_score(found.clicked[kept], found.logit[kept]) - 1e-3
+    assert expected < roc_auc_score(last_day.clicked[undelayed], last_day.logit[undelayed]) - 1e-3
     still = ClickModel(params.model_copy(update={"new_users": 0.0, "new_items": 0.0}), 3)
-    found = events(still, np.full(20_000, day), rows)
-    kept = found.lag == 0
-    assert knowable_auc(still, day) == pytest.approx(roc_auc_score(found.clicked[kept], found.logit[kept]), abs=1e-12)
+    last_day = events(still, np.full(20_000, day), rows)
+    undelayed = last_day.lag == 0
+    assert knowable_auc(still, day) == pytest.approx(
+        roc_auc_score(last_day.clicked[undelayed], last_day.logit[undelayed]), abs=1e-12
+    )
 
 
 def test_the_days_again_with_replay(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
-    """Beside the days that are there, on their datasets; both are measured on the first day's rows."""
+    """Train beside the existing days, on their datasets, and measure both on the first day's rows."""
     overlay = tmp_path / "month.yaml"
     overlay.write_text(
         """
@@ -121,19 +127,19 @@ retrain: {forgetting_day: 2026-01-02}
     for seed, ds in enumerate(run.dates()):
         make_dataset(run.ws, train=400, valid=200, users=60, ds=ds, seed=seed)
         run_stage(TrainHere(), run.spec(), run.ws, ds)
-    kept = {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
-    other = beside(run, ["retrain.replay={share: 0.5, by: day}"])
-    assert days_with_replay(other) == run.dates()[3:]
+    manifests = {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
+    replayed = beside(run, ["retrain.replay={share: 0.5, by: day}"])
+    assert days_with_replay(replayed) == run.dates()[3:]
     for ds in run.dates()[3:]:
-        found = run_stage(TrainHere(), other.spec(), other.ws, ds)
-    assert beside(run, ["retrain.replay={share: 0.5, by: day}"]) == other
-    assert kept == {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
-    days = compare(run, other)
+        outcome = run_stage(TrainHere(), replayed.spec(), replayed.ws, ds)
+    assert beside(run, ["retrain.replay={share: 0.5, by: day}"]) == replayed
+    assert manifests == {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
+    days = compare(run, replayed)
     assert [d.ds for d in days] == run.dates()
     # Of the first days nothing is before the window that has no rows of the day that is measured.
     is_alike = [d.rows[0] == d.rows[1] and d.first_day[0] == d.first_day[1] for d in days]
     assert is_alike == [True] * 3 + [False] * 3
-    assert len(found.manifest.facts["replayed"]) == 3
+    assert len(outcome.manifest.facts["replayed"]) == 3
     assert replayed_of(run) == {d.ds: d.first_day[1] for d in days}
     by_hand = [Replayed("2026-01-02", (0.7, 0.7), (0.7, 0.7)), Replayed("2026-01-03", (0.75, 0.74), (0.65, 0.69))]
     assert replay_table(by_hand, {"2026-01-02": 0.75, "2026-01-03": 0.8}).splitlines()[2:] == [

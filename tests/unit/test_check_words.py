@@ -45,7 +45,7 @@ def test_plain_code_passes(tmp_path: Path, check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "refused"),
+    ("original", "replacement", "refused"),
     [
         ("    limit = 3", "    limit = found = 3", "rows.py:10: name: 'found'"),
         ("rows: list", "wanted: list", "rows.py:8: name: 'wanted'"),
@@ -57,10 +57,12 @@ def test_plain_code_passes(tmp_path: Path, check: Check) -> None:
         ("    limit = 3", "    limit = 3  # not `other_limit_7f()`", "rows.py:10: backticks: `other_limit_7f()`"),
     ],
 )
-def test_what_is_planted_is_refused(tmp_path: Path, before: str, after: str, refused: str, check: Check) -> None:
-    assert before in PLAIN
+def test_what_is_planted_is_refused(
+    tmp_path: Path, original: str, replacement: str, refused: str, check: Check
+) -> None:
+    assert original in PLAIN
     # In pieces, so that no word below exists because this test names it.
-    (tmp_path / "rows.py").write_text(PLAIN.replace(before, after.replace("_7f", "_7" + "f" * 3)))
+    (tmp_path / "rows.py").write_text(PLAIN.replace(original, replacement.replace("_7f", "_7" + "f" * 3)))
     code, output = check(tmp_path)
     assert code == 1
     assert refused.replace("_7f", "_7" + "f" * 3) in output

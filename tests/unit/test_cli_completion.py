@@ -1,4 +1,4 @@
-"""What a shell is told of commands, options, stages and pipelines."""
+"""Shell completion of commands, options, stages and pipelines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HEADRACE = Path(sys.executable).with_name("headrace")
 
 
 def completed(words: str, shell: str, folder: Path) -> list[str]:
-    """What the shell's own protocol gets for the last of the words."""
-    asked = {"_HEADRACE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words}
-    asked |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    """Return the completions of the last word, by the shell's own protocol."""
+    environment = {"_HEADRACE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words}
+    environment |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     ran = subprocess.run(
-        [_HEADRACE], env=os.environ | asked, cwd=folder, capture_output=True, text=True, check=True, timeout=60
+        [_HEADRACE], env=os.environ | environment, cwd=folder, capture_output=True, text=True, check=True, timeout=60
     )
     return ran.stdout.split()
 
@@ -43,9 +43,9 @@ def test_bash_completes_by_the_script(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["bash", "-c", script], input="\n".join(lines) + "\n", cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    hook, *found = ran.stdout.splitlines()
+    hook, *words = ran.stdout.splitlines()
     assert hook.endswith("-F _headrace_completion headrace")
-    assert found == ["status", "baseline", "criteo", "mine.yaml more/ movielens"]
+    assert words == ["status", "baseline", "criteo", "mine.yaml more/ movielens"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

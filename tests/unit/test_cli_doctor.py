@@ -40,16 +40,21 @@ def test_what_build_gradle_and_the_requirements_ask_for(tmp_path: Path) -> None:
     gradle.write_text("dependencies {\n    sparkJars 'io.delta:delta-spark_2.13:4.0.1'\n    rapidsJars 'a:b:1'\n}\n")
     assert doctor.jars(gradle, "sparkJars") == ["delta-spark_2.13-4.0.1.jar"]
     assert doctor.jars(tmp_path / "none", "sparkJars") == []
-    wanted = tmp_path / "x.in"
-    wanted.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
-    assert doctor.requirements(wanted) == {"numpy": "==1.26.4", "psycopg": "==3.3.9", "setuptools": "<81", "rich": ""}
+    requirements = tmp_path / "x.in"
+    requirements.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
+    assert doctor.requirements(requirements) == {
+        "numpy": "==1.26.4",
+        "psycopg": "==3.3.9",
+        "setuptools": "<81",
+        "rich": "",
+    }
     assert doctor.requirements(tmp_path / "none") is None
 
 
 def test_pins_and_jars_of_this_installation_hold() -> None:
-    found = [*doctor.pins(), *doctor.spark(), *doctor.python()]
-    assert [f for f in found if f.state != "ok"] == []
-    assert {"numpy", "pyarrow", "torch", "petastorm", "jars", "spark-submit"} <= {f.what for f in found}
+    findings = [*doctor.pins(), *doctor.spark(), *doctor.python()]
+    assert [f for f in findings if f.state != "ok"] == []
+    assert {"numpy", "pyarrow", "torch", "petastorm", "jars", "spark-submit"} <= {f.what for f in findings}
 
 
 def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
@@ -61,16 +66,16 @@ def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
     monkeypatch.setattr(doctor, "installation", lambda: tmp_path)
     monkeypatch.setattr(doctor, "jars_dir", lambda: tmp_path / "jars")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = {f.what: f for f in [*doctor.pins(), *doctor.spark(), *doctor.java()]}
-    for what, text in (
+    findings = {f.what: f for f in [*doctor.pins(), *doctor.spark(), *doctor.java()]}
+    for name, text in (
         ("numpy", "1.26"),
         ("other pins", "no-such-package-here not installed"),
         ("jars", "b-1.jar"),
         ("Java", "does not run"),
     ):
-        assert found[what].state == "missing"
-        assert text in found[what].found
-        assert found[what].todo
+        assert findings[name].state == "missing"
+        assert text in findings[name].found
+        assert findings[name].todo
 
 
 @pytest.mark.parametrize(("state", "code"), [("missing", 1), ("warning", 0), ("optional", 0), ("ok", 0)])
@@ -88,36 +93,36 @@ def test_doctor_fails_only_for_what_is_needed(
 def test_the_file_system_for_s3_is_needed_where_lake_or_store_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the environment, or by the pipeline; what to do is another thing where a wheel is installed."""
+    """The environment or the pipeline may name the store; where a wheel is installed, the remedy is another one."""
     for module in (doctor, object_stores):
         monkeypatch.setattr(module, "s3_dir", lambda: tmp_path / "s3")
     for check in ("python", "java", "pins", "spark", "iceberg", "native", "horovod", "shared_memory", "gpu"):
         monkeypatch.setattr(doctor, check, lambda: iter(()))
     for check in ("disk", "warehouse"):
         monkeypatch.setattr(doctor, check, lambda *_: iter(()))
-    own = tmp_path / "own.yaml"
+    pipeline_file = tmp_path / "own.yaml"
     clicks = (installation() / "conf" / "pipelines" / "clicks.yaml").read_text()
-    own.write_text(f"store: s3://bucket/store\n{clicks}")
-    here = Workspace(tmp_path / "home")
+    pipeline_file.write_text(f"store: s3://bucket/store\n{clicks}")
+    workspace = Workspace(tmp_path / "home")
 
     def state(ws: Workspace, pipeline: str | None = None) -> tuple[str, str]:
-        (found,) = doctor.examine(ws, pipeline)
-        return found.state, found.todo
+        (finding,) = doctor.examine(ws, pipeline)
+        return finding.state, finding.todo
 
-    assert state(here) == state(here, "clicks") == ("optional", "run `make s3` (9 MB), for lakes in S3")
+    assert state(workspace) == state(workspace, "clicks") == ("optional", "run `make s3` (9 MB), for lakes in S3")
     assert state(Workspace.from_environment(tmp_path, {"HEADRACE_LAKE": "s3://bucket/lake"})) == (
         "missing",
         "run `make s3`",
     )
-    assert state(here, str(own)) == ("missing", "run `make s3`")
+    assert state(workspace, str(pipeline_file)) == ("missing", "run `make s3`")
     monkeypatch.setattr(object_stores, "installation", lambda: tmp_path / "site-packages" / "headrace" / "share")
     wheel = "this wheel was made without it; install one that `make wheel` makes of a checkout"
-    assert state(here, str(own)) == ("missing", wheel)
+    assert state(workspace, str(pipeline_file)) == ("missing", wheel)
     with pytest.raises(UserError, match=f"{re.escape(wheel)}$"):
-        object_stores.store_jars(here.of(load_spec(str(own))), {})
+        object_stores.store_jars(workspace.of(load_spec(str(pipeline_file))), {})
     (tmp_path / "s3").mkdir()
     (tmp_path / "s3" / "hadoop-aws-3.4.1.jar").touch()
-    assert state(here, str(own)) == ("ok", "")
+    assert state(workspace, str(pipeline_file)) == ("ok", "")
 
 
 def test_doctor_tries_the_warehouse_of_a_pipeline(ws: Workspace, tmp_path: Path) -> None:

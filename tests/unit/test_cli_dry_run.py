@@ -29,27 +29,27 @@ def test_before_the_first_run_all_would_run(yard: Yard) -> None:
     assert result.exit_code == 0, result.output
     assert f"clicks, {DS}: 9 of 9 stages would run" in result.output
     assert (yard.submitted, yard.home.exists()) == ([], False)
-    found = planned(yard)
-    assert {p.why for p in found.values()} == {"not yet run for this date"}
-    assert found["ingest"].reads == (f"landing/clicks/{DS} (landing, version v1)",)
-    assert found["ingest"].writes == ("lake/clicks/events", "lake/clicks/quarantine")
-    assert found["features"].reads == ("what ingest makes",)
-    assert found["publish"].writes == ("lake/clicks/published", "clicks_scores in the warehouse")
-    assert found["report"].writes == (f"reports/clicks/{DS}.html",)
+    plans = planned(yard)
+    assert {p.why for p in plans.values()} == {"not yet run for this date"}
+    assert plans["ingest"].reads == (f"landing/clicks/{DS} (landing, version v1)",)
+    assert plans["ingest"].writes == ("lake/clicks/events", "lake/clicks/quarantine")
+    assert plans["features"].reads == ("what ingest makes",)
+    assert plans["publish"].writes == ("lake/clicks/published", "clicks_scores in the warehouse")
+    assert plans["report"].writes == (f"reports/clicks/{DS}.html",)
 
 
 def test_what_is_done_stays_and_what_changed_runs(yard: Yard) -> None:
     yard.run()
-    found = planned(yard)
-    assert not any(p.runs for p in found.values())
+    plans = planned(yard)
+    assert not any(p.runs for p in plans.values())
     manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
     assert manifest is not None
-    assert found["train"].writes == (f"lake/clicks/train (model, version {manifest.key})",)
+    assert plans["train"].writes == (f"lake/clicks/train (model, version {manifest.key})",)
     yard.fakes["ingest"].source = "v2"
-    found = planned(yard)
-    assert all(p.runs for p in found.values())
-    assert found["ingest"].why == "its inputs or its part of the spec have changed"
-    assert found["features"].why == "if what ingest makes is new"
+    plans = planned(yard)
+    assert all(p.runs for p in plans.values())
+    assert plans["ingest"].why == "its inputs or its part of the spec have changed"
+    assert plans["features"].why == "if what ingest makes is new"
     # What would run is what does run.
     assert yard.run().exit_code == 0
     assert yard.submitted == list(CLICKS_STAGES)

@@ -52,9 +52,9 @@ class Judged(Fake):
 
 @pytest.fixture
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    made = make_yard(tmp_path, monkeypatch)
-    made.fakes |= {name: Judged(name) for name in ("evaluate", "gate")}
-    return made
+    fake_yard = make_yard(tmp_path, monkeypatch)
+    fake_yard.fakes |= {name: Judged(name) for name in ("evaluate", "gate")}
+    return fake_yard
 
 
 def test_a_refused_model_ends_the_command_with_3_and_all_is_done(yard: Yard) -> None:
@@ -79,13 +79,13 @@ def test_a_refused_model_ends_the_command_with_3_and_all_is_done(yard: Yard) -> 
 
     alone = yard("gate", "clicks", "--ds", DS, *GATE)
     assert alone.exit_code == 3
-    for said in (
+    for text in (
         "broken",
         "not judged",
         "clicks version 2 of",
         "refused (50 rows of valid; beside version 1, the champion)",
     ):
-        assert said in alone.output
+        assert text in alone.output
     as_json = yard("gate", "clicks", "--ds", DS, "--json", *GATE)
     assert (as_json.exit_code, json.loads(as_json.stdout)["verdict"]) == (3, "refused")
 
@@ -130,15 +130,15 @@ def test_bytes_of_changed_rows_beside_a_whole_copy(yard: Yard) -> None:
         manifest = Manifest.load(ws.manifest("clicks", DS, "train"))
         assert manifest is not None
         output = Output(kind="model", name=f"models/{number}", version=f"k{number}")
-        told = {"ds": ds, "outputs": (output,), "facts": {"saved": saved}}
-        manifest.model_copy(update=told).save(ws.manifest("clicks", ds, "train"))
+        changes = {"ds": ds, "outputs": (output,), "facts": {"saved": saved}}
+        manifest.model_copy(update=changes).save(ws.manifest("clicks", ds, "train"))
         folder = ws.home / "models" / str(number)
         folder.mkdir(parents=True)
         registry.register(ws, "clicks", local(folder), {"auc": 0.7}, f"k{number}", ds=ds)
-    changed, whole = "300.0 KiB of changed rows, 5.9 % of a whole copy", "5.0 MiB, all rows"
+    changed, complete = "300.0 KiB of changed rows, 5.9 % of a whole copy", "5.0 MiB, all rows"
     lines = yard("models", "clicks").output.splitlines()
     assert changed in lines[1]
-    assert whole in lines[2]
+    assert complete in lines[2]
     as_json = json.loads(yard("models", "clicks", "--json").output)["versions"]
     assert [v["saved"]["embeddings_bytes"] for v in as_json] == [300 * 2**10, 5 * 2**20]
     assert f"embeddings: {changed}" in yard("status", "clicks", "--ds", DS).output
@@ -160,12 +160,12 @@ def test_models_promote_and_rollback(yard: Yard) -> None:
     done = yard.run(*GATE)
     assert (done.exit_code, "is refused (version 2); version 1 is champion" in done.output) == (3, True)
 
-    shown = yard("models", "clicks", *GATE).output.splitlines()
-    assert shown[1].split()[:4] == ["2", DS, "refused", "0.8000"]
-    assert shown[2].split()[:5] == ["1", "2026-01-02", "champion", "promoted", "0.7000"]
-    assert "2.0 MiB" in shown[1]
-    told = json.loads(yard("models", "clicks", "--json", *GATE).output)
-    assert [(v["version"], v["verdict"], v["bytes"]) for v in told["versions"]] == [
+    lines = yard("models", "clicks", *GATE).output.splitlines()
+    assert lines[1].split()[:4] == ["2", DS, "refused", "0.8000"]
+    assert lines[2].split()[:5] == ["1", "2026-01-02", "champion", "promoted", "0.7000"]
+    assert "2.0 MiB" in lines[1]
+    document = json.loads(yard("models", "clicks", "--json", *GATE).output)
+    assert [(v["version"], v["verdict"], v["bytes"]) for v in document["versions"]] == [
         ("2", "refused", 2**21),
         ("1", None, 2**20),
     ]
@@ -190,7 +190,7 @@ def test_models_promote_and_rollback(yard: Yard) -> None:
 
 
 def test_versions_to_compare_are_two(yard: Yard) -> None:
-    one = yard("compare", "clicks", "7", "--ds", DS)
-    assert (one.exit_code, "name two at least" in one.output) == (2, True)
-    other = yard("compare", "clicks", "7", "best", "--ds", DS)
-    assert other.exit_code == 2
+    alone = yard("compare", "clicks", "7", "--ds", DS)
+    assert (alone.exit_code, "name two at least" in alone.output) == (2, True)
+    unknown = yard("compare", "clicks", "7", "best", "--ds", DS)
+    assert unknown.exit_code == 2

@@ -32,10 +32,10 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     ],
 )
 def test_days_to_generate(days: int | None, start: str | None, until: str | None, first: str, count: int) -> None:
-    found = wanted_days(load_spec("clicks"), days, start, until)
-    assert (found[0], len(found), len(set(found))) == (first, count, count)
+    generated = wanted_days(load_spec("clicks"), days, start, until)
+    assert (generated[0], len(generated), len(set(generated))) == (first, count, count)
     if until:
-        assert found[-1] == until
+        assert generated[-1] == until
 
 
 @pytest.mark.parametrize(

@@ -40,37 +40,37 @@ def promised(heading: str) -> set[str]:
 
 def fields(value: Any, prefix: str = "") -> set[str]:
     """The paths of a document's fields; a list's entries are `name[]`, a mapping by data has no fields."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for name, inner in value.items() if isinstance(value, dict) else ():
         path = f"{prefix}{name}"
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            found.add(f"{path}[]")
+            paths.add(f"{path}[]")
             for entry in inner:
-                found |= fields(entry, f"{path}[].")
+                paths |= fields(entry, f"{path}[].")
         else:
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def test_status(yard: Yard) -> None:
     yard.run("--to", "train")
     yard.fakes["ingest"].source = "v2"
     with run_lock(Workspace(yard.home), "clicks"):
-        found = document(yard("status", "clicks", "--json"))
-    assert fields(found) == promised("status")
-    assert found["home"] == str(yard.home)
-    assert [s["stage"] for s in found["stages"]] == list(CLICKS_STAGES)
-    ingest, *_, report = found["stages"]
+        status = document(yard("status", "clicks", "--json"))
+    assert fields(status) == promised("status")
+    assert status["home"] == str(yard.home)
+    assert [s["stage"] for s in status["stages"]] == list(CLICKS_STAGES)
+    ingest, *_, report = status["stages"]
     manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "ingest"))
     assert manifest is not None
     assert (ingest["state"], ingest["key"], ingest["rows"]) == ("stale", manifest.key, {"kept": 1234})
     assert (report["state"], report["key"], report["started"]) == ("missing", None, None)
-    assert [a["pipeline"] for a in found["at_work"]] == ["clicks"]
+    assert [a["pipeline"] for a in status["at_work"]] == ["clicks"]
 
 
 def test_lineage(yard: Yard) -> None:
     yard.run("--to", "train")
-    found = document(yard("lineage", "clicks", "--json"))
+    lineage = document(yard("lineage", "clicks", "--json"))
     seen: dict[str, Any] = {}
 
     def walk(node: dict[str, Any]) -> None:
@@ -79,39 +79,39 @@ def test_lineage(yard: Yard) -> None:
         for inner in node["inputs"]:
             walk(inner)
 
-    walk(found)
+    walk(lineage)
     assert {"model", "train", "features", "ingest", "landing"} <= seen.keys()
     manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
     assert manifest is not None
-    assert (found["kind"], found["version"]) == ("model", manifest.key)
+    assert (lineage["kind"], lineage["version"]) == ("model", manifest.key)
     assert seen["train"]["outputs"] == [o.model_dump() for o in manifest.outputs]
     assert seen["landing"]["version"] == "v1"
 
 
 def test_sharding_plan(yard: Yard) -> None:
-    found = document(yard("plan", "--sharding", "--tables", "mlperf", "--world", "8", "--json"))
-    assert fields(found) == promised("plan --sharding")
-    assert len(found["by_rank"]) == found["ranks"] == 8
-    assert found["step_ms"] == max(r["ms"] for r in found["by_rank"])
-    assert sum(t["rows"] for t in found["tables"]) > 10**8
+    sharding = document(yard("plan", "--sharding", "--tables", "mlperf", "--world", "8", "--json"))
+    assert fields(sharding) == promised("plan --sharding")
+    assert len(sharding["by_rank"]) == sharding["ranks"] == 8
+    assert sharding["step_ms"] == max(r["ms"] for r in sharding["by_rank"])
+    assert sum(t["rows"] for t in sharding["tables"]) > 10**8
 
 
 def test_gpu_plan() -> None:
     steps = [StepPlans("operator log", "transform", ()), StepPlans("x", "fit", (), "no plan"), StepPlans("x", LOG, ())]
-    found = {"on_gpu": False, "steps": [plan.as_record(s) for s in steps]}
-    assert fields(found) == promised("plan --gpu")
-    assert [s["on_gpu"] for s in found["steps"]] == [True, False, None]  # type: ignore[index]
-    assert found["steps"][1]["faults"] == ["no plan"]  # type: ignore[index]
+    report = {"on_gpu": False, "steps": [plan.as_record(s) for s in steps]}
+    assert fields(report) == promised("plan --gpu")
+    assert [s["on_gpu"] for s in report["steps"]] == [True, False, None]  # type: ignore[index]
+    assert report["steps"][1]["faults"] == ["no plan"]  # type: ignore[index]
 
 
 def test_doctor(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [doctor.Finding("Python", "ok", "3.11"), doctor.Finding("Java", "missing", "none", "install a JDK")]
     monkeypatch.setattr(doctor, "examine", lambda ws, pipeline: iter(findings))
     result = yard("doctor", "--json")
-    found = document(result)
+    report = document(result)
     assert result.exit_code == 1
-    assert fields(found) == promised("doctor")
-    assert found == {"findings": [asdict(f) for f in findings], "missing": ["Java"]}
+    assert fields(report) == promised("doctor")
+    assert report == {"findings": [asdict(f) for f in findings], "missing": ["Java"]}
 
 
 def test_errors_are_text_on_the_other_stream(tmp_path: Path, yard: Yard) -> None:

@@ -21,8 +21,8 @@ FEW = {"generate.rows_per_day": 50, "generate.users": 10, "generate.items": 5}
 
 def run(line: list[str], **environ: str) -> Run:
     """Run a program whose environment has neither JAVA_HOME nor a workspace's variables but those given."""
-    kept = {k: v for k, v in os.environ.items() if k != "JAVA_HOME" and not k.startswith("HEADRACE_")}
-    done = subprocess.run(line, env=kept | environ, capture_output=True, text=True, check=False, timeout=300)
+    inherited = {k: v for k, v in os.environ.items() if k != "JAVA_HOME" and not k.startswith("HEADRACE_")}
+    done = subprocess.run(line, env=inherited | environ, capture_output=True, text=True, check=False, timeout=300)
     return Run(done.returncode, done.stdout + done.stderr)
 
 
@@ -65,7 +65,7 @@ def machine(tmp_path: Path) -> Mapping[str, dict[str, str]]:
 def test_what_spark_cannot_start_on(
     home: Path, machine: Mapping[str, dict[str, str]], by: str, lacks: str, says: str
 ) -> None:
-    """By the command, and by the program that it starts, which clusters start, too."""
+    """The command refuses, and so does the program that it starts, which clusters start as well."""
     lines = {
         "run": command(home, "run", "clicks", "--ds", DAY, settings={}),
         "job": [sys.executable, str(PROGRAM), "ingest", "clicks", "--ds", DAY, "--home", str(home)],

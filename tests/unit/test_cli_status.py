@@ -23,20 +23,20 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 def states(output: str) -> dict[str, str]:
     """stage -> the rest of its line."""
-    found = {}
+    states_by_stage = {}
     for line in output.splitlines():
         words = line.split()
         if words[:2] == ["clicks", DS]:
-            found[words[2]] = " ".join(words[3:])
-    return found
+            states_by_stage[words[2]] = " ".join(words[3:])
+    return states_by_stage
 
 
 def test_status_tells_done_from_stale_and_missing(yard: Yard) -> None:
     yard.run("--to", "baseline")
-    found = states(yard("status").output)
-    assert list(found) == list(CLICKS_STAGES)
-    assert found["ingest"].startswith("done 1,234 kept ")
-    assert found["score"].startswith("missing")
+    by_stage = states(yard("status").output)
+    assert list(by_stage) == list(CLICKS_STAGES)
+    assert by_stage["ingest"].startswith("done 1,234 kept ")
+    assert by_stage["score"].startswith("missing")
     yard.fakes["ingest"].source = "v2"
     assert states(yard("status", "clicks").output)["ingest"].startswith("stale: its inputs or its part of the spec")
     yard.fakes["ingest"].source = "gone"
@@ -68,8 +68,8 @@ def test_status_shows_the_newest_days_and_a_run_at_work(yard: Yard) -> None:
     assert "2026-01-02" in output
     assert "at work" not in output
     assert "2026-01-01" in yard("status", "--last", "0").output
-    for own in (None, "train"):
-        with run_lock(Workspace(yard.home), "clicks", own):
+    for lock in (None, "train"):
+        with run_lock(Workspace(yard.home), "clicks", lock):
             assert f"clicks: a stage is at work (process {os.getpid()} on " in yard("status").output
 
 

@@ -29,20 +29,20 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     return make_yard(tmp_path, monkeypatch)
 
 
-def stage(began: float = 0.0, expected: float | None = None, p: Progress | None = None) -> RunningStage:
-    return RunningStage("train", DS, "id", os.getpid(), began, began, expected, p)
+def stage(start: float = 0.0, expected: float | None = None, p: Progress | None = None) -> RunningStage:
+    return RunningStage("train", DS, "id", os.getpid(), start, start, expected, p)
 
 
 def test_how_far_a_stage_is() -> None:
     assert describe(stage(), 75) == "train: at work for 1 min 15 s"
     assert describe(stage(expected=180), 5) == "train: at work for 5.0 s; the last time it took 3 min 00 s"
-    told = describe(stage(expected=180, p=Progress(30, 120, "steps", 12.345, 7.29)), 2)
-    assert told.endswith("[######..................] 30 of 120 steps (25 %), 12.3 steps a second, 7.3 s left")
+    line = describe(stage(expected=180, p=Progress(30, 120, "steps", 12.345, 7.29)), 2)
+    assert line.endswith("[######..................] 30 of 120 steps (25 %), 12.3 steps a second, 7.3 s left")
     assert describe(stage(p=Progress(0, 4, "tasks of Spark")), 2).endswith("0 of 4 tasks of Spark (0 %)")
 
 
 def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspace) -> None:
-    """By the file that the application keeps: its stage tells progress while it works."""
+    """Its stage writes its progress to the application's file while it works."""
     spec, seen = load_spec("clicks"), []
 
     class Working(Fake):
@@ -50,17 +50,17 @@ def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspac
             report_progress(Progress(3, 10, "steps", 2.0, 3.5))
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:
-                found = RunningStage.read(ws, "clicks")
-                if found and found[0].progress:
-                    seen.append(found[0])
+                running = RunningStage.read(ws, "clicks")
+                if running and running[0].progress:
+                    seen.append(running[0])
                     break
                 time.sleep(0.05)
             return super().run(ctx)
 
     observation = Observation(spec, ws)
     for ds in ("2026-01-02", DS):
-        with observation.stage("ingest", ds) as turn:
-            turn.done(run_stage(Working("ingest"), spec, ws, ds, turn.begin).manifest)
+        with observation.stage("ingest", ds) as observed:
+            observed.done(run_stage(Working("ingest"), spec, ws, ds, observed.begin).manifest)
         assert RunningStage.read(ws, "clicks") == []
     observation.close()
     first, second = seen
@@ -72,8 +72,8 @@ def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspac
 
 def test_a_process_that_is_gone_is_at_nothing(ws: Workspace) -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    gone = RunningStage("train", DS, "id", int(done.stdout), 0.0, 0.0)
-    gone.write(ws.running("clicks") / "train.json")
+    dead = RunningStage("train", DS, "id", int(done.stdout), 0.0, 0.0)
+    dead.write(ws.running("clicks") / "train.json")
     (ws.running("clicks") / "features.json").put_text("{")
     assert RunningStage.read(ws, "clicks") == []
 

@@ -1,4 +1,4 @@
-"""That pytest passes over no folder of tests."""
+"""Collection of tests: pytest passes over no folder."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class OnHosts(ThreadCollective):
         return super().start_all_to_all(x, send_rows)
 
     @staticmethod
-    def of(threads: ThreadCollective, hosts: Sequence[int]) -> OnHosts:
+    def on_hosts(threads: ThreadCollective, hosts: Sequence[int]) -> OnHosts:
         rank = threads.world.rank
         ends = list(accumulate(hosts))
         host = next(i for i, end in enumerate(ends) if rank < end)
@@ -47,16 +47,16 @@ class Case:
 
     def run(self, c: Collective) -> list[tuple[Tensor, list[int]]]:
         """All messages, two of them under way at a time."""
-        found, under_way = [], list[Callable[[], tuple[Tensor, list[int]]]]()
+        received, under_way = [], list[Callable[[], tuple[Tensor, list[int]]]]()
         for number, (rows, dtype, shape) in enumerate(self.messages):
-            mine = rows[c.world.rank]
+            send_rows = rows[c.world.rank]
             generator = torch.Generator().manual_seed(100 * number + c.world.rank)
-            x = torch.randint(0, 100, (sum(mine), *shape), generator=generator).to(dtype)
-            under_way.append(c.start_all_to_all(x, mine))
+            x = torch.randint(0, 100, (sum(send_rows), *shape), generator=generator).to(dtype)
+            under_way.append(c.start_all_to_all(x, send_rows))
             if len(under_way) == 2:
                 second, first = under_way.pop(), under_way.pop()
-                found += [second(), first()]
-        found += [wait() for wait in under_way]
+                received += [second(), first()]
+        received += [wait() for wait in under_way]
         total = torch.tensor([1.0 + c.world.rank])
         c.all_reduce_sum([total])
         if len(set(self.hosts)) == 1 < min(len(self.hosts), self.hosts[0]):
@@ -65,8 +65,8 @@ class Case:
             part = SubgroupCollective(c, range(first, first + self.hosts[0]))
             for number in range(2):
                 send = [(c.world.rank + to + number) % 3 for to in range(self.hosts[0])]
-                found.append(part.start_all_to_all(torch.arange(sum(send)) + 10 * c.world.rank, send)())
-        return [*found, (total, [])]
+                received.append(part.start_all_to_all(torch.arange(sum(send)) + 10 * c.world.rank, send)())
+        return [*received, (total, [])]
 
 
 @st.composite
@@ -83,25 +83,25 @@ def cases(draw: st.DrawFn) -> Case:
 @given(case=cases())
 def test_messages_arrive_as_between_threads(case: Case) -> None:
     def by_host(threads: ThreadCollective) -> tuple[list[tuple[Tensor, list[int]]], int, bool]:
-        inner = OnHosts.of(threads, case.hosts)
+        inner = OnHosts.on_hosts(threads, case.hosts)
         promised = some_may_share(inner)
         c = shared(inner)
         kinds = ByHostCollective, SharedCollective
         assert isinstance(c, kinds) is promised is (max(case.hosts) > 1)
         inner.carried = 0
-        found = case.run(c)
+        received = case.run(c)
         inner.barrier()
         if isinstance(c, kinds):
             c.close()
-        return found, inner.carried, promised
+        return received, inner.carried, promised
 
     ranks = run_ranks(sum(case.hosts), by_host)
     host_of = [host for host, n in enumerate(case.hosts) for _ in range(n)]
     for rank, expected in enumerate(run_ranks(sum(case.hosts), case.run)):
-        found, carried, promised = ranks[rank]
-        for (got, got_rows), (wanted, rows) in zip(found, expected, strict=True):
-            assert got.dtype is wanted.dtype
-            assert torch.equal(got, wanted)
+        received, carried, promised = ranks[rank]
+        for (got, got_rows), (expected_tensor, rows) in zip(received, expected, strict=True):
+            assert got.dtype is expected_tensor.dtype
+            assert torch.equal(got, expected_tensor)
             assert got_rows == rows
         alone = case.hosts[host_of[rank]] == 1
         far = [r for r, host in enumerate(host_of) if not promised or alone or host != host_of[rank]]
@@ -110,7 +110,7 @@ def test_messages_arrive_as_between_threads(case: Case) -> None:
 
 def test_who_waits_for_a_rank_of_its_host_that_left_hears_which() -> None:
     def rank_main(threads: ThreadCollective) -> str | None:
-        c = shared(OnHosts.of(threads, [1, 2]))
+        c = shared(OnHosts.on_hosts(threads, [1, 2]))
         assert isinstance(c, ByHostCollective)
         wait = c.start_all_to_all(torch.zeros(3), [1, 1, 1])
         if c.world.rank == 2:
@@ -128,7 +128,7 @@ def test_who_waits_for_a_rank_of_its_host_that_left_hears_which() -> None:
 
 
 def test_claims_that_do_not_fit_share_nothing() -> None:
-    """As of some ranks of a job, which are counted anew."""
+    """Some ranks of a job, which are counted anew, share nothing."""
 
     def rank_main(threads: ThreadCollective) -> bool:
         rank = threads.world.rank

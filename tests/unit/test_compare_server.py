@@ -43,9 +43,9 @@ def test_a_server_is_compared_with_the_saved_model(tmp_path: Path) -> None:
     ]
     push(local(tmp_path / "models"), {"clicks": exported}, 2)
     with serve_support.running(tmp_path / "models", tmp_path / "log") as server:
-        same, other = (compare(saved[seed], server.port) for seed in (1, 2))
+        same, different = (compare(saved[seed], server.port) for seed in (1, 2))
     assert same.returncode == 0, same.stdout + same.stderr
     assert "clicks label: 4 requests of 30 rows, largest difference" in same.stdout
     assert float(same.stdout.split()[-1]) < 1e-5
-    assert other.returncode == 1, other.stdout + other.stderr
-    assert float(other.stdout.split()[-1]) > np.float32(1e-3)
+    assert different.returncode == 1, different.stdout + different.stderr
+    assert float(different.stdout.split()[-1]) > np.float32(1e-3)

@@ -87,15 +87,15 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     def session(*_: Any) -> Iterator[None]:
         yield
 
-    found = Launches()
+    recorder = Launches()
     torch.set_num_threads(1)
     monkeypatch.setattr(train_stage, "session", session)
-    monkeypatch.setattr(horovod_spark, "launch", found)
-    return found
+    monkeypatch.setattr(horovod_spark, "launch", recorder)
+    return recorder
 
 
 def trained_day(ws: Workspace, spec: Spec) -> Manifest:
-    """What the stage `train` leaves, but for the registry (MLflow takes seconds)."""
+    """Train as the stage `train` does, without the registry (MLflow takes seconds), and return the manifest."""
     plan = plan_run(train_stage.Train(), spec, ws, DS)
     manifest = execute(train_stage.Train(), replace(plan, ctx=replace(plan.ctx, registers=False)))
     manifest.save(ws.manifest("clicks", DS, "train"))
@@ -111,14 +111,14 @@ def test_models_are_trained_once_and_the_days_own_is_taken(
     with pytest.raises(KeyboardInterrupt):
         run_stage(Compare(), spec_of(), ws, DS)
     launches.fails_at = 0
-    found = run_stage(Compare(), spec_of(), ws, DS).manifest
+    manifest = run_stage(Compare(), spec_of(), ws, DS).manifest
     # The day's own, then one before the kill and one after it.
     assert len(launches.keys) == len(set(launches.keys)) == 3
     assert launches.keys[0] == day.key
     assert not (ws.home / "mlflow.db").exists()
     assert Manifest.load(ws.manifest("clicks", DS, "train")) == day
     assert check_stage(Compare(), spec_of(), ws, DS) is None
-    models = {m["name"]: m for m in found.facts["models"]}
+    models = {m["name"]: m for m in manifest.facts["models"]}
     assert list(models) == list(MODELS)
     assert [m["class"] for m in models.values()] == ["dlrm", "dlrm", "wide_deep"]
     assert [m["steps"] for m in models.values()] == [5, 10, 5]
@@ -129,18 +129,18 @@ def test_models_are_trained_once_and_the_days_own_is_taken(
         assert m["seconds"] > 0
         assert m["peak_memory_mib"]["rank0"] > 0
     # The size is that of the saved files.
-    folder = ws.home / found.outputs[2].name
+    folder = ws.home / manifest.outputs[2].name
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     assert models["deep"]["mib"] == pytest.approx(size / 2**20, abs=1e-3)
     # Another reference trains nothing, nor does a model less.
     again = run_stage(Compare(), spec_of(against="deep"), ws, DS).manifest
     run_stage(Compare(), spec_of({"deep": MODELS["deep"]}), ws, DS)
     assert len(launches.keys) == 3
-    there = {m["name"]: m["against"] for m in again.facts["models"]}
-    back = {m["name"]: m["against"] for m in found.facts["models"]}
-    assert there["deep"] == back["as_it_is"] == {}
-    one, other = there["as_it_is"]["auc"], back["deep"]["auc"]
-    assert (one["value"], one["low"], one["p"]) == (-other["value"], -other["high"], other["p"])
+    against_deep = {m["name"]: m["against"] for m in again.facts["models"]}
+    back = {m["name"]: m["against"] for m in manifest.facts["models"]}
+    assert against_deep["deep"] == back["as_it_is"] == {}
+    forward, backward = against_deep["as_it_is"]["auc"], back["deep"]["auc"]
+    assert (forward["value"], forward["low"], forward["p"]) == (-backward["value"], -backward["high"], backward["p"])
     # A model that is gone is trained again, alone.
     local(folder).remove()
     assert "model" in str(check_stage(Compare(), spec_of({"deep": MODELS["deep"]}), ws, DS))
@@ -152,17 +152,17 @@ def test_what_it_says_is_what_plain_loops_say(
     ws: Workspace, make_dataset: Callable[..., Manifest], launches: Launches
 ) -> None:
     make_dataset(ws, train=1_000, valid=400, rank=20)
-    found = run_stage(Compare(), spec_of(rank_group=None), ws, DS).manifest
-    told = {m["name"]: m for m in found.facts["models"]}
+    manifest = run_stage(Compare(), spec_of(rank_group=None), ws, DS).manifest
+    by_name = {m["name"]: m for m in manifest.facts["models"]}
     drawn = Bootstrap(30, 4)
     rows = _valid_rows(ws)
     values = {}
-    for output, name in zip(found.outputs, MODELS, strict=True):
+    for output, name in zip(manifest.outputs, MODELS, strict=True):
         scores = load_predictor(local(ws.home / output.name)).predict(rows)
         values[name] = [_weighted_auc(rows["click"], scores, drawn.counts(rows["row"], r)) for r in range(31)]
     for name in ("longer", "deep"):
         deltas = [a - b for a, b in zip(values[name][1:], values["as_it_is"][1:], strict=True)]
-        against = told[name]["against"]["auc"]
+        against = by_name[name]["against"]["auc"]
         assert against["value"] == pytest.approx(values[name][0] - values["as_it_is"][0], abs=1e-9)
         assert against["low"] == pytest.approx(np.percentile(deltas, 2.5), abs=1e-9)
         assert against["high"] == pytest.approx(np.percentile(deltas, 97.5), abs=1e-9)
@@ -180,8 +180,8 @@ def _valid_rows(ws: Workspace) -> dict[str, Any]:
 
 
 def _weighted_auc(labels: Any, scores: Any, counts: Any) -> float:
-    kept = counts > 0
-    return float(roc_auc_score(np.asarray(labels)[kept], np.asarray(scores)[kept], sample_weight=counts[kept]))
+    drawn = counts > 0
+    return float(roc_auc_score(np.asarray(labels)[drawn], np.asarray(scores)[drawn], sample_weight=counts[drawn]))
 
 
 @given(st.integers(0, 2**20), st.integers(3, 30), st.sampled_from([0.0, 0.3, 2.0]))
@@ -193,36 +193,36 @@ def test_differences_are_of_paired_draws(seed: int, users: int, better: float) -
     noise = rng.normal(size=(2, n)).round(1)
     scores = [noise[0], noise[1] + better * labels]
     drawn = Bootstrap(20, seed)
-    found = []
+    replicates = []
     for s in scores:
         rows = rows_of(s, labels, owner)
         # The same on any number of ranks, wherever the rows are.
-        found.append(on_any_ranks(rows, lambda r, x: click_metrics(r, x, bootstrap=drawn)[0].values["auc"][:, 0]))
+        replicates.append(on_any_ranks(rows, lambda r, x: click_metrics(r, x, bootstrap=drawn)[0].values["auc"][:, 0]))
     expected = []
     for r in range(21):
         counts = drawn.counts(owner, r)
         pair = []
         for s in scores:
-            a, b = (np.asarray(s, np.float32)[of] for of in (labels, ~labels))
+            a, b = (np.asarray(s, np.float32)[mask] for mask in (labels, ~labels))
             weight = np.outer(counts[labels], counts[~labels])
             wins = float((weight * ((a[:, None] > b) + 0.5 * (a[:, None] == b))).sum())
             total = weight.sum()
             pair.append(wins / total if total else None)
         expected.append(None if None in pair else pair[1] - pair[0])
-    lists = [[None if np.isnan(v) else float(v) for v in f] for f in found]
-    of = difference(lists[1][0], lists[0][0], lists[1][1:], lists[0][1:], 0.9)
+    lists = [[None if np.isnan(v) else float(v) for v in f] for f in replicates]
+    result = difference(lists[1][0], lists[0][0], lists[1][1:], lists[0][1:], 0.9)
     deltas = sorted(d for d in expected[1:] if d is not None)
     if expected[0] is None or 2 * len(deltas) < 20:
-        assert of is None
+        assert result is None
         return
-    assert of is not None
-    assert of.value == pytest.approx(expected[0], abs=1e-12)
-    assert (of.low, of.high) == pytest.approx(tuple(np.percentile(deltas, [5, 95])), abs=1e-12)
+    assert result is not None
+    assert result.value == pytest.approx(expected[0], abs=1e-12)
+    assert (result.low, result.high) == pytest.approx(tuple(np.percentile(deltas, [5, 95])), abs=1e-12)
     # Differences that a plain sum finds next to 0 may be on either side.
     sides = [sum(d <= e for d in deltas) for e in (-1e-9, 1e-9)]
-    others = [sum(d >= e for d in deltas) for e in (1e-9, -1e-9)]
-    least, most = (2 * (1 + min(a, b)) / (1 + len(deltas)) for a, b in zip(sides, others, strict=True))
-    assert min(1, least) - 1e-12 <= of.p <= min(1, most) + 1e-12
+    upper_sides = [sum(d >= e for d in deltas) for e in (1e-9, -1e-9)]
+    least, most = (2 * (1 + min(a, b)) / (1 + len(deltas)) for a, b in zip(sides, upper_sides, strict=True))
+    assert min(1, least) - 1e-12 <= result.p <= min(1, most) + 1e-12
 
 
 def test_the_test_says_what_it_must_of_clear_cases() -> None:
@@ -255,10 +255,10 @@ def test_differences_are_of_the_lists_whose_metrics_are_told(of_rank: float | No
     def drawn(valid: float, rank: float | None) -> Replicates:
         return {"valid_lists": {"hr_at_k": [valid] * 19}, "valid": {}, "rank": {"hr_at_k": [rank] * 19}}
 
-    mine: dict[str, Any] = {"name": "a", "metrics": {"hr_at_k": of_rank}}
-    other: dict[str, Any] = {"name": "b", "metrics": {"hr_at_k": 0.5}}
-    found = _differences(mine, other, {"a": drawn(0.1, of_rank), "b": drawn(0.9, 0.5)}, 0.95)
-    assert {name: (of["low"], of["high"]) for name, of in found.items()} == (
+    first: dict[str, Any] = {"name": "a", "metrics": {"hr_at_k": of_rank}}
+    second: dict[str, Any] = {"name": "b", "metrics": {"hr_at_k": 0.5}}
+    differences = _differences(first, second, {"a": drawn(0.1, of_rank), "b": drawn(0.9, 0.5)}, 0.95)
+    assert {name: (interval["low"], interval["high"]) for name, interval in differences.items()} == (
         {} if of_rank is None else {"hr_at_k": pytest.approx((0.2, 0.2))}
     )
 
@@ -305,8 +305,8 @@ def test_models_without_users_are_compared_without_a_test(
 ) -> None:
     make_dataset(ws, train=1_000, valid=400)
     spec = spec_of(rank_group=None, evaluation={})
-    found = run_stage(Compare(), spec, ws, DS).manifest
-    assert all(m["against"] == {} and m["intervals"] == {} for m in found.facts["models"])
+    manifest = run_stage(Compare(), spec, ws, DS).manifest
+    assert all(m["against"] == {} and m["intervals"] == {} for m in manifest.facts["models"])
 
 
 def test_the_command_shows_a_table_and_json(
@@ -321,10 +321,10 @@ def test_the_command_shows_a_table_and_json(
     data = spec_of().model_dump(mode="json", by_alias=True, exclude_unset=True)
     pipeline.write_text(json.dumps({k: v for k, v in data.items() if k != "compare"}))
     (tmp_path / "wide-deep.yaml").write_text(json.dumps(MODELS["deep"]))
-    asked: list[tuple[str, ...]] = []
+    requested_stages: list[tuple[str, ...]] = []
 
     def run(pipeline: str, ws: Workspace, ds: str, overrides: list[str], *stages: str, show_results: bool) -> int:
-        asked.append(stages)
+        requested_stages.append(stages)
         print("what the application prints")
         run_stage(Compare(), load_spec(pipeline, overrides), ws, ds)
         return 0
@@ -335,20 +335,20 @@ def test_the_command_shows_a_table_and_json(
     missing = CliRunner().invoke(app, ["compare", str(pipeline), *place])
     assert missing.exit_code == 2
     assert "has no section compare" in missing.output
-    shown = CliRunner().invoke(app, ["compare", str(pipeline), *place, "--models", str(tmp_path / "wide-deep.yaml")])
-    assert shown.exit_code == 0, shown.output
-    assert asked == [("compare", "compare")]
-    lines = [line.split() for line in shown.output.splitlines()]
+    table = CliRunner().invoke(app, ["compare", str(pipeline), *place, "--models", str(tmp_path / "wide-deep.yaml")])
+    assert table.exit_code == 0, table.output
+    assert requested_stages == [("compare", "compare")]
+    lines = [line.split() for line in table.output.splitlines()]
     assert [line[:2] for line in lines if line and line[0] in ("as_it_is", "wide_deep")] == [
         ["as_it_is", "dlrm"],
         ["wide_deep", "wide_deep"],
     ]
     monkeypatch.setattr(screen, "out", screen.Console(highlight=False, width=400))
     more = ["--models", str(tmp_path / "wide-deep.yaml"), "--against", "wide_deep", "--json"]
-    told = CliRunner().invoke(app, ["compare", str(pipeline), *place, *more])
-    found = json.loads(told.stdout)
-    assert (found["reference"], [m["name"] for m in found["models"]]) == ("wide_deep", ["as_it_is", "wide_deep"])
-    assert found["models"][0]["against"]["auc"]["p"] <= 1
+    as_json = CliRunner().invoke(app, ["compare", str(pipeline), *place, *more])
+    document = json.loads(as_json.stdout)
+    assert (document["reference"], [m["name"] for m in document["models"]]) == ("wide_deep", ["as_it_is", "wide_deep"])
+    assert document["models"][0]["against"]["auc"]["p"] <= 1
     assert len(launches.keys) == 2
     twice = CliRunner().invoke(app, ["compare", str(pipeline), *place, "--models", "a/as_it_is.yaml"])
     assert twice.exit_code == 2
@@ -363,9 +363,9 @@ def test_the_report_has_the_table(ws: Workspace, make_dataset: Callable[..., Man
     assert "Models compared" in text
     assert "minus as_it_is" in text
     assert "Of an earlier dataset" not in text
-    other = features.model_copy(update={"key": "other"})
-    assert identity(other) != identity(features)
-    stale = page(Day(spec=spec, ds=DS, manifests={"features": other, "compare": manifest}))
+    another_features = features.model_copy(update={"key": "other"})
+    assert identity(another_features) != identity(features)
+    stale = page(Day(spec=spec, ds=DS, manifests={"features": another_features, "compare": manifest}))
     assert "Of an earlier dataset" in stale
     assert "Models compared" not in page(Day(spec=spec, ds=DS, manifests={"features": features}))
 
@@ -378,6 +378,6 @@ def test_a_model_of_a_version_without_replicates_is_measured_anew(
     day = trained_day(ws, spec)
     (ws.home / day.output("model").name).parent.joinpath("replicates.json").unlink()
     run_stage(Compare(), spec, ws, DS)
-    kept = (ws.home / day.output("model").name).parent
-    assert (kept / "replicates.json").is_file()
-    assert json.loads((kept / "compared.json").read_text())["facts"]["resumed_from_step"] == 5
+    saved = (ws.home / day.output("model").name).parent
+    assert (saved / "replicates.json").is_file()
+    assert json.loads((saved / "compared.json").read_text())["facts"]["resumed_from_step"] == 5

@@ -196,7 +196,7 @@ def test_values_of_properties_hold_no_secret(key: str, value: str, secret: bool)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "setting",
     [
         {"options": {"private_key_passphrase": "hunter2"}},
         {"options": {"private_key_file_pwd": "hunter2"}},
@@ -205,9 +205,9 @@ def test_values_of_properties_hold_no_secret(key: str, value: str, secret: bool)
         {"stage": "s3://me:hunter2@bucket/in"},
     ],
 )
-def test_no_secret_of_a_warehouse_is_in_a_spec(given: dict[str, Any]) -> None:
+def test_no_secret_of_a_warehouse_is_in_a_spec(setting: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="password_env or password_file") as e:
-        Warehouse(kind="clickhouse", **given)
+        Warehouse(kind="clickhouse", **setting)
     (fault,) = e.value.errors()
     assert "hunter2" not in fault["msg"]
 
@@ -386,7 +386,7 @@ def test_the_shipped_overlay_makes_raw_ids() -> None:
 
 
 def test_an_overlays_keys_over_train_are_nested(tmp_path: Path) -> None:
-    """As in a pipeline's own file, and as one flow mapping."""
+    """A pipeline's own file nests them, and so does one flow mapping."""
     overlay = tmp_path / "warm.yaml"
     overlay.write_text(
         """
@@ -397,14 +397,14 @@ challenger: {train: {dense: {learning_rate: 0.002, schedule: {kind: linear}}}}
     spec = load_spec("clicks", load_overlay(overlay))
     assert spec.train_of_warm_start().dense.learning_rate == 0.0005
     assert spec.of_challenger().train.dense.schedule.kind == "linear"
-    whole = load_spec(
+    expected = load_spec(
         "clicks",
         [
             "retrain.warm={epochs: 1, dense: {learning_rate: 0.0005}}",
             "challenger.train={dense: {learning_rate: 0.002, schedule: {kind: linear}}}",
         ],
     )
-    assert spec == whole
+    assert spec == expected
 
 
 def test_settings_of_embeddings_are_imported_without_the_other_sections() -> None:

@@ -84,7 +84,7 @@ def test_filters_that_are_refused(entry: dict[str, Any], message: str) -> None:
 def test_columns_that_candidates_make_are_refused(side: str, name: str) -> None:
     sources = {"sources": {"a": {"kind": "popular"}}}
     sides = {"user": {"key": "user_id"}, "item": {"key": "item_id"}}
-    entities = {s: Entity(**of, columns=(name,) if s == side else ()) for s, of in sides.items()}
+    entities = {s: Entity(**entity, columns=(name,) if s == side else ()) for s, entity in sides.items()}
     Score(**entities)
     with pytest.raises(ValueError, match=f"'{name}' is the name of a column that candidates make"):
         Score(**entities, candidates=Candidates.model_validate(sources))

@@ -46,8 +46,8 @@ def test_uniform_and_normal_have_their_moments_and_do_not_correlate() -> None:
     assert z.shape == (200_000, 3)
     assert np.abs(z.mean(axis=0)).max() < 0.01
     assert np.abs(z.std(axis=0) - 1.0).max() < 0.01
-    others = np.column_stack([z, u, uniform(stream(1, "c"), counter), uniform(stream(2, "a"), counter)])
-    correlations = np.corrcoef(others, rowvar=False) - np.eye(6)
+    draws = np.column_stack([z, u, uniform(stream(1, "c"), counter), uniform(stream(2, "a"), counter)])
+    correlations = np.corrcoef(draws, rowvar=False) - np.eye(6)
     assert np.abs(correlations).max() < 0.01
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.01
 

@@ -87,17 +87,17 @@ def uniform(step: int, attempt: int, counter: int, seed: int = 7) -> float:
 def test_draws_are_those_of_a_loop(seed: int, method: str, excludes: bool, step: int) -> None:
     """Row by row and draw by draw: hash, look up, try again while it is the row's own or in its list."""
     batch, rows_each, n, first_row = rows_of(np.random.default_rng(seed), 12), 4, 3, 24
-    asked = candidates(method=method, per_positive=n, exclude="seen" if excludes else None)
-    sampler = CandidateSampler.from_config(SCHEMA, asked, 7, COUNTS)
+    negatives = candidates(method=method, per_positive=n, exclude="seen" if excludes else None)
+    sampler = CandidateSampler.from_config(SCHEMA, negatives, 7, COUNTS)
     assert sampler is not None
-    found = sampler.draw(step, first_row, rows_each, batch)
-    assert (found.shape, found.dtype) == ((12, n), np.int64)
+    draws = sampler.draw(step, first_row, rows_each, batch)
+    assert (draws.shape, draws.dtype) == ((12, n), np.int64)
     table = AliasTable(COUNTS[FIRST:].astype(float) ** 0.75)
-    own, seen = batch.codes[:, 1], batch.lists["seen"]
+    positives, seen = batch.codes[:, 1], batch.lists["seen"]
     for row in range(12):
         part = range(row // rows_each * rows_each, (row // rows_each + 1) * rows_each)
-        pool = [own[i] for i in part if batch.labels[i] > 0 and own[i] >= FIRST]
-        refused = {own[row], *(seen.values[seen.offsets[row] : seen.offsets[row + 1]] if excludes else ())}
+        pool = [positives[i] for i in part if batch.labels[i] > 0 and positives[i] >= FIRST]
+        refused = {positives[row], *(seen.values[seen.offsets[row] : seen.offsets[row + 1]] if excludes else ())}
         for j in range(n):
             counter = (first_row + row) * n + j
             for attempt in range(8):
@@ -113,17 +113,17 @@ def test_draws_are_those_of_a_loop(seed: int, method: str, excludes: bool, step:
             else:
                 rest = [i for i in range(FIRST, ITEMS) if i not in refused]
                 drawn = rest[int(uniform(step, 8, counter) * len(rest))]
-            assert found[row, j] == drawn
+            assert draws[row, j] == drawn
 
 
 def test_ranks_of_any_number_draw_the_same_and_steps_differ() -> None:
     batch = rows_of(np.random.default_rng(1), 16)
     sampler = CandidateSampler.from_config(SCHEMA, candidates(per_positive=5, exclude="seen"), 7)
     assert sampler is not None
-    whole = sampler.draw(3, 0, 4, batch)
+    alone = sampler.draw(3, 0, 4, batch)
     half = Batch(batch.continuous[8:], batch.codes[8:], batch.labels[8:], {}, {"seen": batch.lists["seen"].rows(8, 16)})
-    np.testing.assert_array_equal(sampler.draw(3, 8, 4, half), whole[8:])
-    assert (sampler.draw(4, 0, 4, batch) != whole).mean() > 0.5
+    np.testing.assert_array_equal(sampler.draw(3, 8, 4, half), alone[8:])
+    assert (sampler.draw(4, 0, 4, batch) != alone).mean() > 0.5
 
 
 @pytest.mark.parametrize("method", ["uniform", "popularity"])
@@ -164,8 +164,8 @@ def test_an_alias_table_has_the_weights_shares(weights: list[float]) -> None:
     w = np.array(weights)
     table = AliasTable(w)
     np.testing.assert_allclose(table.shares(), w / w.sum(), atol=1e-12)
-    at = (np.arange(20_000) + 0.5) / 20_000
-    np.testing.assert_allclose(np.bincount(table.draw(at), minlength=len(w)) / 20_000, w / w.sum(), atol=2e-2)
+    uniforms = (np.arange(20_000) + 0.5) / 20_000
+    np.testing.assert_allclose(np.bincount(table.draw(uniforms), minlength=len(w)) / 20_000, w / w.sum(), atol=2e-2)
 
 
 def test_raw_ids_are_drawn_from_the_batch() -> None:
@@ -179,10 +179,10 @@ def test_raw_ids_are_drawn_from_the_batch() -> None:
     assert sampler is not None
     codes = np.array([[10**16], [-4], [0], [5], [77], [77], [77], [77]])
     batch = Batch(np.zeros((8, 0), np.float32), codes, np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32))
-    found = sampler.draw(0, 0, 4, batch)
+    draws = sampler.draw(0, 0, 4, batch)
     known = [{-4}, {10**16}, {-4, 10**16}, {-4, 10**16}, {0}, {0}, {0}, {0}]
-    assert [set(row) <= k for row, k in zip(found.tolist(), known, strict=True)] == [True] * 8
-    assert set(found[3]) == {-4, 10**16}
+    assert [set(row) <= k for row, k in zip(draws.tolist(), known, strict=True)] == [True] * 8
+    assert set(draws[3]) == {-4, 10**16}
 
 
 def test_a_list_of_everything_leaves_any_other() -> None:
@@ -199,7 +199,7 @@ def test_a_list_of_everything_leaves_any_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         ({"as": "rows", "method": "popularity"}, "is for `as: candidates`"),
         ({"as": "rows", "shared": True}, "`shared` is for `as: candidates`"),
@@ -208,9 +208,9 @@ def test_a_list_of_everything_leaves_any_other() -> None:
         ({"as": "items"}, "'rows' or 'candidates'"),
     ],
 )
-def test_settings_that_do_not_fit(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        Negatives.model_validate({"column": "item", **given})
+def test_settings_that_do_not_fit(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Negatives.model_validate({"column": "item", **values})
 
 
 @pytest.mark.parametrize("name", ["item", "user", "sen"])
@@ -220,9 +220,9 @@ def test_a_list_that_cannot_be_left_out(name: str) -> None:
 
 
 def test_negatives_round_trip() -> None:
-    other = candidates(exponent=1.0)
-    assert other.model_dump(mode="json")["form"] == "candidates"
-    assert Train.model_validate(Train(negatives=other).model_dump(mode="json")).negatives == other
+    negatives = candidates(exponent=1.0)
+    assert negatives.model_dump(mode="json")["form"] == "candidates"
+    assert Train.model_validate(Train(negatives=negatives).model_dump(mode="json")).negatives == negatives
 
 
 @pytest.fixture(scope="module")
@@ -250,9 +250,9 @@ def test_loaders_draw_beside_their_rows(split: tuple[Any, ...], more: dict[str, 
     plain = Train(batch_size=64, streams=4, seed=3)
     with TrainLoader(layout, schema, plain) as source:
         for b in alone:
-            other = next(source)
-            assert other.negatives is None
-            np.testing.assert_array_equal(b.codes, other.codes)
+            original = next(source)
+            assert original.negatives is None
+            np.testing.assert_array_equal(b.codes, original.codes)
     for i, b in enumerate(later):
         assert b.negatives is not None
         np.testing.assert_array_equal(b.negatives, alone[13 + i].negatives)
@@ -272,9 +272,9 @@ def test_logarithms_of_shares(split: tuple[Any, ...]) -> None:
     def shares(**more: Any) -> ItemShares:
         return ItemShares(Ranks(), layout, schema, Train(negatives=candidates(**more)))
 
-    def close(found: Any, weights: list[float]) -> None:
+    def close(logarithms: Any, weights: list[float]) -> None:
         np.testing.assert_allclose(
-            found.numpy()[2:], [math.log(max(w, 1) / sum(weights)) for w in weights[2:]], rtol=1e-5
+            logarithms.numpy()[2:], [math.log(max(w, 1) / sum(weights)) for w in weights[2:]], rtol=1e-5
         )
 
     close(shares().log_share("item", "rows"), count)

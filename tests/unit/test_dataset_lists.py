@@ -117,15 +117,20 @@ def test_other_readers_see_plain_parquet_lists(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=5), max_size=4), st.integers(0, 3))
-def test_parts_are_concatenated(parts: list[list[list[int]]], before: int) -> None:
+def test_parts_are_concatenated(parts: list[list[list[int]]], skipped: int) -> None:
     """Parts that begin somewhere in their values, into one that begins at 0."""
     arrays = []
     for rows in parts:
-        values = np.array([7] * before + [v for row in rows for v in row] + [8], np.int32)
-        arrays.append(JaggedArray(np.cumsum([before, *map(len, rows)]).astype(np.int32), values))
-    found = concatenated(arrays, np.int64)
+        values = np.array([7] * skipped + [v for row in rows for v in row] + [8], np.int32)
+        arrays.append(JaggedArray(np.cumsum([skipped, *map(len, rows)]).astype(np.int32), values))
+    joined = concatenated(arrays, np.int64)
     rows = [row for part in parts for row in part]
-    assert (found.offsets[0], found.offsets.dtype, found.values.dtype, len(found)) == (0, np.int64, np.int64, len(rows))
-    assert [found.values[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)] == rows
-    assert found.to_padded(4).tolist() == [row + [0] * (4 - len(row)) for row in rows]
-    assert found.rows(1, 3).flat().tolist() == [v for row in rows[1:3] for v in row] if len(rows) > 3 else True
+    assert (joined.offsets[0], joined.offsets.dtype, joined.values.dtype, len(joined)) == (
+        0,
+        np.int64,
+        np.int64,
+        len(rows),
+    )
+    assert [joined.values[a:b].tolist() for a, b in zip(joined.offsets, joined.offsets[1:], strict=False)] == rows
+    assert joined.to_padded(4).tolist() == [row + [0] * (4 - len(row)) for row in rows]
+    assert joined.rows(1, 3).flat().tolist() == [v for row in rows[1:3] for v in row] if len(rows) > 3 else True

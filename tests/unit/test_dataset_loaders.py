@@ -55,11 +55,11 @@ def rows_of(batches: Sequence[Batch]) -> npt.NDArray[np.generic]:
 
 def steps(split: Split, n: int, *, world: int = 1, start: int = 0, train: Train = TRAIN) -> list[list[Batch]]:
     """`n` steps of each rank: [rank][step]."""
-    found = []
+    by_rank = []
     for rank in range(world):
         with TrainLoader(*split, train, World(rank, world), start_step=start, carried=["row"]) as source:
-            found.append(list(itertools.islice(source, n)))
-    return found
+            by_rank.append(list(itertools.islice(source, n)))
+    return by_rank
 
 
 def assert_equal(a: Batch, b: Batch) -> None:
@@ -112,9 +112,9 @@ def test_streams_wrap_and_each_epoch_has_its_own_order(split: Split) -> None:
     layout, _ = split
     (batches,) = steps(split, 60)
     for stream in range(4):
-        given = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
+        rows = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
         n = sum(g.rows for g in layout.stream(stream, 4))
-        first, second, third = given[:n], given[n : 2 * n], given[2 * n : 3 * n]
+        first, second, third = rows[:n], rows[n : 2 * n], rows[2 * n : 3 * n]
         assert len(set(first)) == n
         assert set(first) == set(second) == set(third)
         assert not np.array_equal(first, second)
@@ -138,8 +138,8 @@ def test_streams_are_petastorms_shards(split: Split) -> None:
             num_epochs=1,
         ) as shard:
             expected = np.concatenate([g.row for g in shard])
-        given = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
-        assert set(given[: len(expected)]) == set(expected)
+        rows = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
+        assert set(rows[: len(expected)]) == set(expected)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_streams_are_petastorms_shards(split: Split) -> None:
 @pytest.mark.parametrize("start", [0, 1, 7, 16, 17, 100])
 def test_starting_at_a_step_equals_coming_to_it(split: Split, start: int, negatives: Negatives | None) -> None:
     train = TRAIN.model_copy(update={"negatives": negatives})
-    (whole,) = steps(split, start + 5, train=train)
+    (uninterrupted,) = steps(split, start + 5, train=train)
     for rank, batches in enumerate(steps(split, 5, world=2, start=start, train=train)):
-        for expected, b in zip(whole[start:], batches, strict=True):
+        for expected, b in zip(uninterrupted[start:], batches, strict=True):
             assert_equal(side_by_side([_half(expected, rank)]), b)
 
 
@@ -225,25 +225,25 @@ def test_negatives_are_other_known_values_and_the_same_for_any_world(split: Spli
         assert source.rows == len(stored) + 3 * int(stored["click"].sum())
     # Stream 0 of the first epoch, row by row: an original, then its three copies where it is a positive.
     layout = split[0]
-    own = np.concatenate([b.carried["row"][:16] for b in alone])
+    row_ids = np.concatenate([b.carried["row"][:16] for b in alone])
     codes = np.concatenate([padded_codes(b, split[1])[:16] for b in alone])
     labels = np.concatenate([b.labels[:16] for b in alone])
     expected_rows = sum(g.rows for g in layout.stream(0, 4))
-    at, originals, drawn = 0, 0, []
+    position, originals, drawn = 0, 0, []
     while originals < expected_rows:
-        original = stored.loc[own[at]]
-        assert labels[at] == original["click"]
-        assert codes[at, 1] == original["item"]
+        original = stored.loc[row_ids[position]]
+        assert labels[position] == original["click"]
+        assert codes[position, 1] == original["item"]
         originals += 1
-        copies = 3 if labels[at] else 0
-        for j in range(at + 1, at + 1 + copies):
-            assert own[j] == own[at]
+        copies = 3 if labels[position] else 0
+        for j in range(position + 1, position + 1 + copies):
+            assert row_ids[j] == row_ids[position]
             assert labels[j] == 0
             assert 2 <= codes[j, 1] < 40
             assert codes[j, 1] != original["item"]
-            np.testing.assert_array_equal(np.delete(codes[j], 1), np.delete(codes[at], 1))
+            np.testing.assert_array_equal(np.delete(codes[j], 1), np.delete(codes[position], 1))
             drawn.append(codes[j, 1])
-        at += 1 + copies
+        position += 1 + copies
     assert set(drawn) == set(range(2, 40))
 
 
@@ -266,8 +266,8 @@ def test_damaged_files_are_named(tmp_path: Path, make_dataset: Callable[..., Man
     with pytest.raises(UserError, match=r"carries no column 'colour' .it has: row, query."):
         open_split(local(folder), "train", manifest.dataset_schema, ["colour"])
     part = folder / "train" / "part-0001.parquet"
-    whole = part.read_bytes()
-    part.write_bytes(whole[: len(whole) // 2])
+    content = part.read_bytes()
+    part.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"part-0001.parquet is not a whole Parquet file"):
         open_split(local(folder), "train", manifest.dataset_schema)
     pq.write_table(pa.table({"age": [1.0]}), part)
@@ -337,13 +337,13 @@ def test_bad_values_are_named(
 
 def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
     layout, _ = split
-    asked = [7, 0, 3, 3, 9]
+    pieces = [7, 0, 3, 3, 9]
     groups = {g.piece: g for g in layout.row_groups}
     with ReadAhead(1, 1) as ahead:
-        reader = RowGroupReader(["row"], (arriving for _, arriving in ahead.follow(iter(asked), groups.__getitem__)))
-        given = [stored.column("row").to_numpy() for stored in reader]
+        reader = RowGroupReader(["row"], (arriving for _, arriving in ahead.follow(iter(pieces), groups.__getitem__)))
+        row_groups = [stored.column("row").to_numpy() for stored in reader]
         reader.close()
-    for piece, rows in zip(asked, given, strict=True):
+    for piece, rows in zip(pieces, row_groups, strict=True):
         with pq.ParquetFile(groups[piece].path) as file:
             expected = file.read_row_group(groups[piece].index, ["row"]).column("row").to_numpy()
         np.testing.assert_array_equal(rows, expected)
@@ -362,9 +362,9 @@ def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monk
 
     monkeypatch.setattr(module, "write_features", failing)
     with TrainLoader(*split, TRAIN) as source:
-        given: list[Batch] = []
+        received: list[Batch] = []
         with pytest.raises(UserError, match="no more"):
-            given.extend(source)
+            received.extend(source)
         with pytest.raises(UserError, match="no more"):
             next(source)
 

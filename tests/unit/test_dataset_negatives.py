@@ -37,14 +37,14 @@ def test_negatives_of_a_wrong_column(split: Split, column: str, message: str) ->
 def test_negatives_of_the_batch() -> None:
     """Values of the batch as often as they are there, never the row's own, and any other where it is the only one."""
     plan = NegativeSampler(column=0, cardinality=50, per_positive=40, first=2, in_batch=True)
-    own = np.array([7] * 100 + [8] * 300 + [9] * 600 + [1, 0], np.int64)
-    drawn = plan.draw(own, np.random.default_rng(0))
-    assert (drawn != own[:, None]).all()
-    for code, others in ((7, {8: 0.3, 9: 0.6}), (1, {7: 0.1, 8: 0.3, 9: 0.6})):
-        of = drawn[own == code]
-        for other, share in others.items():
+    codes = np.array([7] * 100 + [8] * 300 + [9] * 600 + [1, 0], np.int64)
+    drawn = plan.draw(codes, np.random.default_rng(0))
+    assert (drawn != codes[:, None]).all()
+    for code, shares in ((7, {8: 0.3, 9: 0.6}), (1, {7: 0.1, 8: 0.3, 9: 0.6})):
+        negatives = drawn[codes == code]
+        for value, share in shares.items():
             # Five standard deviations; the generator's seed is fixed.
-            assert abs((of == other).mean() - share) < 5 * np.sqrt(share * (1 - share) / of.size) + 1e-3
+            assert abs((negatives == value).mean() - share) < 5 * np.sqrt(share * (1 - share) / negatives.size) + 1e-3
     alone = plan.draw(np.full(500, 7, np.int64), np.random.default_rng(0))
     assert set(np.unique(alone)) == set(range(2, 50)) - {7}
 
@@ -56,17 +56,17 @@ def test_negatives_that_a_user_has_not_seen() -> None:
     pairs = SeenPairs(np.array(keys, np.int64), items=12)
     plan = NegativeSampler(1, 12, per_positive=40, first=2, user=0, seen=pairs)
     users = np.repeat(np.array([3, 4, 5, 6]), 300)
-    own = np.tile(np.array([5, 7, 8, 9, 10, 11]), 200)
-    drawn = plan.draw(own, np.random.default_rng(0), users)
+    items = np.tile(np.array([5, 7, 8, 9, 10, 11]), 200)
+    drawn = plan.draw(items, np.random.default_rng(0), users)
     assert drawn.shape == (1_200, 40)
     assert drawn.min() >= 2
     assert drawn.max() < 12
     for user in (3, 4, 6):
-        of = drawn[(users == user) & (own == 5)]
+        negatives = drawn[(users == user) & (items == 5)]
         left = set(range(2, 12)) - seen.get(user, set()) - {5}
-        assert set(np.unique(of)) == left
+        assert set(np.unique(negatives)) == left
         for item in left:
-            assert abs((of == item).mean() - 1 / len(left)) < 5 * np.sqrt(0.25 / of.size)
+            assert abs((negatives == item).mean() - 1 / len(left)) < 5 * np.sqrt(0.25 / negatives.size)
 
 
 def test_pairs_that_a_split_has_seen(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
@@ -85,7 +85,7 @@ def test_pairs_that_a_split_has_seen(tmp_path: Path, make_dataset: Callable[...,
         batch = next(loader)
     scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     users, items = (batch.codes[:, scalars.index(name)] for name in ("user", "item"))
-    found = set(zip(users.tolist(), items.tolist(), strict=True))
+    pairs = set(zip(users.tolist(), items.tolist(), strict=True))
     positive = batch.labels > 0
     assert set(zip(users[positive].tolist(), items[positive].tolist(), strict=True)) <= expected
     copies = np.flatnonzero(positive)[:, None] + np.arange(1, 4)
@@ -93,7 +93,7 @@ def test_pairs_that_a_split_has_seen(tmp_path: Path, make_dataset: Callable[...,
     drawn = drawn[batch.labels[drawn] == 0]
     assert len(drawn) > 20
     assert not set(zip(users[drawn].tolist(), items[drawn].tolist(), strict=True)) & expected
-    assert found - expected
+    assert pairs - expected
 
 
 @pytest.mark.parametrize("user", ["tags", "item", "colour"])
@@ -106,17 +106,17 @@ def test_seen_by_a_wrong_column(split: Split, user: str) -> None:
 def test_negatives_of_raw_ids_are_those_of_the_batch() -> None:
     plan = NegativeSampler(column=0, cardinality=0, per_positive=40, in_batch=True, raw=True)
     low, high = -(2**63), 2**63 - 1
-    own = np.array([low] * 100 + [5] * 300 + [high] * 600 + [0] * 50, np.int64)
-    drawn = plan.draw(own, np.random.default_rng(0))
-    for code, others in (
+    codes = np.array([low] * 100 + [5] * 300 + [high] * 600 + [0] * 50, np.int64)
+    drawn = plan.draw(codes, np.random.default_rng(0))
+    for code, shares in (
         (low, {5: 1 / 3, high: 2 / 3}),
         (5, {low: 1 / 7, high: 6 / 7}),
         (0, {low: 0.1, 5: 0.3, high: 0.6}),
     ):
-        of = drawn[own == code]
-        assert set(np.unique(of)) == set(others)
-        for other, share in others.items():
-            assert abs((of == other).mean() - share) < 5 * np.sqrt(share * (1 - share) / of.size)
+        negatives = drawn[codes == code]
+        assert set(np.unique(negatives)) == set(shares)
+        for value, share in shares.items():
+            assert abs((negatives == value).mean() - share) < 5 * np.sqrt(share * (1 - share) / negatives.size)
     for alone in ([7, 7], [0], []):
         assert not plan.draw(np.array(alone, np.int64), np.random.default_rng(0)).any()
 

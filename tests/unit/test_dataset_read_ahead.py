@@ -55,18 +55,18 @@ class Place:
 def test_what_follows_is_fetched_once_in_order_and_within_bounds(sizes: list[int], mib: int, streams: int) -> None:
     fetched: list[int] = []
     groups = [RowGroup(i, Place(i, fetched), 0, 1, n) for i, n in enumerate(sizes)]  # type: ignore[arg-type]
-    asked: list[int] = []
+    requested: list[int] = []
 
     def order() -> Iterator[int]:
         for i in range(len(sizes)):
-            asked.append(i)
+            requested.append(i)
             yield i
 
     used = []
     with ReadAhead(streams, mib) as ahead:
         for i, arriving in ahead.follow(order(), groups.__getitem__):
             # The last one that was asked for is looked at before there is room for it.
-            held = [sizes[n] for n in asked[i + 1 : None if asked[-1] == len(sizes) - 1 else -1]]
+            held = [sizes[n] for n in requested[i + 1 : None if requested[-1] == len(sizes) - 1 else -1]]
             assert sum(held[:-1]) <= (mib << 20) // streams or len(held) <= 2
             assert arriving.path() == Path(str(i))
             used.append(arriving.group.piece)
@@ -95,13 +95,13 @@ def test_the_next_row_group_is_fetched_while_one_is_used() -> None:
 def manifest(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Manifest:
     """A dataset with a file for each row group, and their listing, as the features stage writes it."""
     ws = Workspace(tmp_path / "home")
-    made = make_dataset(ws, train=2003, groups=12)
-    folder = ws.locate(made.output("dataset").name).local_path()
+    dataset = make_dataset(ws, train=2003, groups=12)
+    folder = ws.locate(dataset.output("dataset").name).local_path()
     listed = []
     for split in ("train", "valid"):
-        whole = sorted((folder / split).iterdir())
-        rows = pa.concat_tables(map(pq.read_table, whole))
-        for file in whole:
+        parts = sorted((folder / split).iterdir())
+        rows = pa.concat_tables(map(pq.read_table, parts))
+        for file in parts:
             file.unlink()
         for i, start in enumerate(range(0, rows.num_rows, 170)):
             file = folder / split / f"part-{i:04d}.parquet"
@@ -109,7 +109,7 @@ def manifest(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Manifest:
             n = min(170, rows.num_rows - start)
             listed.append({"name": f"{split}/{file.name}", "size": file.stat().st_size, "rows": n, "row_groups": 1})
     (folder / LISTING).write_text(json.dumps(listed))
-    return made
+    return dataset
 
 
 @pytest.fixture
@@ -122,14 +122,14 @@ def stored_split(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyP
     """The same in a store of objects."""
     ws = Workspace(tmp_path / "home")
     memory_home(monkeypatch, tmp_path / "cache", ("s3",))
-    there = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
+    elsewhere = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
     name = manifest.output("dataset").name
-    with there.locate(name).new_folder() as folder:
+    with elsewhere.locate(name).new_folder() as folder:
         folder.copy_from(ws.locate(name))
-    found = split_of(manifest, there, "train", ["row"])
+    stored = split_of(manifest, elsewhere, "train", ["row"])
     assert not (tmp_path / "cache" / "files").exists()  # row groups are counted in the listing
-    assert found[0].rows == local_split[0].rows
-    return found
+    assert stored[0].rows == local_split[0].rows
+    return stored
 
 
 def batches(split: Split, rank: int = 0, ranks: int = 1, train: Train = TRAIN) -> list[Batch]:
@@ -137,8 +137,8 @@ def batches(split: Split, rank: int = 0, ranks: int = 1, train: Train = TRAIN) -
         return list(itertools.islice(source, 60))
 
 
-def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def assert_equal(actual: list[Batch], expected: list[Batch]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         for x, y in ((a.continuous, b.continuous), (a.codes, b.codes), (a.labels, b.labels)):
             np.testing.assert_array_equal(x, y)
         np.testing.assert_array_equal(a.carried["row"], b.carried["row"])
@@ -146,7 +146,7 @@ def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
 
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each object was fetched."""
+    """Count the downloads of each object, by key."""
     counted: Counter[str] = Counter()
     real = calls.download
 
@@ -163,14 +163,14 @@ def test_two_ranks_of_a_host_fetch_their_own_files_once(
 ) -> None:
     """Two epochs by each of two ranks, twice: as two processes would that share the cache."""
     files = {g.path.name for g in stored_split[0].row_groups}
-    mine = {g.path.name for s in (0, 1) for g in stored_split[0].stream(s, TRAIN.streams)}
+    local_files = {g.path.name for s in (0, 1) for g in stored_split[0].stream(s, TRAIN.streams)}
     assert_equal(batches(stored_split, 0, 2), batches(local_split, 0, 2))
-    assert {key.rsplit("/", 1)[1] for key in downloads} == mine
-    assert len(mine) < len(files)
+    assert {key.rsplit("/", 1)[1] for key in downloads} == local_files
+    assert len(local_files) < len(files)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda rank: batches(stored_split, rank, 2), (0, 1, 0, 1)))
+        by_rank = list(pool.map(lambda rank: batches(stored_split, rank, 2), (0, 1, 0, 1)))
     for rank in range(4):
-        assert_equal(found[rank], batches(local_split, rank % 2, 2))
+        assert_equal(by_rank[rank], batches(local_split, rank % 2, 2))
     with EvalLoader(*stored_split, batch_size=64, streams=4) as source:
         assert sum(batch.rows for batch in source) == local_split[0].rows
     assert {key.rsplit("/", 1)[1]: n for key, n in downloads.items()} == dict.fromkeys(files, 1)
@@ -180,7 +180,7 @@ def test_a_small_cache_holds_what_is_ahead_and_little_more(
     local_split: Split, stored_split: Split, downloads: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = max(g.path.size() for g in stored_split[0].row_groups)
-    limit, one = 4 * largest, TRAIN.model_copy(update={"streams": 1})
+    limit, one_stream = 4 * largest, TRAIN.model_copy(update={"streams": 1})
     monkeypatch.setenv(copies.LIMIT, str(limit / 2**30))
     monkeypatch.setattr("headrace.dataset.row_groups._MOST", 2)
     peaks = []
@@ -191,7 +191,7 @@ def test_a_small_cache_holds_what_is_ahead_and_little_more(
         peaks.append(size + sum(stat.st_size for stat, _ in copies._files(tmp_path / "cache")))
 
     monkeypatch.setattr(copies, "_make_room", watched)
-    assert_equal(batches(stored_split, train=one), batches(local_split, train=one))
+    assert_equal(batches(stored_split, train=one_stream), batches(local_split, train=one_stream))
     assert max(downloads.values()) > 1
     # Two are fetched at once, and neither counts the other.
     assert max(peaks) <= limit + 2 * largest < sum(g.path.size() for g in stored_split[0].row_groups)
@@ -211,16 +211,16 @@ def test_a_copy_that_went_before_it_was_opened_is_fetched_again(stored_split: Sp
 def test_an_object_that_the_store_does_not_give_is_named(
     stored_split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    gone = stored_split[0].row_groups[3].path.name
+    name = stored_split[0].row_groups[3].path.name
     real = calls.download
 
     def download(bucket: Any, key: str, file: Path) -> calls.Stored:
-        if key.endswith(gone):
+        if key.endswith(name):
             raise calls.StoreError(f"{key}: HTTP error: 503 Slow Down")
         return real(bucket, key, file)
 
     monkeypatch.setattr(calls, "download", download)
-    with pytest.raises(calls.StoreError, match=rf"/train/{gone}: HTTP error: 503"):
+    with pytest.raises(calls.StoreError, match=rf"/train/{name}: HTTP error: 503"):
         batches(stored_split)
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
@@ -231,12 +231,12 @@ def test_an_object_that_is_gone_or_another_one_is_named_as_it_is_stored(stored_s
     store = location.STORES[path.scheme]
     assert isinstance(store, ObjectStore)
     tree, key = store._resolve(path.path)
-    found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
-    assert found is not None
+    entry = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+    assert entry is not None
     if fault == "gone":
-        calls.delete(tree.bucket, [found[1].key])
+        calls.delete(tree.bucket, [entry[1].key])
     else:
-        calls.put(tree.bucket, found[1].key, b"other")
+        calls.put(tree.bucket, entry[1].key, b"other")
     with pytest.raises(UserError, match=rf"s3://bucket/store/datasets/.*{path.name} cannot be read .* features stage"):
         batches(stored_split)
 
@@ -250,9 +250,9 @@ def test_a_copy_that_went_and_whose_object_is_gone_is_named_as_it_is_stored(stor
         ((_, arriving),) = ahead.follow(iter(groups), lambda group: group)
         arriving.path().unlink()
         tree, key = store._resolve(path.path)
-        found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
-        assert found is not None
-        calls.delete(tree.bucket, [found[1].key])
+        entry = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+        assert entry is not None
+        calls.delete(tree.bucket, [entry[1].key])
         with pytest.raises(UserError, match=rf"s3://bucket/store/datasets/.*{path.name} cannot be read"):
             arriving.open(["row"], BufferPool())
 
@@ -261,9 +261,9 @@ def test_a_damaged_object_is_named_as_it_is_stored(stored_split: Split, monkeypa
     real = calls.download
 
     def download(bucket: Any, key: str, file: Path) -> calls.Stored:
-        found = real(bucket, key, file)
-        file.write_bytes(b"x" * found.size)
-        return found
+        downloaded = real(bucket, key, file)
+        file.write_bytes(b"x" * downloaded.size)
+        return downloaded
 
     monkeypatch.setattr(calls, "download", download)
     with pytest.raises(UserError, match=r"s3://bucket/store/datasets/.*parquet cannot be read"):

@@ -39,8 +39,8 @@ def column(kind: pa.DataType, rows: int, null_share: float, rng: np.random.Gener
     values = rng.integers(0, 100, rows).astype(np.int32)
     # Some begin with nulls and go on without: levels in several runs.
     missing = rng.random(rows) < (null_share if rng.random() < 0.5 else null_share * (np.arange(rows) < rows / 3))
-    found = pa.array(values, mask=missing)
-    return found.cast(pa.float64()).cast(kind) if pa.types.is_floating(kind) else found.cast(kind)
+    array = pa.array(values, mask=missing)
+    return array.cast(pa.float64()).cast(kind) if pa.types.is_floating(kind) else array.cast(kind)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,20 +84,20 @@ def test_every_layout_is_read_as_arrow_reads_it(
             data_page_version=version,
             write_statistics=statistics,
         )
-        asked = [str(c) for c in rng.permutation(table.column_names)[: rng.integers(1, table.num_columns + 1)]]
+        names = [str(c) for c in rng.permutation(table.column_names)[: rng.integers(1, table.num_columns + 1)]]
         buffers = BufferPool()
         simple = version == "1.0" and compression == "none" and not dictionary
         with pq.ParquetFile(path) as file:
             for index in range(file.num_row_groups):
-                with StoredRowGroup(path, index, asked, buffers) as stored:
+                with StoredRowGroup(path, index, names, buffers) as stored:
                     assert stored.num_rows == file.metadata.row_group(index).num_rows
-                    for name in asked:
+                    for name in names:
                         expected = file.read_row_group(index, columns=[name]).column(0)
-                        found = stored.column(name)
-                        assert expected.type == found.type == stored.type_of(name)
-                        assert pa.chunked_array(getattr(found, "chunks", [found])) == expected
+                        decoded = stored.column(name)
+                        assert expected.type == decoded.type == stored.type_of(name)
+                        assert pa.chunked_array(getattr(decoded, "chunks", [decoded])) == expected
                         quick = simple and expected.type in _TYPES[:4] and expected.null_count == 0
-                        assert isinstance(found, pa.Array) == quick, name
+                        assert isinstance(decoded, pa.Array) == quick, name
 
 
 @settings(max_examples=200, deadline=None)
@@ -128,9 +128,9 @@ def test_damaged_pages_do_no_harm(place: int, value: int, data: st.DataObject) -
 @settings(max_examples=50, deadline=None)
 @given(n=st.one_of(st.integers(0, 5), st.integers(0, 70_000)), seed=st.integers(0, 2**64))
 def test_orders_are_numpys(n: int, seed: int) -> None:
-    found = native.permutation(np.random.default_rng(seed), n)
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, np.random.default_rng(seed).permutation(n))
+    order = native.permutation(np.random.default_rng(seed), n)
+    assert order.dtype == np.int32
+    np.testing.assert_array_equal(order, np.random.default_rng(seed).permutation(n))
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -161,13 +161,13 @@ def test_without_the_library_batches_are_the_same(
     manifest = make_dataset(ws, train=500, groups=4)
     split = split_of(manifest, ws, "train", ["row"])
     train = Train(batch_size=50, streams=2, ranks=1, seed=5)
-    found: list[list[Any]] = []
+    batches: list[list[Any]] = []
     for missing in (False, True):
         if missing:
             monkeypatch.setattr(native, "library", lambda: None)
         with TrainLoader(*split, train, carried=["row"]) as source:
-            found.append([next(source) for _ in range(25)])
-    for a, b in zip(*found, strict=True):
+            batches.append([next(source) for _ in range(25)])
+    for a, b in zip(*batches, strict=True):
         for x, y in zip(
             (a.continuous, a.codes, a.labels, a.carried["row"], a.lists["tags"].values, a.lists["tags"].offsets),
             (b.continuous, b.codes, b.labels, b.carried["row"], b.lists["tags"].values, b.lists["tags"].offsets),
@@ -203,8 +203,8 @@ def test_memory_in_use_is_not_given_out_again(monkeypatch: pytest.MonkeyPatch) -
         held.append((number, view))
         while len(held) > rng.integers(0, 7):
             held.pop(int(rng.integers(len(held))))
-        for expected, kept in held:
-            values = np.frombuffer(kept, np.int64) if isinstance(kept, pa.Buffer) else np.asarray(kept)
+        for expected, block in held:
+            values = np.frombuffer(block, np.int64) if isinstance(block, pa.Buffer) else np.asarray(block)
             assert (values == expected).all()
     assert len(addresses) < 250  # most of it was used again
 

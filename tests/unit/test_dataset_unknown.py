@@ -53,19 +53,19 @@ def batches(split: Split, n: int, train: Train, rank: int = 0, world: int = 1, s
         return list(itertools.islice(source, n))
 
 
-def codes_of(found: Sequence[Batch]) -> np.ndarray:
-    return np.concatenate([b.codes for b in found])
+def codes_of(loaded: Sequence[Batch]) -> np.ndarray:
+    return np.concatenate([b.codes for b in loaded])
 
 
 def test_a_share_of_the_ids_is_unknown_and_all_else_stays(split: Split) -> None:
     column = [f.name for f in split[1].of(Kind.CATEGORICAL) if not f.is_list].index("item")
     steps = 2 * (4003 // 64)
     plain, changed = batches(split, steps, LOADED), batches(split, steps, UNKNOWN)
-    before, after = codes_of(plain), codes_of(changed)
-    is_changed = before[:, column] != after[:, column]
+    original, after = codes_of(plain), codes_of(changed)
+    is_changed = original[:, column] != after[:, column]
     assert (after[is_changed, column] == OOV_CODE).all()
-    assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(before))
-    np.testing.assert_array_equal(np.delete(before, column, axis=1), np.delete(after, column, axis=1))
+    assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(original))
+    np.testing.assert_array_equal(np.delete(original, column, axis=1), np.delete(after, column, axis=1))
     for a, b in zip(plain, changed, strict=True):
         np.testing.assert_array_equal(a.labels, b.labels)
         np.testing.assert_array_equal(a.continuous, b.continuous)
@@ -77,34 +77,34 @@ def test_a_share_of_the_ids_is_unknown_and_all_else_stays(split: Split) -> None:
 
 
 def test_what_is_unknown_depends_on_neither_ranks_nor_where_a_run_goes_on(split: Split) -> None:
-    whole = batches(split, 70, UNKNOWN)
+    uninterrupted = batches(split, 70, UNKNOWN)
     ranks = [batches(split, 70, UNKNOWN, rank, 2) for rank in range(2)]
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(uninterrupted):
         np.testing.assert_array_equal(batch.codes, np.concatenate([ranks[r][step].codes for r in range(2)]))
     for start in (1, 7, 65):
-        for a, b in zip(whole[start:], batches(split, 5, UNKNOWN, start=start), strict=False):
+        for a, b in zip(uninterrupted[start:], batches(split, 5, UNKNOWN, start=start), strict=False):
             np.testing.assert_array_equal(a.codes, b.codes)
 
 
 def test_negatives_and_replayed_rows_are_unknown_too(split: Split) -> None:
     column = [f.name for f in split[1].of(Kind.CATEGORICAL) if not f.is_list].index("item")
     negatives = {"negatives": Negatives(column="item", per_positive=2)}
-    before, after = (
+    original, after = (
         codes_of(batches(split, 60, train.model_copy(update=negatives)))[:, column] for train in (LOADED, UNKNOWN)
     )
-    is_changed = before != after
+    is_changed = original != after
     assert (after[is_changed] == OOV_CODE).all()
-    assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(before))
+    assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(original))
 
     layout, schema = split
     plan = ReplayRows.plan([layout], 2_000, 40, "row", 4, seed=5)
-    found = []
+    codes = []
     for train in (LOADED, UNKNOWN):
         loader = ReplayLoader(layout, schema, train, batch_rows=40, taken=plan.taken, seed=5)
-        found.append(codes_of(list(itertools.islice(loader, 50)))[:, column])
+        codes.append(codes_of(list(itertools.islice(loader, 50)))[:, column])
         loader.close()
-    is_changed = found[0] != found[1]
-    assert (found[1][is_changed] == OOV_CODE).all()
+    is_changed = codes[0] != codes[1]
+    assert (codes[1][is_changed] == OOV_CODE).all()
     assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(is_changed))
 
 
@@ -119,19 +119,19 @@ def test_known_codes_alone_become_buckets_wherever_they_are_written(
 ) -> None:
     rows, first = 200, OOV_CODE + buckets
     codes = np.arange(2 * rows, dtype=np.int64).reshape(2, rows) % 9
-    whole, parts = codes.copy(), codes[:, skip:].copy()
+    columns, parts = codes.copy(), codes[:, skip:].copy()
     plan = UnknownIds(column=1, rate=rate, first=first)
-    plan.write(np.random.default_rng(1), rows, 0, OutputColumns([whole]))
-    at = [max(0, c - skip) for c in cuts]
-    views = [parts[:, a:b] for a, b in itertools.pairwise([0, *at, rows - skip])]
+    plan.write(np.random.default_rng(1), rows, 0, OutputColumns([columns]))
+    bounds = [max(0, c - skip) for c in cuts]
+    views = [parts[:, a:b] for a, b in itertools.pairwise([0, *bounds, rows - skip])]
     plan.write(np.random.default_rng(1), rows, skip, OutputColumns(views))
-    np.testing.assert_array_equal(parts, whole[:, skip:])
-    np.testing.assert_array_equal(whole[0], codes[0])
-    changed = whole[1] != codes[1]
+    np.testing.assert_array_equal(parts, columns[:, skip:])
+    np.testing.assert_array_equal(columns[0], codes[0])
+    changed = columns[1] != codes[1]
     assert (codes[1][changed] >= first).all()
-    assert set(whole[1][changed].tolist()) <= set(range(OOV_CODE, first))
+    assert set(columns[1][changed].tolist()) <= set(range(OOV_CODE, first))
     if rate > 0.9:
-        assert set(whole[1][changed].tolist()) == set(range(OOV_CODE, first))
+        assert set(columns[1][changed].tolist()) == set(range(OOV_CODE, first))
         assert changed.sum() > 0.9 * (codes[1] >= first).sum()
 
 

@@ -31,18 +31,18 @@ def strftime(day: date, format_: str) -> str:
 @given(
     day=DAYS,
     format_=st.sampled_from(FORMATS[:-1]),
-    before=st.sampled_from(["", "a+b/", "*/"]),
-    behind=st.sampled_from(["", "/*.csv", "-x.gz", ".parquet"]),
+    prefix=st.sampled_from(["", "a+b/", "*/"]),
+    suffix=st.sampled_from(["", "/*.csv", "-x.gz", ".parquet"]),
 )
-def test_paths_are_those_of_strftime(day: date, format_: str, before: str, behind: str) -> None:
-    path = f"{before}{{ds:{format_}}}{behind}"
+def test_paths_are_those_of_strftime(day: date, format_: str, prefix: str, suffix: str) -> None:
+    path = f"{prefix}{{ds:{format_}}}{suffix}"
     assert names_day(path)
     spelled = path_of_day(path, day.isoformat())
-    assert spelled == f"{before}{strftime(day, format_)}{behind}"
+    assert spelled == f"{prefix}{strftime(day, format_)}{suffix}"
     file = f"{spelled.replace('*', 'any-1')}"
-    found = re.match(day_regex(path, lambda text: text), file)
-    assert found is not None
-    assert date(*(int(found[group]) for group in day_groups(path))) == day
+    match = re.match(day_regex(path, lambda text: text), file)
+    assert match is not None
+    assert date(*(int(match[group]) for group in day_groups(path))) == day
 
 
 def test_a_day_without_format() -> None:
@@ -60,8 +60,8 @@ def test_formats_that_are_refused(path: str) -> None:
 
 
 def test_what_a_table_may_say() -> None:
-    def day(**given: object) -> None:
-        TableSource.model_validate({"format": "parquet", "path": "t", "day": given})
+    def day(**settings: object) -> None:
+        TableSource.model_validate({"format": "parquet", "path": "t", "day": settings})
 
     day(partition=["year", "month", "day"])
     day(path="*/{ds:%Y%m%d}")
@@ -88,8 +88,8 @@ def test_landing_files_by_folders_of_a_day(tmp_path: Path) -> None:
     source = LandingSource.model_validate({"format": "jsonl", "path": "{ds:%Y/%m/%d}/*/*.json"})
     assert source.daily
     for day in days:
-        found = [f.name for f in find_files(source, ws, day.isoformat()).files]
-        assert found == [f"{day:%Y/%m/%d}/00/batch-1.json", f"{day:%Y/%m/%d}/13/batch-1.json"]
+        paths = [f.name for f in find_files(source, ws, day.isoformat()).files]
+        assert paths == [f"{day:%Y/%m/%d}/00/batch-1.json", f"{day:%Y/%m/%d}/13/batch-1.json"]
     complete = {"success_file": "_SUCCESS"}
     source = LandingSource.model_validate({"format": "jsonl", "path": source.path, "complete": complete})
     assert next(str(f) for f in day_folders(source, ws, "2026-01-08")) == f"{tmp_path}/2026/01/08"

@@ -1,4 +1,4 @@
-"""What the log says of each data file that headrace writes, beside what pyarrow computes of the file's rows."""
+"""Statistics in the log of each data file that headrace writes, against those that pyarrow computes of its rows."""
 
 from __future__ import annotations
 

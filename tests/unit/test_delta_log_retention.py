@@ -1,4 +1,7 @@
-"""What of a Delta table's log may go: every kept version reads the same after it, to us and others, killed anywhere."""
+"""Removal of old log files of a Delta table: every kept version reads the same, in headrace and in others.
+
+A kill at any call harms nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ KEPT = 25
 
 
 def files_at(table: Location, version: int) -> set[str]:
-    """By delta-rs."""
+    """Return the paths of a version's files, read by delta-rs."""
     return set(DeltaTable(str(table), version=version).file_uris())
 
 
@@ -47,24 +50,24 @@ def sliding(table: Location, days: int) -> Iterator[tuple[int, dict[str, int]]]:
 def test_a_table_that_keeps_more_days_than_a_checkpoint_apart(tmp_path: Path) -> None:
     """Two commits a day, a checkpoint every ten: the days that are kept lie before the newest two checkpoints."""
     table, log = local(tmp_path / "table"), DeltaLog(local(tmp_path / "table"))
-    before: dict[int, set[str]] = {}
+    expected: dict[int, set[str]] = {}
     commits, checkpoints = [], []
     for n, versions in sliding(table, 3 * KEPT):
         first = day(max(0, n - KEPT + 1))
         pinned = {v for ds, v in versions.items() if ds >= first}
         newest = log.version
         assert newest is not None
-        before |= {v: files_at(table, v) for v in (versions[day(n)], newest)}
+        expected |= {v: files_at(table, v) for v in (versions[day(n)], newest)}
         for file in unused_log_files(table, pinned, first, LATER):
             file.remove()
-        kept = log.versions()
-        assert kept == set(range(min(kept), newest + 1))  # no gap
-        commits.append(len(kept))
+        versions_left = log.versions()
+        assert versions_left == set(range(min(versions_left), newest + 1))  # no gap
+        commits.append(len(versions_left))
         checkpoints.append(len(list(Path(table / "_delta_log").glob("*.checkpoint.parquet"))))
         assert unused_log_files(table, pinned, first, LATER) == []
         if n % 9 == 0:
             for version in {*pinned, newest}:
-                assert files_at(table, version) == ours_at(table, version) == before[version]
+                assert files_at(table, version) == ours_at(table, version) == expected[version]
     # Two commits for each kept day, and at most a fourth more, to a checkpoint.
     assert max(commits) <= 2 * KEPT + (2 * KEPT) // 4 + 11
     assert max(commits[-KEPT:]) <= max(commits[KEPT : 2 * KEPT + 1]) + 1
@@ -102,13 +105,13 @@ def test_what_a_reader_has_listed_stays_a_while(tmp_path: Path) -> None:
     recent = [v for v in log.versions() if log.committed_ns(v) >= moment]
     assert len(recent) == 60
     held = {e.name for e in folder.entries()}
-    gone = {e.name for e in unused_log_files(table, (), day(59), moment)}
-    assert gone
+    removable = {e.name for e in unused_log_files(table, (), day(59), moment)}
+    assert removable
     for version in recent:
         chosen = max(int(n[:20]) for n in held if ".checkpoint" in n and int(n[:20]) <= version)
         needs = {f"{v:020d}.json" for v in range(chosen + 1, version + 1)} | {f"{chosen:020d}.checkpoint.parquet"}
         assert needs <= held
-        assert not needs & gone
+        assert not needs & removable
     # Of a table that keeps all of its days checkpoints go when they are so old, and commits never do.
     all_days = [e.name for e in unused_log_files(table, (), None, moment)]
     assert all_days
@@ -121,15 +124,15 @@ def test_the_checkpoint_where_readers_begin_stays(tmp_path: Path) -> None:
         pass
     folder = table / "_delta_log"
     third = sorted(int(e.name[:20]) for e in folder.entries() if e.name.endswith(".checkpoint.parquet"))[-3]
-    said = folder / "_last_checkpoint"
-    said.put_text(json.dumps(json.loads(said.read_text()) | {"version": third}))
+    pointer = folder / "_last_checkpoint"
+    pointer.put_text(json.dumps(json.loads(pointer.read_text()) | {"version": third}))
     newest = DeltaLog(table).version
     assert newest is not None
-    before = files_at(table, newest)
+    expected = files_at(table, newest)
     for file in unused_log_files(table, (), None, LATER):
         file.remove()
     assert (folder / f"{third:020d}.checkpoint.parquet").is_file()
-    assert files_at(table, newest) == before
+    assert files_at(table, newest) == expected
 
 
 @settings(max_examples=15, deadline=None)
@@ -153,24 +156,24 @@ def test_any_log(data: st.DataObject) -> None:
         assert newest is not None
         first = data.draw(st.one_of(st.none(), st.integers(0, 8).map(day)), label="first day")
         pinned = data.draw(st.sets(st.integers(0, newest), max_size=3), label="pinned")
-        before = {v: files_at(table, v) for v in range(newest + 1)}
-        needed = {*pinned, newest} if first is not None else set(before)
+        expected = {v: files_at(table, v) for v in range(newest + 1)}
+        needed = {*pinned, newest} if first is not None else set(expected)
         for commit in log.commits():
             days = {(a.partition or {}).get("ds") or "" for a in (*commit.adds, *commit.removes)}
             if first is not None and any(ds >= first for ds in days):
                 needed |= set(range(commit.version, newest + 1))
-        gone = unused_log_files(table, pinned, first, LATER)
-        assert unused_log_files(table, set(before), first, LATER) == unused_log_files(table, {0}, first, LATER)
-        killed = data.draw(st.integers(0, len(gone)), label="files that are removed before it is killed")
-        for ends in (killed, len(gone)):
-            for file in gone[:ends]:
+        removable = unused_log_files(table, pinned, first, LATER)
+        assert unused_log_files(table, set(expected), first, LATER) == unused_log_files(table, {0}, first, LATER)
+        killed = data.draw(st.integers(0, len(removable)), label="files that are removed before it is killed")
+        for ends in (killed, len(removable)):
+            for file in removable[:ends]:
                 file.remove()
             for version in needed:
-                assert ours_at(table, version) == before[version], version
-                assert files_at(table, version) == before[version], version
+                assert ours_at(table, version) == expected[version], version
+                assert files_at(table, version) == expected[version], version
             # What is left is found again.
             left = unused_log_files(table, pinned, first, LATER)
-            assert {f.name for f in left} == {f.name for f in gone[ends:]}
+            assert {f.name for f in left} == {f.name for f in removable[ends:]}
     finally:
         shutil.rmtree(folder)
 
@@ -178,17 +181,17 @@ def test_any_log(data: st.DataObject) -> None:
 @given(interval=st.integers(1, 12), window=st.integers(1, 150), step=st.integers(1, 3))
 def test_checkpoints_slide_with_what_is_needed(interval: int, window: int, step: int) -> None:
     """However often it is asked, the log goes back no further than a fourth more than is needed, by few checkpoints."""
-    there: set[int] = set()
+    checkpoints: set[int] = set()
     first = 0
     for newest in range(0, 5 * window + 60, step):
         if newest // interval > (newest - step) // interval and newest:
-            there.add(newest)
+            checkpoints.add(newest)
         needed = max(0, newest - window)
-        first = max((c for c in there if c <= needed), default=first)
-        there = checkpoints_to_keep(sorted(there), first, needed, newest)
+        first = max((c for c in checkpoints if c <= needed), default=first)
+        checkpoints = checkpoints_to_keep(sorted(checkpoints), first, needed, newest)
         assert needed - first < window // 4 + interval + 2 * step
-        assert len(there) <= 2 * 4 + 5
-        assert first == 0 or first in there
+        assert len(checkpoints) <= 2 * 4 + 5
+        assert first == 0 or first in checkpoints
 
 
 @pytest.mark.parametrize("damage", ["a commit is gone", "no checkpoint of the first"])
@@ -201,6 +204,6 @@ def test_a_log_that_is_not_whole_keeps_its_checkpoints(tmp_path: Path, damage: s
         (folder / f"{version:020d}.json").remove()
     newest = log.version
     assert newest is not None
-    before = files_at(table, newest)
+    expected = files_at(table, newest)
     assert unused_log_files(table, (), None, LATER) == []
-    assert files_at(table, newest) == before
+    assert files_at(table, newest) == expected

@@ -45,9 +45,9 @@ def alter(folder: Location, version: int, *actions: dict[str, Any]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
-    made = local(tmp_path / "table")
-    create_table(made, FIELDS, ["ds"])
-    return made
+    table = local(tmp_path / "table")
+    create_table(table, FIELDS, ["ds"])
+    return table
 
 
 def test_partitions_are_replaced(folder: Location) -> None:
@@ -88,9 +88,9 @@ def test_columns_are_added(folder: Location) -> None:
     fields = [*FIELDS, a_field("color"), a_field("ID")]
     Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "", fields)
     assert DeltaLog(folder).columns() == {"id": "long", "ds": "string", "color": "string"}
-    before = next(a for a in DeltaLog(folder).actions(0) if "metaData" in a)["metaData"]
+    metadata = next(a for a in DeltaLog(folder).actions(0) if "metaData" in a)["metaData"]
     after = next(a for a in DeltaLog(folder).actions(1) if "metaData" in a)["metaData"]
-    assert {k: v for k, v in before.items() if k != "schemaString"} == {
+    assert {k: v for k, v in metadata.items() if k != "schemaString"} == {
         k: v for k, v in after.items() if k != "schemaString"
     }
     Transaction(folder).replace("ds", ["d1"], [add("d1", "b")], "", fields)
@@ -99,15 +99,15 @@ def test_columns_are_added(folder: Location) -> None:
 
 def test_a_commit_follows_those_of_others_that_it_does_not_rest_on(folder: Location) -> None:
     Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
-    mine = Transaction(folder)
+    transaction = Transaction(folder)
     alter(folder, 2, {"commitInfo": {"operation": "WRITE"}}, {"add": add("d2", "b")})
     alter(folder, 3, {"commitInfo": {"operation": "VACUUM START"}})
-    assert mine.replace("ds", ["d1"], [add("d1", "c")], "") == 4
+    assert transaction.replace("ds", ["d1"], [add("d1", "c")], "") == 4
     assert set(live(folder)) == {"b", "c"}
 
 
 @pytest.mark.parametrize(
-    ("action", "what"),
+    ("action", "changed"),
     [
         ({"add": add("d1", "b")}, "d1"),
         ({"remove": {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": True}}, "d1"),
@@ -118,13 +118,15 @@ def test_a_commit_follows_those_of_others_that_it_does_not_rest_on(folder: Locat
     ],
 )
 def test_a_commit_is_refused_where_others_changed_what_it_rests_on(
-    folder: Location, action: dict[str, Any], what: str
+    folder: Location, action: dict[str, Any], changed: str
 ) -> None:
     Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
-    mine = Transaction(folder)
+    transaction = Transaction(folder)
     alter(folder, 2, {"commitInfo": {"operation": "UPDATE"}}, action)
-    with pytest.raises(UserError, match=rf"UPDATE at version 2 has changed {what} meanwhile; nothing of d1 was loaded"):
-        mine.replace("ds", ["d1"], [add("d1", "c")], "")
+    with pytest.raises(
+        UserError, match=rf"UPDATE at version 2 has changed {changed} meanwhile; nothing of d1 was loaded"
+    ):
+        transaction.replace("ds", ["d1"], [add("d1", "c")], "")
     assert DeltaLog(folder).version == 2
 
 
@@ -154,17 +156,17 @@ def test_writers_at_once_take_turns(folder: Location) -> None:
 def test_tables_that_need_a_writer_who_knows_more(folder: Location, change: dict[str, Any], refusal: str) -> None:
     Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
     kind = next(iter(change))
-    whole = next(a[kind] for a in DeltaLog(folder).actions(0) if kind in a)
-    alter(folder, 2, {kind: whole | change[kind]})
+    original = next(a[kind] for a in DeltaLog(folder).actions(0) if kind in a)
+    alter(folder, 2, {kind: original | change[kind]})
     with pytest.raises(UserError, match=refusal):
         Transaction(folder).replace("ds", ["d1"], [], "")
 
 
 def test_constraints_of_others_are_told(folder: Location) -> None:
-    whole = next(a["metaData"] for a in DeltaLog(folder).actions(0) if "metaData" in a)
+    metadata = next(a["metaData"] for a in DeltaLog(folder).actions(0) if "metaData" in a)
     schema = {"type": "struct", "fields": [FIELDS[0] | {"nullable": False}, FIELDS[1]]}
     changed = {"schemaString": json.dumps(schema), "configuration": {"delta.constraints.few": "id < 9"}}
-    alter(folder, 1, {"metaData": whole | changed})
+    alter(folder, 1, {"metaData": metadata | changed})
     assert Transaction(folder).constraints == {"few": "id < 9", "id is not null": "`id` IS NOT NULL"}
 
 
@@ -189,10 +191,10 @@ def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:
     assert not create_table(folder, FIELDS, (), [add("d1", "b")], "too late", ("app", -1))
     assert live(folder) == {"a": 3}
     assert [text for _, text in DeltaLog(folder).user_metadata()] == ["made"]
-    mine = Transaction(folder)
+    transaction = Transaction(folder)
     # Others may be versions of other applications, and write files anew (OPTIMIZE); rows that they add were not read.
     alter(folder, 1, {"add": add("d1", "c", 4) | {"dataChange": False}}, {"txn": {"appId": "other", "version": 7}})
-    assert mine.append([add("d1", "d", 5)], "mine", ("app", 0)) == 2
+    assert transaction.append([add("d1", "d", 5)], "mine", ("app", 0)) == 2
     assert live(folder) == {"a": 3, "c": 4, "d": 5}
     assert DeltaLog(folder).application_version("app", 2) == 1
     # What rests on an older version meets that too.
@@ -215,20 +217,20 @@ def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:
 def test_an_append_that_was_overtaken_adds_nothing(tmp_path: Path, action: dict[str, Any]) -> None:
     folder = local(tmp_path / "added")
     create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", 0))
-    mine = Transaction(folder)
+    transaction = Transaction(folder)
     alter(folder, 1, action)
     with pytest.raises(TransactionOvertaken, match="was changed at version 1"):
-        mine.append([add("d1", "b")], "", ("app", 1))
+        transaction.append([add("d1", "b")], "", ("app", 1))
     assert DeltaLog(folder).version == 1
 
 
 def test_an_append_follows_a_rewrite_of_files(tmp_path: Path) -> None:
     folder = local(tmp_path / "added")
     create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", 0))
-    mine = Transaction(folder)
-    gone = {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": False}
-    alter(folder, 1, {"remove": gone}, {"add": add("d1", "compact", 3) | {"dataChange": False}})
-    assert mine.append([add("d1", "b", 2)], "", ("app", 1)) == 2
+    transaction = Transaction(folder)
+    removal = {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": False}
+    alter(folder, 1, {"remove": removal}, {"add": add("d1", "compact", 3) | {"dataChange": False}})
+    assert transaction.append([add("d1", "b", 2)], "", ("app", 1)) == 2
     assert live(folder) == {"compact": 3, "b": 2}
 
 
@@ -241,7 +243,7 @@ def test_nothing_is_added_to_a_table_with_partitions(folder: Location) -> None:
 def test_of_many_that_append_at_once_each_is_one_version_of_the_application(tmp_path: Path) -> None:
     folder = local(tmp_path / "added")
 
-    def one(k: int) -> int:
+    def append(k: int) -> int:
         for _ in range(100):
             log = DeltaLog(folder)
             version = log.version
@@ -259,7 +261,7 @@ def test_of_many_that_append_at_once_each_is_one_version_of_the_application(tmp_
         raise AssertionError("overtaken every time")
 
     with ThreadPoolExecutor(4) as pool:
-        versions = list(pool.map(one, range(8)))
+        versions = list(pool.map(append, range(8)))
     assert sorted(versions) == list(range(8))
     assert set(live(folder)) == {str(k) for k in range(8)}
     assert [DeltaLog(folder).application_version("app", v) for v in range(8)] == list(range(8))

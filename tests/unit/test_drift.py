@@ -43,16 +43,16 @@ REALS = st.floats(-1e6, 1e6) | st.sampled_from([0.0, -0.0, 1.0, 7.5, math.inf, -
 @given(COUNTS)
 def test_psi_and_ks_are_numpys(pairs: list[tuple[int, int]]) -> None:
     expected, actual = np.array(pairs).T
-    found = psi(expected.tolist(), actual.tolist())
+    distance = psi(expected.tolist(), actual.tolist())
     if not expected.sum() or not actual.sum():
-        assert found is None
+        assert distance is None
         assert ks(expected.tolist(), actual.tolist()) is None
         return
     e, a = expected / expected.sum(), actual / actual.sum()
     assert ks(expected.tolist(), actual.tolist()) == pytest.approx(np.abs(np.cumsum(e) - np.cumsum(a)).max())
     e, a = np.clip(e, EPSILON, None), np.clip(a, EPSILON, None)
-    assert found == pytest.approx(float(np.sum((a - e) * np.log(a / e))), rel=1e-9, abs=1e-12)
-    assert found == pytest.approx(psi(actual.tolist(), expected.tolist()))
+    assert distance == pytest.approx(float(np.sum((a - e) * np.log(a / e))), rel=1e-9, abs=1e-12)
+    assert distance == pytest.approx(psi(actual.tolist(), expected.tolist()))
 
 
 def test_psi_of_known_shares() -> None:
@@ -68,8 +68,8 @@ def test_number_bins(sample: list[float], later: list[float], count: int) -> Non
     bins = NumberBins.from_sample(np.array(sample), count)
     assert list(bins.edges) == sorted(set(bins.edges))
     assert all(math.isfinite(e) for e in bins.edges)
-    found = bins.index(np.array(later, np.float64))
-    assert found.tolist() == [sum(e <= x for e in bins.edges) for x in later]
+    indices = bins.index(np.array(later, np.float64))
+    assert indices.tolist() == [sum(e <= x for e in bins.edges) for x in later]
     finite = sorted(x for x in sample if math.isfinite(x))
     if not finite:
         assert bins.edges == ()
@@ -81,15 +81,15 @@ def test_number_bins(sample: list[float], later: list[float], count: int) -> Non
     assert bins.index(np.array([finite[0] - 1, finite[-1] + 1])).tolist() == [0, bins.size - 1]
     # At most an atom holds more than two quantiles, and an atom has its bin for itself.
     for i in set(inner.tolist()):
-        mine = [x for x in finite if bins.index(np.array([x]))[0] == i]
-        assert len(set(mine)) == 1 or len(mine) <= 2 * len(finite) / count + 2
+        values = [x for x in finite if bins.index(np.array([x]))[0] == i]
+        assert len(set(values)) == 1 or len(values) <= 2 * len(finite) / count + 2
 
 
 def test_a_constant_that_moves_is_seen() -> None:
     bins = NumberBins.from_sample(np.full(50, 3.0), 10)
-    before, after = (np.bincount(bins.index(np.full(50, x)), minlength=bins.size).tolist() for x in (3.0, 3.0000001))
-    assert psi(before, before) == 0
-    assert (psi(before, after) or 0) > 10
+    old, new = (np.bincount(bins.index(np.full(50, x)), minlength=bins.size).tolist() for x in (3.0, 3.0000001))
+    assert psi(old, old) == 0
+    assert (psi(old, new) or 0) > 10
 
 
 @given(st.lists(st.sampled_from(["a", "b", "é", "", "日本"]), max_size=40), st.integers(1, 4))
@@ -98,9 +98,9 @@ def test_value_bins(sample: list[str], count: int) -> None:
     top = sorted(Counter(sample).items(), key=lambda kv: (-kv[1], kv[0]))[:count]
     assert bins.values == tuple(v for v, _ in top)
     later = [*sample, "new", "b"]
-    found = np.bincount(bins.index(pa.array(later)), minlength=bins.size)
-    assert found.tolist() == [later.count(v) for v in bins.values] + [sum(x not in bins.values for x in later)]
-    shares = describe(bins, found)
+    counts = np.bincount(bins.index(pa.array(later)), minlength=bins.size)
+    assert counts.tolist() == [later.count(v) for v in bins.values] + [sum(x not in bins.values for x in later)]
+    shares = describe(bins, counts)
     assert [r["value"] for r in shares] == [*bins.values, None]
     assert sum(float(str(r["share"])) for r in shares) == pytest.approx(1)
 
@@ -130,27 +130,29 @@ def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[fl
     array = pa.array(cells, pa.float64())
     sample, _ = column.values([array])
     bins = NumberBins.from_sample(sample.to_numpy(zero_copy_only=False), 4)
-    whole = ColumnStatistics(bins)
+    merged = ColumnStatistics(bins)
     edges = [0, *sorted(min(c, len(cells)) for c in cuts), len(cells)]
     for start, end in pairwise(edges):
         part, rows = ColumnStatistics(bins), array.slice(start, end - start)
         part.add(*column.values([rows]), len(rows))
-        whole.merge(part)
+        merged.merge(part)
 
     series = pd.Series(cells, dtype=float)
-    there, finite = series.dropna(), series[np.isfinite(series)]
-    assert (whole.rows, whole.missing, whole.values) == (len(cells), int(series.isna().sum()), len(there))
-    assert whole.counts.tolist() == [sum(sum(e <= x for e in bins.edges) == i for x in there) for i in range(bins.size)]
-    assert whole.distinct == len({x + 0.0 for x in there})
+    present, finite = series.dropna(), series[np.isfinite(series)]
+    assert (merged.rows, merged.missing, merged.values) == (len(cells), int(series.isna().sum()), len(present))
+    assert merged.counts.tolist() == [
+        sum(sum(e <= x for e in bins.edges) == i for x in present) for i in range(bins.size)
+    ]
+    assert merged.distinct == len({x + 0.0 for x in present})
     if not len(finite):
-        assert whole.mean is None
+        assert merged.mean is None
         return
-    assert (whole.low, whole.high) == (finite.min(), finite.max())
+    assert (merged.low, merged.high) == (finite.min(), finite.max())
     with np.errstate(over="ignore"):
         scale = max(float(finite.abs().max()), 1e-300)
-        assert whole.mean == pytest.approx(math.fsum(finite) / len(finite), rel=1e-9, abs=1e-12 * scale)
+        assert merged.mean == pytest.approx(math.fsum(finite) / len(finite), rel=1e-9, abs=1e-12 * scale)
     if len(finite) > 1 and finite.abs().max() < 1e100:
-        assert whole.std == pytest.approx(float(finite.std()), rel=1e-6, abs=1e-9 * scale)
+        assert merged.std == pytest.approx(float(finite.std()), rel=1e-6, abs=1e-9 * scale)
 
 
 @given(
@@ -172,21 +174,21 @@ def test_values_that_are_kept_once_each(kind: Any, cells: list[int | None], data
         else ValueBins.from_sample(sample, 2)
     )
     for rows in (None, mask):
-        mine = array if rows is None else array.filter(pa.array(rows))
+        selected = array if rows is None else array.filter(pa.array(rows))
         plain, once = ColumnStatistics(bins), ColumnStatistics(bins)
-        plain.add(*column.values([mine]), len(mine))
+        plain.add(*column.values([selected]), len(selected))
         values, missing, times = column.weighed(
             DictionaryColumn(encoded.dictionary, encoded.indices.to_numpy(False)), rows
         )
-        once.add(values, missing, len(mine), times)
+        once.add(values, missing, len(selected), times)
         again = ColumnStatistics.unpacked(bins, json.loads(json.dumps(once.packed())))
         assert plain.packed() == once.packed() == again.packed()
 
 
 def test_moments_are_seconds() -> None:
     column = MeasuredColumn("input", "at", "time")
-    at = pa.array([None, datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)], pa.timestamp("us", "UTC"))
-    values, missing = column.values([at])
+    times = pa.array([None, datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    values, missing = column.values([times])
     assert (values.to_pylist(), missing) == ([1_767_225_601.5], 1)
     days, missing = column.values([pa.array([date(1970, 1, 3), None], pa.date32())])
     assert (days.to_pylist(), missing) == ([2 * 86_400.0], 1)
@@ -200,7 +202,7 @@ def test_spread_beside_a_large_mean() -> None:
 
 
 def test_values_of_columns() -> None:
-    """What is a value and what is missing: null, NaN, empty lists; of codes, 0."""
+    """Null, NaN and empty lists are missing; so is code 0 of a coded column."""
     lists = MeasuredColumn("input", "l", "category", is_list=True)
     values, missing = lists.values([pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string()))])
     assert (values.to_pylist(), missing) == (["a", "b", "a"], 2)
@@ -225,9 +227,9 @@ def test_distinct_values(seed: int, many: int, text: bool) -> None:
     ids = rng.choice(2**62, many, replace=False)
     drawn = np.concatenate([ids, rng.choice(ids, 1000)])
     parts = [ColumnStatistics(ValueBins(())) for _ in range(3)]
-    for part, mine in zip(parts, np.array_split(drawn, 3), strict=True):
-        array = pa.array(mine.astype(np.int64))
-        part.add(array.cast(pa.string()) if text else array, 0, len(mine))
+    for part, values in zip(parts, np.array_split(drawn, 3), strict=True):
+        array = pa.array(values.astype(np.int64))
+        part.add(array.cast(pa.string()) if text else array, 0, len(values))
     parts[2].merge(parts[0])
     parts[2].merge(parts[1])
     # Five standard errors of the estimate.
@@ -266,9 +268,9 @@ def test_which_columns_are_numbers() -> None:
         "flag": "category",
         "tags": "category",
     }
-    made = {m.name: m for m in feature_columns(features)}
-    assert (made["tags"].is_list, made["tags"].length, made["flag"].length) == (True, 2, 1)
-    assert (made["tags"].vocabulary, made["hour"].vocabulary, made["hour_sin"].coded) == ("w", None, False)
+    by_name = {m.name: m for m in feature_columns(features)}
+    assert (by_name["tags"].is_list, by_name["tags"].length, by_name["flag"].length) == (True, 2, 1)
+    assert (by_name["tags"].vocabulary, by_name["hour"].vocabulary, by_name["hour_sin"].coded) == ("w", None, False)
 
 
 # --- limits and the stage -------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ def record(
 ) -> dict[str, Any]:
     values = sum(counts)
     rows = values if rows is None else rows
-    found = dict.fromkeys(SCHEMA.names) | {
+    row = dict.fromkeys(SCHEMA.names) | {
         "ds": DS,
         "split": split,
         "side": side,
@@ -301,7 +303,7 @@ def record(
         **more,
         "histogram": [{"low": None, "high": None, "value": None, "count": c, "share": None} for c in counts],
     }
-    return found
+    return row
 
 
 def made_rows() -> list[dict[str, Any]]:
@@ -328,9 +330,9 @@ def breached(drift: Drift) -> dict[tuple[str, str], tuple[float, str, str]]:
 
 
 def test_limits() -> None:
-    found = judge(made_rows(), Drift())
-    assert [c.column for c in found] == ["few", "item", "price", "age", "at", "gone"]
-    by = {c.column: c for c in found}
+    comparisons = judge(made_rows(), Drift())
+    assert [c.column for c in comparisons] == ["few", "item", "price", "age", "at", "gone"]
+    by = {c.column: c for c in comparisons}
     price = psi([5000, 5000], [500, 1500])
     assert by["price"].psi == pytest.approx(price)
     assert by["price"].ks == pytest.approx(0.25)
@@ -350,12 +352,12 @@ def test_limits() -> None:
     assert breached(Drift()) == standing
     assert breached(Drift(min_values=999)).keys() == {*standing, ("few", "psi")}
     assert breached(Drift(max_psi=None, max_oov_rate=None, max_missing_change=None)) == {}
-    own = {
+    columns = {
         "price": {"max_psi": 0.9},
         "item": {"action": "ignore"},
         "age": {"action": "stop", "max_missing_change": 0.4},
     }
-    assert breached(Drift.model_validate({"columns": own, "action": "warn"})) == {
+    assert breached(Drift.model_validate({"columns": columns, "action": "warn"})) == {
         ("age", "missing"): (0.4, "stop", "drift.columns.age.max_missing_change"),
         ("gone", "missing"): (0.1, "warn", "drift.max_missing_change"),
     }
@@ -424,9 +426,9 @@ def test_the_stage_warns_stops_and_heals(ws: Workspace, caplog: pytest.LogCaptur
     assert check_stage(JudgeDrift(), clicks({"max_psi": 0.2}), ws, DS) is not None
     assert check_stage(JudgeDrift(), clicks({"quantiles": 5}), ws, DS) is None
     # A single column can stop the day.
-    with pytest.raises(UserError, match=r"--set drift.columns.age.action=warn") as one:
+    with pytest.raises(UserError, match=r"--set drift.columns.age.action=warn") as raised:
         run_stage(JudgeDrift(), clicks({"columns": {"age": {"action": "stop"}}}), ws, DS)
-    assert "price" not in str(one.value)
+    assert "price" not in str(raised.value)
 
 
 def test_a_stop_is_exit_code_2(ws: Workspace) -> None:

@@ -28,14 +28,14 @@ from tests.plans_support import KINDS, OPTIMIZERS, TABLES, Case, planned
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 
-def write(embeddings: ShardedEmbeddings, folder: Path, before: Path | None = None, aged: float = 1.0) -> None:
+def write(embeddings: ShardedEmbeddings, folder: Path, previous: Path | None = None, aged: float = 1.0) -> None:
     """A whole save, or with `before` one of changes. Collective."""
     with shared_directory(local(folder), embeddings.collective) as partial:
-        if before is None:
+        if previous is None:
             save_shards(embeddings, partial, with_optimizer=True)
         else:
-            base = changes_base(local(before), local(folder), aged)
-            save_changed_rows(embeddings, partial, local(before), base, with_optimizer=True)
+            base = changes_base(local(previous), local(folder), aged)
+            save_changed_rows(embeddings, partial, local(previous), base, with_optimizer=True)
         embeddings.collective.barrier()
         if embeddings.collective.world.is_chief:
             write_index(partial)
@@ -54,7 +54,7 @@ def read(folder: Path, case: Case, optimizer: EmbeddingOptimizer) -> list[Tensor
     embeddings.configure_optimizer(optimizer)
     loaded = load_shards(embeddings, local(folder), with_optimizer=True)
     assert not loaded.new_rows
-    states = [s for of in embeddings.states for _, s in sorted(of.items())]
+    states = [s for states_of_table in embeddings.states for _, s in sorted(states_of_table.items())]
     return [*embeddings.weights, *states, torch.tensor(embeddings.steps)]
 
 
@@ -89,8 +89,8 @@ def test_a_chain_of_changes_is_a_whole_save(
 
             run_ranks(world, train_a_day)
             alone = Case(planned(["table_wise"] * 4, 1, tables), ((3,),), 8, optimizer)
-            found, expected = (read(f, alone, optimizer) for f in (folders[day], Path(home) / "whole" / str(day)))
-            for a, b in zip(found, expected, strict=True):
+            loaded, expected = (read(f, alone, optimizer) for f in (folders[day], Path(home) / "whole" / str(day)))
+            for a, b in zip(loaded, expected, strict=True):
                 assert torch.equal(a, b)
         assert [index.base.depth if index.base else 0 for _, index in read_chain(local(folders[2]))] == [0, 1, 2]
 

@@ -41,18 +41,18 @@ def test_sum_gather_broadcast(size: int) -> None:
         summed = [torch.full((2, 3), me + 1.0), torch.tensor([me], dtype=torch.int64), torch.tensor(0.5 * me)]
         c.all_reduce_sum(summed)
         gathered = c.all_gather(torch.full((me, 2), float(me)))
-        told = [torch.full((2,), float(me)), torch.tensor(me)]
-        c.broadcast(told, root=size - 1)
-        return summed, gathered, told
+        broadcast = [torch.full((2,), float(me)), torch.tensor(me)]
+        c.broadcast(broadcast, root=size - 1)
+        return summed, gathered, broadcast
 
     total = sum(range(size))
-    for summed, gathered, told in run_ranks(size, rank_main):
+    for summed, gathered, broadcast in run_ranks(size, rank_main):
         assert torch.equal(summed[0], torch.full((2, 3), total + float(size)))
         assert summed[1].tolist() == [total]
         assert float(summed[2]) == 0.5 * total
         assert gathered.tolist() == [[float(r), float(r)] for r in range(size) for _ in range(r)]
-        assert told[0].tolist() == [size - 1.0] * 2
-        assert int(told[1]) == size - 1
+        assert broadcast[0].tolist() == [size - 1.0] * 2
+        assert int(broadcast[1]) == size - 1
 
 
 def test_one_rank_is_itself() -> None:
@@ -100,9 +100,9 @@ def test_as_many_all_to_alls_are_in_flight_as_the_contract_says(size: int, kind:
         elif kind == "by host":
             alone = SharedMessages([Segment.create(1)], 0, [c.world.rank])
             collective = ByHostCollective(c, [[r] for r in range(size)], alone)
-        found = most_in_flight(collective)
+        in_flight = most_in_flight(collective)
         many_abandoned(collective)
-        return found
+        return in_flight
 
     assert run_ranks(size, rank_main) == [most_expected(rank, size) for rank in range(size)]
 

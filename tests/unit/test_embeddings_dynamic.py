@@ -37,38 +37,38 @@ ANY_ID = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 1, 2*
 
 
 @settings(max_examples=150, deadline=None)
-@given(batches=st.lists(st.lists(ANY_ID, unique=True, max_size=40), max_size=6), asked=st.lists(ANY_ID))
-def test_the_map_is_a_dictionary(batches: list[list[int]], asked: list[int]) -> None:
+@given(batches=st.lists(st.lists(ANY_ID, unique=True, max_size=40), max_size=6), lookups=st.lists(ANY_ID))
+def test_the_map_is_a_dictionary(batches: list[list[int]], lookups: list[int]) -> None:
     by_loop, by_numpy = IdMap(), IdMap()
     assert by_loop._by_loops, "make native"
     by_numpy._by_loops = False
-    for found in (by_loop, by_numpy):
+    for id_map in (by_loop, by_numpy):
         expected: dict[int, int] = {}
         for batch in batches:
             new = [i for i in batch if i not in expected]
-            numbers = found.add(np.array(new, dtype=np.int64))
+            numbers = id_map.add(np.array(new, dtype=np.int64))
             for i in new:
                 expected[i] = len(expected)
             assert numbers.tolist() == [expected[i] for i in new]
-        assert len(found) == len(expected)
-        assert found.load <= 0.5
-        assert found.find(np.array(asked, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in asked]
+        assert len(id_map) == len(expected)
+        assert id_map.load <= 0.5
+        assert id_map.find(np.array(lookups, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in lookups]
         left = list(expected)[::2]
-        found.replace(np.array(left, dtype=np.int64))
-        kept = {i: n for n, i in enumerate(left)}
-        assert found.find(np.array(asked, dtype=np.int64)).tolist() == [kept.get(i, -1) for i in asked]
+        id_map.replace(np.array(left, dtype=np.int64))
+        remaining = {i: n for n, i in enumerate(left)}
+        assert id_map.find(np.array(lookups, dtype=np.int64)).tolist() == [remaining.get(i, -1) for i in lookups]
 
 
 def test_the_map_takes_a_million_ids() -> None:
     ids = np.random.default_rng(1).permutation(np.arange(-500_000, 500_000)) * 2**20
-    found = IdMap(ids)
-    assert np.array_equal(found.find(ids), np.arange(len(ids)))
-    assert (found.find(ids + 1) == -1).all()
+    id_map = IdMap(ids)
+    assert np.array_equal(id_map.find(ids), np.arange(len(ids)))
+    assert (id_map.find(ids + 1) == -1).all()
     assert len(np.unique(mix(ids))) == len(ids)
 
 
 class Dictionary:
-    """What the table should do, one id at a time. SGD with rate `lr`."""
+    """Reference of a dynamic table, one id at a time, with SGD of rate `lr`."""
 
     def __init__(self, spec: DynamicSpec, lr: float) -> None:
         self.spec, self.lr = spec, lr
@@ -95,12 +95,12 @@ class Dictionary:
             for i in admitted[limit:]:
                 del self.seen[i]
             admitted = admitted[:limit]
-            goes = max(len(self.rows) + len(admitted) - limit, int(self.spec.evict_share * limit))
+            evicted = max(len(self.rows) + len(admitted) - limit, int(self.spec.evict_share * limit))
             lru = self.spec.evict == "lru"
             by_worth = sorted(
                 self.rows, key=lambda i: (-self.last[i], -self.seen[i], i) if lru else (-self.seen[i], -self.last[i], i)
             )
-            for i in by_worth[len(by_worth) - min(goes, len(by_worth)) :]:
+            for i in by_worth[len(by_worth) - min(evicted, len(by_worth)) :]:
                 del self.rows[i], self.seen[i], self.last[i]
                 self.evicted += 1
         for i in admitted:
@@ -126,7 +126,7 @@ def look_up(embeddings: ShardedEmbeddings, ids: Sequence[Tensor]) -> list[tuple[
     return prepared.found
 
 
-class One(DynamicEmbeddings):
+class SingleTable(DynamicEmbeddings):
     """A single table, its vectors alone."""
 
     def __init__(self, spec: DynamicSpec, c: Collective, **optimizer: Any) -> None:
@@ -140,20 +140,20 @@ class One(DynamicEmbeddings):
         return self.tables[0]
 
     @property
-    def told(self) -> DynamicReport:
+    def dynamic_report(self) -> DynamicReport:
         return self.rows.report
 
     def __call__(self, ids: Tensor) -> Tensor:
-        ((vectors, found),) = look_up(self.lookups[0], [ids])
-        assert not vectors[~found].any()
+        ((vectors, is_present),) = look_up(self.lookups[0], [ids])
+        assert not vectors[~is_present].any()
         return vectors
 
 
 def train(
     spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]], parts: int = 1
-) -> tuple[One, list[Tensor], DynamicReport]:
+) -> tuple[SingleTable, list[Tensor], DynamicReport]:
     """A step each so many batches. As the training loop does, one is looked up before the one before goes back."""
-    table = One(spec, c)
+    table = SingleTable(spec, c)
     outs: list[Tensor] = []
     for first in range(0, len(batches), parts):
         losses: list[Tensor] = []
@@ -227,37 +227,37 @@ def test_the_least_seen_or_the_oldest_make_room(
 
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
 def test_the_limit_of_memory_is_kept(kind: str) -> None:
-    table = One(DynamicSpec("t", 8, memory_mib=0.25), LocalCollective(), kind=kind)
+    table = SingleTable(DynamicSpec("t", 8, memory_mib=0.25), LocalCollective(), kind=kind)
     allowed = rows_within(2**18, 8, kind)
     assert bytes_for(allowed, 8, kind) <= 2**18 < bytes_for(allowed + 1, 8, kind)
     most = 0
     for step in range(12):
         table(torch.arange(step * 700, step * 700 + 900)).sum().backward()
         table.step()
-        assert table.told.nbytes <= 2**18
-        most = max(most, table.told.rows)
+        assert table.dynamic_report.nbytes <= 2**18
+        most = max(most, table.dynamic_report.rows)
     assert allowed > 900
     assert most == allowed
-    assert table.told.evicted > 0
+    assert table.dynamic_report.evicted > 0
     with pytest.raises(UserError, match="memory_mib=1e-05 has no room"):
-        One(DynamicSpec("t", 8, memory_mib=1e-5), LocalCollective())
+        SingleTable(DynamicSpec("t", 8, memory_mib=1e-5), LocalCollective())
 
 
 def test_an_evicted_id_starts_again_as_it_started() -> None:
-    table = One(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), kind="adagrad", learning_rate=0.5)
+    table = SingleTable(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), kind="adagrad", learning_rate=0.5)
     first = table(torch.tensor([5, 5])).detach()[0]
     for batch in ([5, 5], [6, 6, 6, 6, 6], [7] * 9, [8] * 9):
         table(torch.tensor(batch)).sum().backward()
         table.step()
     assert 5 not in table.rows.ids
-    assert table.told == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27, 0, 0, bytes_for(2, DIM, "adagrad"))
+    assert table.dynamic_report == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27, 0, 0, bytes_for(2, DIM, "adagrad"))
     assert torch.equal(table(torch.tensor([5] * 20)).detach()[0], first)
     assert float(table.rows.states["sum"][list(table.rows.ids).index(5)].abs().max()) == 0
 
 
 def test_a_lookup_is_gone_once_it_was_learned_from() -> None:
     """Its vectors would be memory that waits for the garbage collector."""
-    embeddings = One(DynamicSpec("t", DIM), LocalCollective()).lookups[0]
+    embeddings = SingleTable(DynamicSpec("t", DIM), LocalCollective()).lookups[0]
     prepared = embeddings.prepare(torch.zeros(0, 0, dtype=torch.int64), raw=[torch.arange(4)])
     embeddings(prepared)
     prepared.found[0][0].sum().backward()
@@ -272,15 +272,15 @@ def test_a_lookup_is_gone_once_it_was_learned_from() -> None:
 
 def test_scoring_changes_nothing() -> None:
     table, *_ = train(DynamicSpec("t", DIM, admit_after=2), LocalCollective(), [[[1, 1, 2]]])
-    before = (table.told, table.rows.weight.clone())
+    initial = (table.dynamic_report, table.rows.weight.clone())
     table.eval()
     with torch.no_grad():
         out = table(torch.tensor([1, 2, 3, 2, 3]))
-    assert torch.equal(out[0], before[1][0])
+    assert torch.equal(out[0], initial[1][0])
     assert not out[1:].any()
-    assert table.told == replace(before[0], asked=5, absent=4)
-    assert table.told.oov_share == 0.8
-    assert table.eval().told == before[0]
+    assert table.dynamic_report == replace(initial[0], asked=5, absent=4)
+    assert table.dynamic_report.oov_share == 0.8
+    assert table.eval().dynamic_report == initial[0]
 
 
 def test_a_chance_of_admission_is_that_chance() -> None:
@@ -294,7 +294,7 @@ def test_a_chance_of_admission_is_that_chance() -> None:
 def test_those_who_wait_longest_are_forgotten_first() -> None:
     spec = DynamicSpec("t", DIM, admit_after=2, max_waiting=10)
     table, *_ = train(spec, LocalCollective(), [[list(range(10))], [list(range(10, 16))]])
-    assert table.told.waiting == 9  # a tenth more goes, for the next ones
+    assert table.dynamic_report.waiting == 9  # a tenth more goes, for the next ones
     table(torch.arange(20))
     assert sorted(table.rows.ids.tolist()) == [0, 1, 2, *range(10, 16)]
 
@@ -356,19 +356,19 @@ def test_steps_of_parts_clipped_over_all_tables_equal_a_dense_model(world: int, 
             tables.step()
         return start, [x.detach() for x in look(*everything)]
 
-    found = run_ranks(world, rank_main)
-    start = found[0][0]
+    by_rank = run_ranks(world, rank_main)
+    start = by_rank[0][0]
     dense = {n: torch.nn.Parameter(t.clone()) for n, t in zip("pqt", (start[0][:9], start[1], start[2]), strict=True)}
     optimizer = DenseOptimizer(dense, conf)
     norms = []
     for step in range(6):
         for codes, numbers in (draw(step, part, rank) for part in range(2) for rank in range(world)):
-            asked = zip(dense.values(), (codes[:, 0], codes[:, 1], numbers), strict=True)
-            loss_of([embedding(i, d, sparse=True) for d, i in asked]).backward()
+            lookups = zip(dense.values(), (codes[:, 0], codes[:, 1], numbers), strict=True)
+            loss_of([embedding(i, d, sparse=True) for d, i in lookups]).backward()
         grads = [d.grad.coalesce().values().square().sum() for d in dense.values() if d.grad is not None]
         norms.append(float(sum(grads)) ** 0.5)
         optimizer.step()
     assert min(norms) < limit < max(norms)  # some steps are clipped
-    for _, got in found:
+    for _, got in by_rank:
         for table, expected in zip((got[0][:9], got[1], got[2]), dense.values(), strict=True):
             torch.testing.assert_close(table, expected.detach(), rtol=1e-4, atol=1e-5)

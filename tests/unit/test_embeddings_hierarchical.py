@@ -25,10 +25,10 @@ def planned(kind: str, world: int, ranks_per_node: int, storage: Storage = "fp32
     return Plan(tables, LOOKUPS, tuple(blocks), world, comm_dtype, ranks_per_node)  # type: ignore[arg-type]
 
 
-def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Tensor]]:
+def train(c: Collective, plan: Plan, exact: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Answers of all steps and the last rows. `whole`: gradients are small integers, so that sums are exact."""
     embeddings = ShardedEmbeddings(plan, c, seed=3)
-    embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd" if whole else "rowwise_adagrad", learning_rate=0.25))
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd" if exact else "rowwise_adagrad", learning_rate=0.25))
     outs = []
     for step in range(5):
         rng = np.random.default_rng([step, c.world.rank])
@@ -37,11 +37,11 @@ def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Te
         codes = torch.from_numpy((rng.random((rows, 6)) ** 2 * sizes).astype(np.int64))
         prepared = embeddings.prepare(codes)
         prepared.prefetch()
-        found = embeddings.features(prepared)
-        outs += [f.detach() for f in found]
-        loss = sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape) * 6.0)).sum() for f in found)
-        if not whole:
-            loss = loss + sum(f.square().sum() for f in found)
+        vectors = embeddings.features(prepared)
+        outs += [f.detach() for f in vectors]
+        loss = sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape) * 6.0)).sum() for f in vectors)
+        if not exact:
+            loss = loss + sum(f.square().sum() for f in vectors)
         loss.backward()
         embeddings.step()
     return outs, [w.clone() for w in embeddings.weights]
@@ -50,9 +50,9 @@ def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Te
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
 @pytest.mark.parametrize(("world", "ranks_per_node"), [(4, 2), (6, 2), (6, 3)])
 def test_by_machines_is_as_directly(world: int, ranks_per_node: int, kind: str) -> None:
-    for whole in (True, False):
-        direct = run_ranks(world, lambda c, w=whole: train(c, planned(kind, world, 1), w))
-        by_node = run_ranks(world, lambda c, w=whole: train(c, planned(kind, world, ranks_per_node), w))
+    for exact in (True, False):
+        direct = run_ranks(world, lambda c, w=exact: train(c, planned(kind, world, 1), w))
+        by_node = run_ranks(world, lambda c, w=exact: train(c, planned(kind, world, ranks_per_node), w))
         for (outs, weights), (got_outs, got_weights) in zip(direct, by_node, strict=True):
             for got, expected in zip([*got_outs, *got_weights], [*outs, *weights], strict=True):
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -71,17 +71,17 @@ def test_sums_that_are_exact_give_the_same_bits(storage: Storage) -> None:
         outs = []
         for step in range(4):
             rng = np.random.default_rng([step, c.world.rank])
-            found = embeddings.features(torch.from_numpy(rng.integers(1, 11, (5, 6))))
-            outs += [f.detach() for f in found]
+            vectors = embeddings.features(torch.from_numpy(rng.integers(1, 11, (5, 6))))
+            outs += [f.detach() for f in vectors]
             # A mean of three divides: its feature gets no gradient.
-            sum((found[i] * torch.from_numpy(rng.integers(-3, 4, found[i].shape))).sum() for i in (0, 2)).backward()
+            sum((vectors[i] * torch.from_numpy(rng.integers(-3, 4, vectors[i].shape))).sum() for i in (0, 2)).backward()
             embeddings.step()
         return outs, embeddings.weights
 
-    for one, other in zip(
+    for direct, by_node in zip(
         run_ranks(4, lambda c: rank_main(c, 1)), run_ranks(4, lambda c: rank_main(c, 2)), strict=True
     ):
-        assert all(torch.equal(a, b) for a, b in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip([*direct[0], *direct[1]], [*by_node[0], *by_node[1]], strict=True))
 
 
 class Crossing(ThreadCollective):
@@ -93,9 +93,11 @@ class Crossing(ThreadCollective):
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
         row = x.element_size() * int(np.prod(x.shape[1:]))
-        mine = self.world.rank // 2
-        self.crossed += row * sum(n for rank, n in enumerate(send_rows) if rank // 2 != mine)
-        self.inside += row * sum(n for rank, n in enumerate(send_rows) if rank // 2 == mine and rank != self.world.rank)
+        machine = self.world.rank // 2
+        self.crossed += row * sum(n for rank, n in enumerate(send_rows) if rank // 2 != machine)
+        self.inside += row * sum(
+            n for rank, n in enumerate(send_rows) if rank // 2 == machine and rank != self.world.rank
+        )
         return super().all_to_all(x, send_rows)
 
 

@@ -119,23 +119,25 @@ def test_training_errs_by_a_step_of_the_grid_an_update(world: int, kind: str, po
     assert float((rounded - exact).abs().max()) <= 2 * 6.5 * widest
     # By chance, not to one side: the mean error is far smaller.
     assert abs(float((rounded - exact).mean())) <= 0.5 * widest
-    for one, other in zip(ranks, run_ranks(world, lambda c: train(c, case(world, kind, "int8", pooled))), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one.weights, other.weights, strict=True))
+    for first, second in zip(
+        ranks, run_ranks(world, lambda c: train(c, case(world, kind, "int8", pooled))), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 
 def test_steps_smaller_than_the_grid_are_not_lost() -> None:
     """Rounded to the nearest, weights would stay where they are for ever."""
     embeddings = ShardedEmbeddings(case(1, "table_wise", "int8"), LocalCollective(), seed=3)
-    before = decode(embeddings.weight)
+    initial = decode(embeddings.weight)
     embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=1.0))
     push = torch.zeros(36, 1, 6)
-    push[:, :, 2] = float(grid(before).min()) / 20
+    push[:, :, 2] = float(grid(initial).min()) / 20
     codes = torch.zeros(36, 3, dtype=torch.int64)
     codes[:, 0] = torch.arange(1, 37)
     for _ in range(100):
         (embeddings(codes) * push).sum().backward()
         embeddings.step()
-    moved = (before - decode(embeddings.weight))[1:, 2].mean()
+    moved = (initial - decode(embeddings.weight))[1:, 2].mean()
     assert float(moved) == pytest.approx(100 * float(push[0, 0, 2]), rel=0.35)
 
 
@@ -171,9 +173,9 @@ def test_a_dump_of_changes_is_as_stored(tmp_path: Path) -> None:
     source.step()
     assert save_changes(source, local(tmp_path)) == 2
     for storage in ("int8", "fp32"):
-        other = ShardedEmbeddings(case(1, "table_wise", storage), LocalCollective(), seed=3)  # type: ignore[arg-type]
-        assert apply_changes(other, local(tmp_path)) == 12
-        assert torch.equal(decode(other.weight)[3:5], decode(source.weight)[3:5])
+        target = ShardedEmbeddings(case(1, "table_wise", storage), LocalCollective(), seed=3)  # type: ignore[arg-type]
+        assert apply_changes(target, local(tmp_path)) == 12
+        assert torch.equal(decode(target.weight)[3:5], decode(source.weight)[3:5])
 
 
 def test_what_it_takes_is_planned_and_columns_are_refused() -> None:

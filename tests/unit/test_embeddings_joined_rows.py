@@ -48,14 +48,14 @@ def write_days(home: Path, kinds: list[str], worlds: list[int], tables: list[Tab
             if not day:
                 save_shards(embeddings, folder, with_optimizer=False)
             else:
-                before = local(folders[day - 1])
-                load_shards(embeddings, before, with_optimizer=False)
+                previous = local(folders[day - 1])
+                load_shards(embeddings, previous, with_optimizer=False)
                 codes, weights = case.padded(day, c.world.rank)
                 out = embeddings.features(codes, weights if any(x.weighted for x in case.plan.lookups) else None)
                 sum(o.sin().sum() for o in out).backward()
                 embeddings.step()
-                base = changes_base(before, folder, 1.0)
-                save_changed_rows(embeddings, folder, before, base, with_optimizer=False)
+                base = changes_base(previous, folder, 1.0)
+                save_changed_rows(embeddings, folder, previous, base, with_optimizer=False)
             c.barrier()
             if c.world.is_chief:
                 write_index(folder)
@@ -82,23 +82,23 @@ def test_lookups_have_the_bits_of_the_whole_tables(
         patch.setattr("headrace.embeddings.checkpoint.shards.FILE_BYTES", file_bytes)  # a row a file, or all in one
         *_, folder = write_days(Path(home), kinds, worlds, tables)
         case = Case(planned(["table_wise"] * 4, 1, tables), ((6,),), 21, OPTIMIZER, ragged)
-        whole = ShardedEmbeddings(case.plan, LocalCollective(), seed=77)
-        load_shards(whole, local(folder), with_optimizer=False)
+        complete = ShardedEmbeddings(case.plan, LocalCollective(), seed=77)
+        load_shards(complete, local(folder), with_optimizer=False)
         some = tuple(replace(t, joined=j) for t, j in zip(tables, joined, strict=True))
-        found = ShardedEmbeddings(planned(["table_wise"] * 4, 1, some), LocalCollective(), seed=78)
-        load_shards(found, local(folder), with_optimizer=False)
-        assert sum(w.shape[0] for w in found.weights) == sum(t.rows for t in some if not t.joined)
+        joined_embeddings = ShardedEmbeddings(planned(["table_wise"] * 4, 1, some), LocalCollective(), seed=78)
+        load_shards(joined_embeddings, local(folder), with_optimizer=False)
+        assert sum(w.shape[0] for w in joined_embeddings.weights) == sum(t.rows for t in some if not t.joined)
 
         names = {t.name for t in some if t.joined}
         files = files_of(local(folder), local(folder), names, [])
         codes, _ = case.padded(0, 0)
-        asked: dict[str, list[Any]] = {name: [np.zeros(1, np.int64)] for name in names}
+        codes_by_table: dict[str, list[Any]] = {name: [np.zeros(1, np.int64)] for name in names}
         slot = 0
         for x in case.plan.lookups:
             if x.table in names:
-                asked[x.table].append(codes[:, slot : slot + x.length].numpy().reshape(-1))
+                codes_by_table[x.table].append(codes[:, slot : slot + x.length].numpy().reshape(-1))
             slot += x.length
-        needed = {name: np.unique(np.concatenate(of)) for name, of in asked.items()}
+        needed = {name: np.unique(np.concatenate(chunks)) for name, chunks in codes_by_table.items()}
         rows = {
             t.name: assemble(
                 t, [r for f in files for r in f.read(t.name, needed[t.name][f.may_have(t.name, needed[t.name])])]
@@ -106,14 +106,14 @@ def test_lookups_have_the_bits_of_the_whole_tables(
             for t in some
             if t.joined
         }
-        for name, of in rows.items():
-            np.testing.assert_array_equal(of.codes, needed[name])
-        found.set_joined(rows)
-        held = sum(w.shape[0] for w in found.weights) - sum(t.rows for t in some if not t.joined)
+        for name, table_rows in rows.items():
+            np.testing.assert_array_equal(table_rows.codes, needed[name])
+        joined_embeddings.set_joined(rows)
+        held = sum(w.shape[0] for w in joined_embeddings.weights) - sum(t.rows for t in some if not t.joined)
         assert held == sum(map(len, needed.values()))
         batch, weights = case.batch(0, 0)
         with torch.no_grad():
-            for a, b in zip(found.features(batch, weights), whole.features(batch, weights), strict=True):
+            for a, b in zip(joined_embeddings.features(batch, weights), complete.features(batch, weights), strict=True):
                 assert torch.equal(a, b)
                 assert a.dtype is b.dtype
 
@@ -124,21 +124,21 @@ def test_files_of_raw_ids_give_the_rows_of_those_they_have(tmp_path: Path) -> No
     for rank in range(2):
         rows = HostRows(spec, World(rank, 2), 1)
         rows.configure_optimizer(EmbeddingOptimizer())
-        mine = ids[saved_rows.owners(ids, 2) == rank]
-        rows.look_up(mine, np.ones_like(mine), True)
+        local_ids = ids[saved_rows.owners(ids, 2) == rank]
+        rows.look_up(local_ids, np.ones_like(local_ids), True)
         save_rows(rows, local(tmp_path))
-        vectors = rows.rows_at(rows.look_up(mine, np.ones_like(mine), False))
-        by_id |= dict(zip(mine.tolist(), vectors, strict=True))
+        vectors = rows.rows_at(rows.look_up(local_ids, np.ones_like(local_ids), False))
+        by_id |= dict(zip(local_ids.tolist(), vectors, strict=True))
     write_days(tmp_path / "planned", ["table_wise"] * 4, [1], list(TABLES))
     embeddings = local(tmp_path / "planned" / "0" / "embeddings")
     files = files_of(embeddings, local(tmp_path), [], [spec])
     assert len(files) == 2
-    asked = np.array([5, 0, 7919, -7919 * 40, 2**62], np.int64)
-    parts = [list(f.read("t", asked[f.may_have("t", asked)])) for f in files]
+    ids_to_read = np.array([5, 0, 7919, -7919 * 40, 2**62], np.int64)
+    parts = [list(f.read("t", ids_to_read[f.may_have("t", ids_to_read)])) for f in files]
     assert all(len(x.codes) < 3 for part in parts for x in part), "each file is asked for its own ids"
-    found = assemble(spec, [x for part in parts for x in part])
-    assert found.codes.tolist() == [-7919 * 40, 0, 7919]
-    assert torch.equal(found.rows, torch.stack([by_id[i] for i in found.codes.tolist()]))
+    rows_read = assemble(spec, [x for part in parts for x in part])
+    assert rows_read.codes.tolist() == [-7919 * 40, 0, 7919]
+    assert torch.equal(rows_read.rows, torch.stack([by_id[i] for i in rows_read.codes.tolist()]))
     assert assemble(spec, []).rows.shape == (0, 3)
 
 
@@ -146,16 +146,16 @@ def test_a_row_that_was_not_brought_is_an_error_and_damage_is_named(tmp_path: Pa
     tables = [replace(t, joined=True) for t in TABLES]
     (folder,) = write_days(tmp_path, ["table_wise"] * 4, [1], list(TABLES))
     case = Case(planned(["table_wise"] * 4, 1, tables), ((6,),), 21, OPTIMIZER)
-    found = ShardedEmbeddings(case.plan, LocalCollective(), seed=1)
+    embeddings = ShardedEmbeddings(case.plan, LocalCollective(), seed=1)
     codes, weights = case.padded(0, 0)
     weights = weights if any(x.weighted for x in case.plan.lookups) else None
     with pytest.raises(RuntimeError, match="were not brought"):
-        found.features(codes, weights)
+        embeddings.features(codes, weights)
     t = tables[0]
     with pytest.raises(ValueError, match="do not ascend, or are outside"):
-        found.set_joined({t.name: TableRows(torch.tensor([t.rows]), torch.zeros(1, t.dim))})
+        embeddings.set_joined({t.name: TableRows(torch.tensor([t.rows]), torch.zeros(1, t.dim))})
     with pytest.raises(ValueError, match=f"rows of table '{t.name}' are"):
-        found.set_joined({t.name: TableRows(torch.tensor([0]), torch.zeros(1, t.dim + 1))})
+        embeddings.set_joined({t.name: TableRows(torch.tensor([0]), torch.zeros(1, t.dim + 1))})
     with pytest.raises(ValueError, match="not in a world of several"):
         planned(["table_wise"] * 4, 2, tables)
     (file,) = files_of(local(folder), local(folder), [t.name], [])

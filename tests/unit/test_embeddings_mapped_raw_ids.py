@@ -34,27 +34,29 @@ def test_mapped_rows_are_those_that_were_saved(
     row_of = {id_: i for i, id_ in enumerate(ids)}
     owner = owners(np.array(ids, np.int64), ranks)
     for rank in range(ranks):
-        mine = np.array(ids, np.int64)[owner == rank]
-        mine = np.sort(mine) if ordered else mine
+        local_ids = np.array(ids, np.int64)[owner == rank]
+        local_ids = np.sort(local_ids) if ordered else local_ids
         rows = HostRows(spec, World(rank, ranks), 1)
-        weight = values[torch.tensor([row_of[i] for i in mine.tolist()], dtype=torch.int64)]
-        held = {"ids": torch.from_numpy(mine), "weight": weight}
+        weight = values[torch.tensor([row_of[i] for i in local_ids.tolist()], dtype=torch.int64)]
+        held = {"ids": torch.from_numpy(local_ids), "weight": weight}
         with patch.object(rows, "dump", lambda held=held: (held, {"waiting": torch.zeros(0, 3)})):
             save_rows(rows, local(folder))
     with patch("headrace.embeddings.checkpoint.mapped.PIECE_BYTES", 64):  # several pieces
         write_mapped(spec, 0, local(folder), local(folder))
-    found = open_mapped(spec, 0, local(folder))
+    mapped = open_mapped(spec, 0, local(folder))
     loaded = HostRows(spec, World(0, 1), 1)
     load_rows(loaded, local(folder), False)
-    asked = np.array(data.draw(st.lists(st.sampled_from([*ids, 5, -(2**63), 2**63 - 1]), max_size=30)), np.int64)
-    once = np.ones(len(asked), np.int64)
-    has = found.look_up(asked, once, False)
-    np.testing.assert_array_equal(has >= 0, np.isin(asked, ids))
-    wanted = torch.stack([values[row_of[i]] if i in row_of else torch.zeros(3) for i in asked.tolist()] or [values[:0]])
-    assert torch.equal(found.rows_at(has), wanted.view(-1, 3))
-    assert torch.equal(found.rows_at(has), loaded.rows_at(loaded.look_up(asked, once, False)))
-    assert (len(found), found.report.rows, found.nbytes) == (len(ids), len(ids), 0)
-    np.testing.assert_array_equal(np.sort(found.ids), np.sort(np.array(ids, np.int64)))
+    lookup_ids = np.array(data.draw(st.lists(st.sampled_from([*ids, 5, -(2**63), 2**63 - 1]), max_size=30)), np.int64)
+    once = np.ones(len(lookup_ids), np.int64)
+    has = mapped.look_up(lookup_ids, once, False)
+    np.testing.assert_array_equal(has >= 0, np.isin(lookup_ids, ids))
+    expected = torch.stack(
+        [values[row_of[i]] if i in row_of else torch.zeros(3) for i in lookup_ids.tolist()] or [values[:0]]
+    )
+    assert torch.equal(mapped.rows_at(has), expected.view(-1, 3))
+    assert torch.equal(mapped.rows_at(has), loaded.rows_at(loaded.look_up(lookup_ids, once, False)))
+    assert (len(mapped), mapped.report.rows, mapped.nbytes) == (len(ids), len(ids), 0)
+    np.testing.assert_array_equal(np.sort(mapped.ids), np.sort(np.array(ids, np.int64)))
 
 
 def test_mapped_rows_stay_in_the_page_cache_and_learn_nothing(tmp_path: Path) -> None:
@@ -65,8 +67,8 @@ def test_mapped_rows_stay_in_the_page_cache_and_learn_nothing(tmp_path: Path) ->
     rows.look_up(ids, np.ones_like(ids), True)
     save_rows(rows, folder)
     write_mapped(spec, 0, folder, folder)
-    found = open_mapped(spec, 0, folder)
-    assert torch.equal(found.rows_at(found.look_up(ids, np.ones_like(ids), False)), rows.rows_at(rows._map.find(ids)))
+    mapped = open_mapped(spec, 0, folder)
+    assert torch.equal(mapped.rows_at(mapped.look_up(ids, np.ones_like(ids), False)), rows.rows_at(rows._map.find(ids)))
     smaps = Path("/proc/self/smaps").read_text().split("VmFlags")
     held = [x for x in smaps if str(tmp_path) in x]
     assert len(held) == 2, "the ids and the rows are mapped"
@@ -75,9 +77,9 @@ def test_mapped_rows_stay_in_the_page_cache_and_learn_nothing(tmp_path: Path) ->
         assert kib["Rss"] > 0
         assert kib["Anonymous"] == 0, "pages of this process alone"
     with pytest.raises(RuntimeError, match="read alone"):
-        found.look_up(ids, np.ones_like(ids), True)
+        mapped.look_up(ids, np.ones_like(ids), True)
     with pytest.raises(RuntimeError, match="read alone"):
-        found.configure_optimizer(EmbeddingOptimizer())
+        mapped.configure_optimizer(EmbeddingOptimizer())
     file = next(tmp_path.glob("t-00000.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):

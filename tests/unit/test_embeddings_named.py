@@ -42,16 +42,16 @@ STEPS, BATCH, RATE = 4, 12, 0.1
 
 
 def batch(step: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Of each feature ids, lengths and weights of the global batch."""
-    rng, found = np.random.default_rng(step), {}
+    """Return ids, lengths and weights of each feature of the global batch."""
+    rng, inputs = np.random.default_rng(step), {}
     for f in FEATURES:
         lengths = rng.integers(0, 5, BATCH)
         if f.name in ("user", "country", "pair"):
             lengths[:] = 2 if f.name == "pair" else 1
         n = int(lengths.sum())
         ids = (rng.random(n) ** 2 * (f.rows or 0)).astype(np.int64)
-        found[f.name] = (torch.from_numpy(ids), torch.from_numpy(lengths), torch.from_numpy(rng.random(n, np.float32)))
-    return found
+        inputs[f.name] = (torch.from_numpy(ids), torch.from_numpy(lengths), torch.from_numpy(rng.random(n, np.float32)))
+    return inputs
 
 
 def part(step: int, rank: int, world: int) -> dict[str, Any]:
@@ -67,19 +67,19 @@ def part(step: int, rank: int, world: int) -> dict[str, Any]:
 
 
 def look_up(tables: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-    """By torch, the whole batch."""
-    found = {}
+    """Return each feature's vectors of the whole batch, computed by torch."""
+    vectors = {}
     for f in FEATURES:
         ids, lengths, weights = batch(step)[f.name]
         table, starts = tables[f.table_name], lengths.cumsum(0) - lengths
         if f.pooling == "none":
-            found[f.name] = embedding(ids, table)
+            vectors[f.name] = embedding(ids, table)
         else:
-            given = weights if f.weighted else None
+            scales = weights if f.weighted else None
             padding = f.padding_idx
-            out = embedding_bag(ids, table, starts, mode=f.pooling, per_sample_weights=given, padding_idx=padding)
-            found[f.name] = out
-    return found
+            out = embedding_bag(ids, table, starts, mode=f.pooling, per_sample_weights=scales, padding_idx=padding)
+            vectors[f.name] = out
+    return vectors
 
 
 def flat(vectors: Tensor | JaggedTensor) -> Tensor:
@@ -98,10 +98,10 @@ def trained(c: Collective, sharding: Sharding, ahead: bool = False, **more: Any)
     batches: Any = ((part(step, rank, world), step) for step in range(STEPS))
     outs = []
     for inputs, _ in tables.pipeline(batches) if ahead else batches:
-        found = tables(inputs)
-        assert list(found) == [f.name for f in FEATURES]
+        outputs = tables(inputs)
+        assert list(outputs) == [f.name for f in FEATURES]
         assert len(inputs["country"]) == BATCH // world  # the inputs are there as well
-        vectors = {name: flat(v) for name, v in found.items()}
+        vectors = {name: flat(v) for name, v in outputs.items()}
         loss_of(vectors, world / BATCH).backward()  # a mean over this rank's rows
         tables.step()
         outs.append({name: v.detach() for name, v in vectors.items()})
@@ -158,22 +158,22 @@ def test_a_pipeline_that_is_left_leaves_nothing_under_way() -> None:
 
     def ranks(c: Collective) -> list[Tensor]:
         tables = EmbeddingCollection(FEATURES, comm=c)
-        found = []
-        for turn in range(2):
+        outputs = []
+        for parity in range(2):
             for inputs, step in tables.pipeline((part(s, c.world.rank, 2), s) for s in range(STEPS)):
-                if step % 2 == turn:
-                    found.append(tables(inputs).side_by_side().detach())
+                if step % 2 == parity:
+                    outputs.append(tables(inputs).side_by_side().detach())
                 if step == 2:
                     break
         for inputs in tables.pipeline([part(0, c.world.rank, 2)]):
-            found.append(tables(inputs).side_by_side().detach())
+            outputs.append(tables(inputs).side_by_side().detach())
             with pytest.raises(RuntimeError, match="for one forward pass"):
                 tables(inputs)
-        return found
+        return outputs
 
-    for rank, found in enumerate(run_ranks(2, ranks)):
+    for rank, outputs in enumerate(run_ranks(2, ranks)):
         alone = EmbeddingCollection(FEATURES)
-        for got, step in zip(found, [0, 2, 1, 0], strict=True):
+        for got, step in zip(outputs, [0, 2, 1, 0], strict=True):
             out = alone(part(step, rank, 2))
             assert torch.equal(got, out.side_by_side())
             pooled = [out[f.name] for f in FEATURES if f.pooling != "none"]
@@ -208,14 +208,14 @@ RAW = [
 
 def raw_part(step: int, rows: slice) -> dict[str, Any]:
     rng = np.random.default_rng(100 + step)
-    found = {}
+    inputs = {}
     for f in RAW:
         lengths = torch.from_numpy(rng.integers(0, 4, BATCH))
         n = int(lengths.sum())
         ids = torch.from_numpy(rng.integers(0, 40 if f.rows else 9, n)) * (1 if f.rows else 2**40) - int(not f.rows)
         weights = torch.from_numpy(rng.random(n, np.float32)) if f.weighted else None
-        found[f.name] = JaggedTensor.of_lengths(ids, lengths, weights).rows(rows.start, rows.stop)
-    return found
+        inputs[f.name] = JaggedTensor.of_lengths(ids, lengths, weights).rows(rows.start, rows.stop)
+    return inputs
 
 
 def raw_trained(c: Collective, ahead: bool) -> tuple[list[dict[str, Tensor]], EmbeddingCollection]:
@@ -243,20 +243,20 @@ def test_raw_ids_equal_a_dictionary_of_vectors(world: int, ahead: bool) -> None:
     empty = JaggedTensor(torch.empty(0, dtype=torch.int64), torch.zeros(10, dtype=torch.int64))
     each = torch.arange(9) * 2**40 - 1
     for table, feature in tables.items():
-        asked = {f.name: empty for f in RAW} | {"sum": JaggedTensor(empty.values, empty.offsets, torch.empty(0))}
-        asked[feature] = each
-        found = flat(starts(asked)[feature])
-        rows[table] = {int(i): v.detach().requires_grad_() for i, v in zip(each, found, strict=True)}
+        inputs = {f.name: empty for f in RAW} | {"sum": JaggedTensor(empty.values, empty.offsets, torch.empty(0))}
+        inputs[feature] = each
+        initial_vectors = flat(starts(inputs)[feature])
+        rows[table] = {int(i): v.detach().requires_grad_() for i, v in zip(each, initial_vectors, strict=True)}
     rows["user"] = {i: v.requires_grad_() for i, v in enumerate(starts.table("user"))}
     assert rows["ids"][-1].any()
     for step in range(STEPS):
-        given, vectors = raw_part(step, slice(0, BATCH)), {}
+        inputs_of_step, vectors = raw_part(step, slice(0, BATCH)), {}
         for f in RAW:
-            x, out = given[f.name], []
+            x, out = inputs_of_step[f.name], []
             for sample in range(BATCH):
-                one = x.rows(sample, sample + 1).flat()
-                kept = [i for i, v in enumerate(one.values.tolist()) if v != f.padding_idx]
-                bag = [rows[f.table_name][int(one.values[i])] for i in kept]
+                bag_of_sample = x.rows(sample, sample + 1).flat()
+                positions = [i for i, v in enumerate(bag_of_sample.values.tolist()) if v != f.padding_idx]
+                bag = [rows[f.table_name][int(bag_of_sample.values[i])] for i in positions]
                 if f.pooling == "none":
                     out += bag
                 elif not bag:
@@ -264,7 +264,7 @@ def test_raw_ids_equal_a_dictionary_of_vectors(world: int, ahead: bool) -> None:
                 elif f.pooling == "max":
                     out.append(torch.stack(bag).amax(0))
                 else:
-                    scales = [float(one.weights[i]) if f.weighted else 1.0 for i in kept]
+                    scales = [float(bag_of_sample.weights[i]) if f.weighted else 1.0 for i in positions]
                     total = sum(v * s for v, s in zip(bag, scales, strict=True))
                     out.append(total / len(bag) if f.pooling == "mean" else total)
             vectors[f.name] = torch.stack(out)
@@ -309,9 +309,9 @@ def test_a_save_opens_on_any_number_of_ranks(tmp_path: Path) -> None:
         tables.load(tmp_path / "saved")
         return step(tables, 2, c.world.rank, c.world.size), {name: tables.table(name) for name in ROWS}
 
-    ((whole, last),) = run_ranks(1, go_on)
+    ((on_one_rank, last),) = run_ranks(1, go_on)
     for rank, (out, tables) in enumerate(run_ranks(2, go_on)):
-        torch.testing.assert_close(out, whole[rank * BATCH // 2 : (rank + 1) * BATCH // 2])
+        torch.testing.assert_close(out, on_one_rank[rank * BATCH // 2 : (rank + 1) * BATCH // 2])
         for name in ROWS:
             torch.testing.assert_close(tables[name], last[name])
 
@@ -320,9 +320,9 @@ def test_tables_are_set_and_read(tmp_path: Path) -> None:
     def set_and_read(c: Collective) -> None:
         tables = EmbeddingCollection(FEATURES, comm=c, sharding=SHARDINGS["mixed"], batch_size=BATCH)
         for name, shape in ROWS.items():
-            wanted = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-            tables.set_table(name, wanted)
-            assert torch.equal(tables.table(name), wanted)
+            weights = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+            tables.set_table(name, weights)
+            assert torch.equal(tables.table(name), weights)
         with pytest.raises(ValueError, match=r"table 'pair' is \[7, 9\], not \[7, 8\]"):
             tables.set_table("pair", torch.zeros(7, 8))
 

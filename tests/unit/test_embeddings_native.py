@@ -33,11 +33,11 @@ from headrace.machine import native
 def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
     x = torch.tensor(values, dtype=torch.int32)
     got = find_duplicates(x)
-    given = torch.arange(x.numel()) * 7
-    ordered, starts = got.in_order(given)
+    payload = torch.arange(x.numel()) * 7
+    ordered, starts = got.in_order(payload)
     with patch.object(native, "library", lambda: None):
         expected = find_duplicates(x)
-    assert torch.equal(ordered, given[expected.order])
+    assert torch.equal(ordered, payload[expected.order])
     assert torch.equal(starts, expected.starts)
     for a, b in (
         (got.unique, expected.unique),
@@ -57,11 +57,11 @@ def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
 )
 def test_duplicates_come_range_by_range_as_they_appear(values: list[int], cuts: list[int]) -> None:
     ends = [*sorted(cuts), 2**31]
-    found = find_duplicates(torch.tensor(values, dtype=torch.int32), torch.tensor(ends))
+    duplicates = find_duplicates(torch.tensor(values, dtype=torch.int32), torch.tensor(ends))
     expected = sorted(dict.fromkeys(values), key=lambda v: bisect_right(ends, v))  # stable: as they appear
-    assert found.unique.tolist() == expected
-    assert [expected[i] for i in found.inverse().tolist()] == values
-    order, starts = found.order.tolist(), [*found.starts.tolist(), len(values)]
+    assert duplicates.unique.tolist() == expected
+    assert [expected[i] for i in duplicates.inverse().tolist()] == values
+    order, starts = duplicates.order.tolist(), [*duplicates.starts.tolist(), len(values)]
     for value, first, last in zip(expected, starts, starts[1:], strict=False):
         assert order[first:last] == [i for i, v in enumerate(values) if v == value]
 
@@ -75,13 +75,13 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
     table, state = rng.normal(size=(rows, width)).astype(np.float32), rng.random((rows, 1)).astype(np.float32)
     gradient = rng.normal(size=(many, width)).astype(np.float32)
     unique = rng.permutation(rows)[:touched].astype(np.int32)
-    of = rng.integers(0, touched, many)
+    row_of = rng.integers(0, touched, many)
     expected, sums = table.astype(np.float64), state[:, 0].astype(np.float64)
     for u, row in enumerate(unique):
-        total = gradient[of == u].astype(np.float64).sum(0) + decay * expected[row]
+        total = gradient[row_of == u].astype(np.float64).sum(0) + decay * expected[row]
         sums[row] += (total**2).mean()
         expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
-    order, starts = cpu.group(torch.from_numpy(of), touched)
+    order, starts = cpu.group(torch.from_numpy(row_of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
     rowwise = fused_step("rowwise_adagrad", got)
     assert rowwise is not None
@@ -155,24 +155,24 @@ def test_occurrences_of_a_jagged_batch_are_those_of_torch(
 ) -> None:
     """Features of one, of as many and of any number of codes, weighted or not, with padding and without."""
     plan, codes = batch
-    lookups, given, slot = [], [], 0
+    lookups, inputs, slot = [], [], 0
     for x in plan.lookups:
         part, slot = codes[:, slot : slot + x.length], slot + x.length
         x = replace(x, padding_idx=data.draw(st.sampled_from([None, 0, 1])))
         kind = data.draw(st.sampled_from(["matrix", "jagged", "weighted"]))
         if kind == "matrix":
-            given.append(part.int() if data.draw(st.booleans()) else part)
+            inputs.append(part.int() if data.draw(st.booleans()) else part)
         else:
             lengths = torch.tensor([data.draw(st.integers(0, x.length)) for _ in range(len(part))], dtype=torch.int64)
             jagged = JaggedTensor.of_lengths(part.reshape(-1)[: int(lengths.sum())], lengths)
             if kind == "weighted" and x.pooling == "sum":
                 x, jagged = replace(x, weighted=True), replace(jagged, weights=torch.rand(jagged.values.numel()))
-            given.append(jagged)
+            inputs.append(jagged)
         lookups.append(x)
     batcher = BatchIndexer(Layout(replace(plan, lookups=tuple(lookups)), plan.world_size - 1))
-    got = batcher.jagged(given)
+    got = batcher.jagged(inputs)
     with patch.object(native, "library", lambda: None):
-        assert_same_occurrences(got, batcher.jagged(given))
+        assert_same_occurrences(got, batcher.jagged(inputs))
 
 
 @settings(max_examples=100, deadline=None)
@@ -180,21 +180,21 @@ def test_occurrences_of_a_jagged_batch_are_those_of_torch(
 def test_bags_are_cut_as_by_torch(batch: tuple[Plan, torch.Tensor], weighted: bool) -> None:
     plan, codes = batch
     layout = Layout(plan, 0)
-    for group, found in zip(layout.groups, BatchIndexer(layout).padded(codes, None), strict=True):
-        if found.bag_ids is None:
+    for group, bags in zip(layout.groups, BatchIndexer(layout).padded(codes, None), strict=True):
+        if bags.bag_ids is None:
             continue
-        weights = torch.rand(found.indices.numel()) if weighted else None
-        cut, fused = replace(found, weights=weights), layout.fused_tables[group.fused]
+        weights = torch.rand(bags.indices.numel()) if weighted else None
+        cut, fused = replace(bags, weights=weights), layout.fused_tables[group.fused]
         got = bucketize_bags(fused, cut)
         with patch.object(native, "library", lambda: None):
             expected = bucketize_bags(fused, cut)
             vectors = torch.rand(expected.bag_ids.numel(), 3)
-            sums = expected.sum(vectors, found.num_bags)
+            sums = expected.sum(vectors, bags.num_bags)
         assert (got.ids_per_rank, got.bags_per_rank) == (expected.ids_per_rank, expected.bags_per_rank)
         for name in ("indices", "weights", "begins", "bag_ids"):
             x, y = getattr(got, name), getattr(expected, name)
             assert (x is None and y is None) or (torch.equal(x, y) and x.dtype == y.dtype), name
-        assert torch.equal(got.sum(vectors, found.num_bags), sums)
+        assert torch.equal(got.sum(vectors, bags.num_bags), sums)
 
 
 @pytest.mark.parametrize("code", [-1, 30, 2**40, -(2**63)])

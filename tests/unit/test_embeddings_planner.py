@@ -36,7 +36,7 @@ def make(
     batch: int = 256,
     other_memory: OtherMemory | None = None,
     card: bool = False,
-    **given: object,
+    **settings: object,
 ) -> Planned:
     lookups = [Lookup(t.name, t.name) for t in given_tables]
     return plan_tables(
@@ -45,7 +45,7 @@ def make(
         world,
         batch_size=batch,
         optimizer=optimizer,
-        settings=Sharding(**{"kind": "auto", **given}),
+        settings=Sharding(**{"kind": "auto", **settings}),
         other_memory=other_memory or OtherMemory(),
         card=card,
     )
@@ -237,7 +237,7 @@ def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
     world, batch = 3, 2_000
     tables, lookups = [Table("a", 20_000, 32), Table("b", 9_000, 32)], [Lookup("a", "a", 4, True), Lookup("b", "b")]
     rules = {t.name: TableSharding(kind=kind, pooled=pooled and t.name == "a") for t in tables}
-    planned, without = (
+    planned, unshared = (
         plan_tables(
             tables,
             lookups,
@@ -249,7 +249,7 @@ def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
         )
         for shares in (True, False)
     )
-    assert planned.plan == without.plan
+    assert planned.plan == unshared.plan
 
     def rank_main(c: ThreadCollective) -> int:
         collective = shared(c)
@@ -273,7 +273,7 @@ def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
         collective.close()
         return collective.nbytes
 
-    measured, expected = run_ranks(world, rank_main), planned.load.buffers - without.load.buffers
+    measured, expected = run_ranks(world, rank_main), planned.load.buffers - unshared.load.buffers
     if kind == "table_wise":  # an owner's rows and the gradients that it sends share a slot, and are planned apart
         assert (expected / 2 < measured).all()
         assert (measured < 1.1 * expected).all()
@@ -310,9 +310,9 @@ def test_the_cheaper_of_rows_and_sums_is_planned() -> None:
     cpus = Sharding(kind="auto", memory_gbps=10, node_gbps=1, latency_us=100)
     for ids, pooled in [(4, True), (1, False)]:
         features = [Lookup(t.name, t.name, ids, True) for t in alike]
-        found = plan_tables(alike, features, 2, batch_size=16_384, optimizer="sgd", settings=cpus)
-        assert {b.pooled for b in found.plan.blocks} == {pooled}
-        assert {found.plan.kind_of(t.name) for t in alike} == {"table_wise" if pooled else "row_wise"}
+        chosen = plan_tables(alike, features, 2, batch_size=16_384, optimizer="sgd", settings=cpus)
+        assert {b.pooled for b in chosen.plan.blocks} == {pooled}
+        assert {chosen.plan.kind_of(t.name) for t in alike} == {"table_wise" if pooled else "row_wise"}
     with pytest.raises(UserError, match=r"train\.sharding\.tables\.short\.pooled"):
         plan_tables(
             tables,
@@ -348,7 +348,7 @@ def test_a_plan_that_cannot_fit_says_what_would_make_it_fit() -> None:
 
 
 def test_tables_that_do_not_fit_a_gpu_are_cached(capsys: pytest.CaptureFixture[str]) -> None:
-    """As few of them as needed, the largest first, and as large a share of their rows as fits."""
+    """The planner caches as few tables as it must, the largest first, each with the largest share of rows that fits."""
     everything = make(BIG, 2, memory_gib=2.0, card=True)
     assert [t.cached for t in everything.plan.tables] == [1, 1, 1]
     planned = make(BIG, 2, memory_gib=0.5, card=True)
@@ -359,9 +359,9 @@ def test_tables_that_do_not_fit_a_gpu_are_cached(capsys: pytest.CaptureFixture[s
     assert planned.load.host.sum() == 3_000_000 * 64 * 8
     assert ((planned.load.memory + planned.load.buffers) / GIB > 0.4).all()
     show(planned, "big")
-    shown = capsys.readouterr().out
-    assert f"fp32, {user.cached:.1%} on GPU" in shown
-    assert "in host" in shown
+    output = capsys.readouterr().out
+    assert f"fp32, {user.cached:.1%} on GPU" in output
+    assert "in host" in output
     smaller = make(BIG, 2, memory_gib=0.1, card=True)
     assert [t.cached < 1 for t in smaller.plan.tables] == [True, True, False]
     # Fewer rows on the card, more of them on their way.
@@ -401,9 +401,9 @@ def test_hundreds_of_tables_on_thousands_of_ranks() -> None:
 @pytest.mark.parametrize("world", [8, 64])
 def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
     planned = sharding(Workspace(tmp_path), None, "mlperf", None, world, 80.0, [])
-    shown = capsys.readouterr().out
-    assert "204,184,588 rows" in shown
-    assert "expected time" in shown
+    output = capsys.readouterr().out
+    assert "204,184,588 rows" in output
+    assert "expected time" in output
     rows = sum(t.rows for t in load_tables("mlperf").tables)
     assert planned.load.memory.sum() == pytest.approx(rows * 128 * 8, rel=1e-3)
     # Memory is even too, at hardly any cost.

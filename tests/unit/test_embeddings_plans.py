@@ -209,12 +209,12 @@ def test_bfloat16_on_the_wire_rounds_each_number_once(pooled: bool) -> None:
     """Vectors are within 2^-8 of themselves (sums: of their terms), and so are one step's weights of plain SGD."""
     tables, lookups = (Table("t", 50, 8),), (Lookup("f", "t", 3, True),)
     blocks = tuple(blocks_for(tables[0], "row_wise", 2, pooled=pooled))
-    found = {}
+    by_precision = {}
     for wire in ("fp32", "bf16"):
         plan = Plan(tables, lookups, blocks, 2, wire)
         case = Case(plan, ((40, 40),), 4, EmbeddingOptimizer(kind="sgd", learning_rate=1.0))
-        found[wire] = run_ranks(2, lambda c, k=case: train(k, c))
-    for exact, rounded in zip(found["fp32"], found["bf16"], strict=True):
+        by_precision[wire] = run_ranks(2, lambda c, k=case: train(k, c))
+    for exact, rounded in zip(by_precision["fp32"], by_precision["bf16"], strict=True):
         a, b = exact.outs[0][0], rounded.outs[0][0]
         assert not torch.equal(a, b)
         assert float((a - b).abs().max()) <= 3 * 0.05 * 2**-8
@@ -271,9 +271,9 @@ def test_rowwise_adagrad_of_a_table_cut_both_ways_is_refused() -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_loops_equal_torch(kind: str, width: int) -> None:
     # Thousands of bags and rows: more than one thread's share; popular rows, empty bags, rates by table.
-    table, other = Table("t", 3_000, width), Table("u", 2_000, width)
+    table, second = Table("t", 3_000, width), Table("u", 2_000, width)
     lookups = (Lookup("a", "t", 4, True), Lookup("b", "t", 3, True, "sum", True), Lookup("c", "u", 2, True, "mean"))
-    plan = Plan((table, other), lookups, tuple(b for t in (table, other) for b in blocks_for(t, "row_wise", 1)), 1)
+    plan = Plan((table, second), lookups, tuple(b for t in (table, second) for b in blocks_for(t, "row_wise", 1)), 1)
     # Adam's first steps are its rate in size however small a gradient is, so rounding shows in proportion to the rate.
     rate = 0.003 if kind == "adam" else 0.1
     optimizer = EmbeddingOptimizer(

@@ -34,7 +34,7 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
     def case_of(kinds: Sequence[str], world: int) -> Case:
         return Case(planned(kinds, world, tables), ((4,) * world,) * 3, 8, optimizer)
 
-    asked = case_of(KINDS, 1).padded(0, 0)
+    batch = case_of(KINDS, 1).padded(0, 0)
 
     def save(embeddings: ShardedEmbeddings, folder: Path) -> list[Tensor]:
         with shared_directory(local(folder), embeddings.collective) as partial:
@@ -43,7 +43,7 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
             if embeddings.collective.world.is_chief:
                 write_index(local(partial))
         with torch.no_grad():
-            return embeddings.features(*asked)
+            return embeddings.features(*batch)
 
     def load(case: Case, collective: Collective, folder: Path) -> ShardedEmbeddings:
         embeddings = ShardedEmbeddings(case.plan, collective, seed=99)
@@ -51,39 +51,39 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
         load_shards(embeddings, local(folder), with_optimizer=True)
         return embeddings
 
-    two, three, one = case_of(KINDS, 2), case_of([*KINDS[2:], *KINDS[:2]], 3), case_of(["column_wise"] * 4, 1)
+    two, three, on_one = case_of(KINDS, 2), case_of([*KINDS[2:], *KINDS[:2]], 3), case_of(["column_wise"] * 4, 1)
     expected = run_ranks(2, lambda c: save(train(two, c).embeddings, tmp_path / "two"))[0]
     for got in run_ranks(3, lambda c: save(load(three, c, tmp_path / "two"), tmp_path / "three")):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    alone = load(one, LocalCollective(), tmp_path / "three")
-    assert all(torch.equal(a, b) for a, b in zip(alone.features(*asked), expected, strict=True))
+    alone = load(on_one, LocalCollective(), tmp_path / "three")
+    assert all(torch.equal(a, b) for a, b in zip(alone.features(*batch), expected, strict=True))
     # The states came along: one rank by the first plan and this one take the same next step.
     direct = load(case_of(KINDS, 1), LocalCollective(), tmp_path / "two")
     for embeddings in (alone, direct):
-        sum(out.square().sum() for out in embeddings.features(*asked)).backward()
+        sum(out.square().sum() for out in embeddings.features(*batch)).backward()
         embeddings.step()
     assert alone.steps == direct.steps == 4
-    for a, b in zip(alone.features(*asked), direct.features(*asked), strict=True):
+    for a, b in zip(alone.features(*batch), direct.features(*batch), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     # Tables that have grown since: old rows as they were, new ones at their own start, on any world.
-    saved = load(one, LocalCollective(), tmp_path / "three")
-    was = full_tables(one.plan, [saved], [saved.weights])
+    saved = load(on_one, LocalCollective(), tmp_path / "three")
+    was = full_tables(on_one.plan, [saved], [saved.weights])
     grown = tuple(Table(t.name, t.rows + 5, t.dim, t.storage) for t in tables)
     for world in (1, 2, 3, 4):
         case = Case(planned(KINDS[::-1] if world > 1 else KINDS, world, grown), ((4,) * world,) * 3, 8, optimizer)
         ranks = run_ranks(world, lambda c, case=case: load(case, c, tmp_path / "two"))
         fresh = run_ranks(world, lambda c, case=case: ShardedEmbeddings(case.plan, c, seed=99))
         now, start = (full_tables(case.plan, r, [e.weights for e in r]) for r in (ranks, fresh))
-        for name, before in was.items():
-            assert torch.equal(now[name][: len(before)], before)
-            assert torch.equal(now[name][len(before) :], start[name][len(before) :])
+        for name, initial in was.items():
+            assert torch.equal(now[name][: len(initial)], initial)
+            assert torch.equal(now[name][len(initial) :], start[name][len(initial) :])
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
 def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Path) -> None:
     optimizer = EmbeddingOptimizer(kind=kind, learning_rate=0.1)
     case = Case(planned(KINDS, 2), ((2, 2),) * 6, 8, optimizer)
-    asked = Case(planned(KINDS, 1), ((30,),), 5, optimizer).padded(0, 0)
+    batch = Case(planned(KINDS, 1), ((30,),), 5, optimizer).padded(0, 0)
 
     def leader(c: Collective) -> tuple[list[int], list[Tensor]]:
         embeddings = ShardedEmbeddings(case.plan, c, seed=8)
@@ -99,20 +99,20 @@ def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Pa
                 counts.append(save_changes(embeddings, local(tmp_path / f"{step}")))
         counts.append(save_changes(embeddings, local(tmp_path / "none")))
         with torch.no_grad():
-            return counts, embeddings.features(*asked)
+            return counts, embeddings.features(*batch)
 
-    (counts, expected), (others, _) = run_ranks(2, leader)
-    assert counts[-1] == others[-1] == 0
+    (counts, expected), (other_counts, _) = run_ranks(2, leader)
+    assert counts[-1] == other_counts[-1] == 0
     rows = sum(t.rows for t in case.plan.tables)
-    assert 0 < counts[0] + others[0] < rows + 9 * 2  # the wide table's columns are counted by block
+    assert 0 < counts[0] + other_counts[0] < rows + 9 * 2  # the wide table's columns are counted by block
 
     def follower(c: Collective) -> list[Tensor]:
         embeddings = ShardedEmbeddings(planned(KINDS[::-1], 3), c, seed=8)  # the same start: no base is needed
-        before = embeddings.features(*asked)
+        initial = embeddings.features(*batch)
         for name in ("1", "3", "5", "none"):
             apply_changes(embeddings, local(tmp_path / name))
-        after = embeddings.features(*asked)
-        assert not torch.equal(before[0], after[0])
+        after = embeddings.features(*batch)
+        assert not torch.equal(initial[0], after[0])
         return after
 
     for got in run_ranks(3, follower):

@@ -1,4 +1,4 @@
-"""What `headrace.embeddings` says is public, and that it costs nobody torch who asks for none."""
+"""Public names of `headrace.embeddings`; importing the package without using it does not import torch."""
 
 from __future__ import annotations
 

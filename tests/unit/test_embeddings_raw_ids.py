@@ -36,8 +36,8 @@ def test_tables_travel_together_and_stay_apart() -> None:
         embeddings = alone(tables)
         outs = []
         for batch in batches:
-            mine = [np.array_split(batch[i], c.world.size)[c.world.rank] for i in chosen]
-            vectors = [v for v, _ in look_up(embeddings, [torch.from_numpy(m) for m in mine])]
+            local_ids = [np.array_split(batch[i], c.world.size)[c.world.rank] for i in chosen]
+            vectors = [v for v, _ in look_up(embeddings, [torch.from_numpy(m) for m in local_ids])]
             sum(((v - 1) ** 2).sum() for v in vectors).backward()  # type: ignore[union-attr]
             tables.step()
             outs.append([v.detach() for v in vectors])
@@ -100,14 +100,14 @@ def step_beside(
     following = prepare(0)
     for step in range(6):
         (codes, raw), following = following, prepare(step + 1)
-        found = planned.features(codes)
+        vectors = planned.features(codes)
         if not together:
             lone(raw)
-        found += [v for v, _ in raw.found]
-        outs += [f.detach().clone() for f in found]
+        vectors += [v for v, _ in raw.found]
+        outs += [f.detach().clone() for f in vectors]
         following[0].prefetch()
         rng = np.random.default_rng([step, c.world.rank, 1])
-        sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape))).sum() for f in found).backward()
+        sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape))).sum() for f in vectors).backward()
         planned.step()
         tables.step()
     for p in dict.fromkeys(following):
@@ -123,10 +123,10 @@ SPECS = (DynamicSpec("a", 2, admit_after=2, max_rows=3), DynamicSpec("b", 5))
 def test_raw_ids_travel_with_planned_tables_to_the_same_bits(world: int, kind: str) -> None:
     plan = plan_beside(world, kind)
     apart, joined = (run_ranks(world, lambda c, t=t: step_beside(c, plan, SPECS, t)) for t in (False, True))
-    for (outs, told), (got, got_told) in zip(apart, joined, strict=True):
+    for (outs, reports), (got, got_reports) in zip(apart, joined, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, outs, strict=True))
-        assert got_told == told
-        assert told[0].evicted
+        assert got_reports == reports
+        assert reports[0].evicted
         assert any(o.any() for o in outs)
 
 
@@ -139,9 +139,9 @@ def test_raw_ids_go_by_machines_to_the_same_rows(kind: str) -> None:
         )
         for ranks_per_node in (1, 2)
     )
-    for (outs, told), (got, got_told) in zip(direct, by_node, strict=True):
-        assert got_told == told
-        assert told[0].evicted
+    for (outs, reports), (got, got_reports) in zip(direct, by_node, strict=True):
+        assert got_reports == reports
+        assert reports[0].evicted
         for a, b in zip(got, outs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -186,18 +186,18 @@ def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
 )
 def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) -> None:
     """Each id at its owner, with its count; what follows in a message stays as it is."""
-    wanted = [UniqueRawIds.from_ids(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
-    for ids, w in zip(tables, wanted, strict=True):
+    requests = [UniqueRawIds.from_ids(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
+    for ids, w in zip(tables, requests, strict=True):
         assert dict(zip(w.ids.tolist(), w.counts.tolist(), strict=True)) == Counter(ids)
         assert w.ids[w.duplicates.inverse()].tolist() == ids
         assert owners(w.ids.numpy(), ranks).tolist() == [r for r, n in enumerate(w.of_rank) for _ in range(n)]
     dtype = torch.int64 if long else torch.int32
-    message, lengths = pack(wanted, dtype)
-    behind = [torch.arange(r, dtype=dtype) for r in range(ranks)]
-    parts = [torch.cat(pair) for pair in zip(torch.split(message, lengths), behind, strict=True)]
-    asked, rest, sizes = unpack(torch.cat(parts), [p.numel() for p in parts], len(tables))
-    assert (rest.tolist(), sizes) == (torch.cat(behind).tolist(), list(range(ranks)))
-    for w, a in zip(wanted, asked, strict=True):
+    message, lengths = pack(requests, dtype)
+    trailing = [torch.arange(r, dtype=dtype) for r in range(ranks)]
+    parts = [torch.cat(pair) for pair in zip(torch.split(message, lengths), trailing, strict=True)]
+    received, rest, sizes = unpack(torch.cat(parts), [p.numel() for p in parts], len(tables))
+    assert (rest.tolist(), sizes) == (torch.cat(trailing).tolist(), list(range(ranks)))
+    for w, a in zip(requests, received, strict=True):
         assert (a.ids.tolist(), a.counts.tolist(), a.of_rank) == (w.ids.tolist(), w.counts.tolist(), w.of_rank)
         # Asked by two, an id is wanted once, as often as both together.
         again = UniqueRawIds.from_ids(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))

@@ -227,8 +227,8 @@ def test_the_start_does_not_depend_on_world_or_size() -> None:
     assert len(torch.unique(grown, dim=0)) == len(grown)
     assert abs(float(grown.mean())) < 0.001
     assert float(grown.std()) == pytest.approx(0.05 / 3**0.5, rel=0.03)
-    other = ShardedEmbeddings(big, LocalCollective(), seed=6).weight
-    assert not torch.equal(grown, other)
+    reseeded = ShardedEmbeddings(big, LocalCollective(), seed=6).weight
+    assert not torch.equal(grown, reseeded)
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,13 @@ def test_padding_counts_nothing_and_learns_nothing() -> None:
     assert moved[:, 0].tolist() == [0, 0, 1, 2, 1, 0]
     # For a scalar, code 0 is a row like any other: the value that is missing.
     embeddings(torch.tensor([[0, 0, 0, 0]])).sum().backward()
-    before = embeddings.weight.clone()
+    initial = embeddings.weight.clone()
     embeddings.step()
-    assert (before - embeddings.weight).round(decimals=4)[:, 0].tolist() == [1, 0, 0, 0, 0, 0]
+    assert (initial - embeddings.weight).round(decimals=4)[:, 0].tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_codes_of_scalars_may_lie_column_by_column() -> None:
-    """As the loader's batches do."""
+    """The loader's batches lie so."""
     plan = row_wise((Table("t", 9, DIM), Table("u", 4, DIM)), (Lookup("f", "t"), Lookup("g", "u")), 1)
     embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
     codes = torch.tensor([[8, 1], [0, 3], [8, 2]])

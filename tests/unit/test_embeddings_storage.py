@@ -43,8 +43,8 @@ def steps(embeddings: ShardedEmbeddings, numbers: range) -> None:
     """Train on the rank's slice of each step's global batch (24 rows: every world up to 4 divides it)."""
     world = embeddings.collective.world
     for step in numbers:
-        mine = codes_of(step).chunk(world.size)[world.rank]
-        ((embeddings(mine) - 0.3).square().sum() / 24).backward()
+        local_codes = codes_of(step).chunk(world.size)[world.rank]
+        ((embeddings(local_codes) - 0.3).square().sum() / 24).backward()
         embeddings.step()
 
 
@@ -121,8 +121,8 @@ def test_going_on_after_a_load_gives_the_same_bits(tmp_path: Path, kind: str) ->
         steps(embeddings, range(3, 6))
         return embeddings.weight
 
-    whole = run_ranks(2, lambda c: trained(c, kind, range(6)).weight)
-    for a, b in zip(run_ranks(2, resumed), whole, strict=True):
+    uninterrupted = run_ranks(2, lambda c: trained(c, kind, range(6)).weight)
+    for a, b in zip(run_ranks(2, resumed), uninterrupted, strict=True):
         assert torch.equal(a, b)
 
 
@@ -136,9 +136,9 @@ def test_a_table_that_has_grown_keeps_the_start_of_its_new_rows(saved: Path) -> 
     start = new.weight.clone()
     # What was in the states before does not stay.
     new.state["sum"].fill_(5.0)
-    found = load_shards(new, local(saved), with_optimizer=True)
-    assert found.tables == {"users": 2_300, "tiny": 2, "items": 50}
-    assert found.new_rows == {"users": 10, "new": 7}
+    loaded = load_shards(new, local(saved), with_optimizer=True)
+    assert loaded.tables == {"users": 2_300, "tiny": 2, "items": 50}
+    assert loaded.new_rows == {"users": 10, "new": 7}
     for have, was in ((new.weight, old.weight), (new.state["sum"], old.state["sum"])):
         assert torch.equal(have[:2_300], was[:2_300])
         assert torch.equal(have[2_310:2_362], was[2_300:])
@@ -168,8 +168,8 @@ def test_damage_is_refused_by_file(saved: Path, name: str, damage: str) -> None:
         path.write_bytes(content[:-100])
     else:
         # In the index: the digit of a row count, so that it stays readable JSON.
-        at = content.index(b'"rows": 2300') + 8 if name == "index.json" else len(content) - 50
-        content[at] ^= 1
+        offset = content.index(b'"rows": 2300') + 8 if name == "index.json" else len(content) - 50
+        content[offset] ^= 1
         path.write_bytes(content)
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
         load(saved)

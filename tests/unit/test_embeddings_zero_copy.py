@@ -40,7 +40,7 @@ class Case:
         embeddings.configure_optimizer(EmbeddingOptimizer(kind=self.kind, learning_rate=0.1, clip_norm=self.clip_norm))
         generator = torch.Generator().manual_seed(self.seed * 10 + collective.world.rank)
         rows = [self.plan.by_name[x.table].rows for x in self.plan.lookups for _ in range(x.length)]
-        found = []
+        tensors = []
         for step in range(3):
             for _ in range(1 + step % 2):
                 samples = int(torch.randint(0, 9, (1,), generator=generator))
@@ -51,11 +51,11 @@ class Case:
                 out = dot_interaction(bottom, vectors)
                 out.backward(torch.randn(out.shape, generator=generator))
                 assert bottom.grad is not None
-                found += [out.detach(), bottom.grad]
+                tensors += [out.detach(), bottom.grad]
             embeddings.step()
             with torch.no_grad():  # looked up by nobody: what was reserved is given back
                 embeddings(embeddings.prepare(codes, zero_copy=zero_copy))
-        return [*found, *embeddings.weights, *(s for states in embeddings.states for s in states.values())]
+        return [*tensors, *embeddings.weights, *(s for states in embeddings.states for s in states.values())]
 
 
 @st.composite
@@ -87,12 +87,12 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def through_memory(collective: Collective, run: Callable[[Collective], T]) -> T:
-    """What a rank does with messages through shared memory, watched as in training."""
-    found = shared(collective)
-    assert isinstance(found, SharedCollective)
-    result = run(InstrumentedCollective(found, Watchdog(), NoOpTracer()))
+    """Run a rank's work with messages through shared memory, watched as in training."""
+    channel = shared(collective)
+    assert isinstance(channel, SharedCollective)
+    result = run(InstrumentedCollective(channel, Watchdog(), NoOpTracer()))
     collective.barrier()
-    found.close()
+    channel.close()
     return result
 
 
@@ -109,17 +109,17 @@ def everywhere(case: Case, zero_copy: bool, shares: bool = False) -> list[list[t
 @given(case=cases())
 def test_bits_are_those_of_vectors_side_by_side(case: Case) -> None:
     """Single ids by any plan, and lists whose owners sum them; through any collective; by one thread and by two."""
-    wanted = everywhere(case, zero_copy=False)
-    before = torch.get_num_threads()
+    expected_by_rank = everywhere(case, zero_copy=False)
+    threads = torch.get_num_threads()
     try:
         torch.set_num_threads(case.threads)
         ways = [everywhere(case, zero_copy=True)]
         if case.plan.world_size > 1:
             ways += [everywhere(case, zero_copy, shares=True) for zero_copy in (True, False)]
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
     for way in ways:
-        for got, expected in zip(way, wanted, strict=True):
+        for got, expected in zip(way, expected_by_rank, strict=True):
             assert len(got) == len(expected)
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
@@ -174,9 +174,9 @@ def test_rows_of_other_ranks_are_read_where_they_were_written() -> None:
         embeddings = ShardedEmbeddings(small(2), collective, seed=1)
         handle = embeddings.prepare(torch.tensor([[1, 2], [3, 4]]), zero_copy=True)
         handle.start()
-        found = handle.remote_rows is not None
+        shares_memory = handle.remote_rows is not None
         handle.drop()
-        return found
+        return shares_memory
 
     assert run_ranks(2, lambda c: through_memory(c, run)) == [True, True]
     assert run_ranks(2, run) == [False, False]

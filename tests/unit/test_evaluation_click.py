@@ -33,40 +33,40 @@ ROWS = st.lists(st.tuples(SCORES, st.booleans(), st.integers(0, 4), st.integers(
 
 def evaluated(ranks: Ranks, rows: ScoredRows, replicates: int = 0) -> Any:
     dimensions = [Dimension(f"d{i}", ("a", "b", "c")) for i in range(len(rows.slices))]
-    found = click_metrics(ranks, rows, dimensions=dimensions, metrics=FURTHER, bootstrap=Bootstrap(replicates, seed=3))
-    return [(f.values, f.rows, f.bins) for f in found]
+    tables = click_metrics(ranks, rows, dimensions=dimensions, metrics=FURTHER, bootstrap=Bootstrap(replicates, seed=3))
+    return [(f.values, f.rows, f.bins) for f in tables]
 
 
-def assert_metrics(found: dict[str, float | None], y: np.ndarray, scores: np.ndarray) -> None:
+def assert_metrics(metrics: dict[str, float | None], y: np.ndarray, scores: np.ndarray) -> None:
     """Against scikit-learn, and formulas over all rows."""
     p = np.clip(sigmoid(scores), 1e-7, 1 - 1e-7)
     y = y.astype(float)
     if not len(y):
-        assert set(found.values()) == {None}
+        assert set(metrics.values()) == {None}
         return
     both = 0 < y.sum() < len(y)
     # scikit-learn takes no infinite scores; their order is what counts.
     _, place = np.unique(scores, return_inverse=True)
-    assert found["auc"] == (pytest.approx(reference.roc_auc_score(y, place), abs=1e-12) if both else None)
+    assert metrics["auc"] == (pytest.approx(reference.roc_auc_score(y, place), abs=1e-12) if both else None)
     precision = pytest.approx(reference.average_precision_score(y, place), abs=1e-12) if y.any() else None
-    assert found["pr_auc"] == precision
+    assert metrics["pr_auc"] == precision
     loss = reference.log_loss(y, p, labels=[0, 1])
-    assert found["log_loss"] == pytest.approx(loss, rel=1e-9)
-    assert found["base_rate"] == pytest.approx(y.mean(), rel=1e-15)
-    assert found["calibration"] == (pytest.approx(sigmoid(scores).sum() / y.sum(), rel=1e-12) if y.any() else None)
+    assert metrics["log_loss"] == pytest.approx(loss, rel=1e-9)
+    assert metrics["base_rate"] == pytest.approx(y.mean(), rel=1e-15)
+    assert metrics["calibration"] == (pytest.approx(sigmoid(scores).sum() / y.sum(), rel=1e-12) if y.any() else None)
     rate = y.mean()
     entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate) if both else None
-    assert found["normalized_entropy"] == (pytest.approx(loss / entropy, rel=1e-9) if entropy else None)
-    assert found["calibration_error"] == pytest.approx(calibration_error(y, scores), abs=1e-12)
-    assert found["error_rate"] == pytest.approx(reference.zero_one_loss(y, sigmoid(scores) > 0.5), abs=1e-12)
+    assert metrics["normalized_entropy"] == (pytest.approx(loss / entropy, rel=1e-9) if entropy else None)
+    assert metrics["calibration_error"] == pytest.approx(calibration_error(y, scores), abs=1e-12)
+    assert metrics["error_rate"] == pytest.approx(reference.zero_one_loss(y, sigmoid(scores) > 0.5), abs=1e-12)
 
 
 def metrics_of(labels: np.ndarray, probabilities: np.ndarray) -> tuple[dict[str, float | None], list[Bin]]:
     """Basic metrics and calibration of rows that are all here, scored by probabilities."""
-    (found,) = click_metrics(
+    (table,) = click_metrics(
         Ranks(), ScoredRows.from_scores(probabilities, labels), probability=lambda p: p.astype(float)
     )
-    return {name: value_of(found.values[name]) for name in BASIC}, found.bins[0]
+    return {name: value_of(table.values[name]) for name in BASIC}, table.bins[0]
 
 
 def calibration_error(y: np.ndarray, scores: np.ndarray, bins: int = 15) -> float:
@@ -97,9 +97,11 @@ def test_metrics_equal_scikit_learn_on_any_number_of_ranks(
     assert overall[1] == [len(drawn)]
     assert_metrics({n: value_of(v) for n, v in overall[0].items()}, rows.labels, rows.scores)
     for code in range(3):
-        mine = rows.slices[0] == code
-        assert sliced[1][code] == mine.sum()
-        assert_metrics({n: value_of(v, code) for n, v in sliced[0].items()}, rows.labels[mine], rows.scores[mine])
+        in_slice = rows.slices[0] == code
+        assert sliced[1][code] == in_slice.sum()
+        assert_metrics(
+            {n: value_of(v, code) for n, v in sliced[0].items()}, rows.labels[in_slice], rows.scores[in_slice]
+        )
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 2, 6])
@@ -139,11 +141,13 @@ def test_ranges_hold_all_rows_in_order(drawn: list[int], size: int) -> None:
     keys = np.array(drawn, np.int64)
     payload = np.arange(len(keys)) * 10
     owner = np.random.default_rng(0).integers(0, size, len(keys))
-    found = run_ranks(size, lambda c: by_range(Ranks(c), keys[owner == c.world.rank], [payload[owner == c.world.rank]]))
-    np.testing.assert_array_equal(np.concatenate([k for k, _ in found]), np.sort(keys))
-    came = np.concatenate([c[0] for _, c in found]).astype(int)
-    np.testing.assert_array_equal(np.sort(came), payload)
-    np.testing.assert_array_equal(keys[came // 10], np.sort(keys))
+    by_rank = run_ranks(
+        size, lambda c: by_range(Ranks(c), keys[owner == c.world.rank], [payload[owner == c.world.rank]])
+    )
+    np.testing.assert_array_equal(np.concatenate([k for k, _ in by_rank]), np.sort(keys))
+    received = np.concatenate([c[0] for _, c in by_rank]).astype(int)
+    np.testing.assert_array_equal(np.sort(received), payload)
+    np.testing.assert_array_equal(keys[received // 10], np.sort(keys))
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
@@ -168,8 +172,8 @@ def test_nan_is_refused_by_all_ranks(size: int) -> None:
             click_metrics(ranks, part)
         return str(e.value)
 
-    told = run_ranks(size, lambda c: refused(Ranks(c), part_of(rows, np.arange(3) % size == c.world.rank)))
-    assert all("1 of 3 predictions are NaN" in text for text in told)
+    messages = run_ranks(size, lambda c: refused(Ranks(c), part_of(rows, np.arange(3) % size == c.world.rank)))
+    assert all("1 of 3 predictions are NaN" in text for text in messages)
 
 
 def test_scores_of_another_type_are_refused() -> None:
@@ -180,15 +184,15 @@ def test_scores_of_another_type_are_refused() -> None:
 def test_extreme_values_stay_finite() -> None:
     p = sigmoid(np.array([-1000.0, -30.0, 0.0, 30.0, 1000.0], np.float32))
     np.testing.assert_allclose(p, [0, 1 / (1 + math.exp(30)), 0.5, 1 / (1 + math.exp(-30)), 1], atol=1e-300)
-    found, _ = metrics_of(np.array([1, 0]), np.array([0.0, 1.0], np.float32))
-    assert math.isfinite(found["log_loss"] or math.nan)
+    metrics, _ = metrics_of(np.array([1, 0]), np.array([0.0, 1.0], np.float32))
+    assert math.isfinite(metrics["log_loss"] or math.nan)
 
 
 def test_metrics_of_probabilities() -> None:
-    found, _ = metrics_of(np.array([1, 0, 0, 0]), np.array([0.5, 0.2, 0.2, 0.3], np.float32))
-    assert found["base_rate"] == 0.25
-    assert found["calibration"] == pytest.approx(0.3 / 0.25)
-    assert found["auc"] == 1.0
+    metrics, _ = metrics_of(np.array([1, 0, 0, 0]), np.array([0.5, 0.2, 0.2, 0.3], np.float32))
+    assert metrics["base_rate"] == 0.25
+    assert metrics["calibration"] == pytest.approx(0.3 / 0.25)
+    assert metrics["auc"] == 1.0
     one_class, _ = metrics_of(np.zeros(4), np.full(4, 0.1, np.float32))
     assert (one_class["auc"], one_class["calibration"], one_class["base_rate"]) == (None, None, 0.0)
 
@@ -226,13 +230,13 @@ def test_replicates_equal_rows_that_are_repeated() -> None:
     labels = rng.random(n) < 0.3
     rows = rows_of(np.round(rng.normal(labels * 1.0), 1), labels, users, [rng.integers(-1, 3, n)])
     replicates = 6
-    found = on_any_ranks(rows, lambda ranks, part: evaluated(ranks, part, replicates))
+    replicated = on_any_ranks(rows, lambda ranks, part: evaluated(ranks, part, replicates))
     bootstrap = Bootstrap(replicates, seed=3)
     for replicate in range(1, 1 + replicates):
         drawn = np.repeat(np.arange(n), bootstrap.counts(rows.users, replicate))
         assert len(drawn) != n
         again = evaluated(Ranks(), part_of(rows, drawn))
-        for (values, _, _), (expected, _, _) in zip(found, again, strict=True):
+        for (values, _, _), (expected, _, _) in zip(replicated, again, strict=True):
             for name in values:
                 if name == "calibration_error":  # its bins are those of the rows as they are
                     continue
@@ -256,18 +260,18 @@ def test_draws_are_poisson_and_a_function_of_the_user() -> None:
 
 
 def test_an_interval_covers_what_it_should() -> None:
-    """Of log losses of samples from one population, nine in ten intervals of 90 % hold the population's."""
+    """Nine in ten intervals of 90 %, each of one sample's log losses, hold the value of the population."""
     rng = np.random.default_rng(11)
     population = rng.normal(-1.0, 1.0, 200_000)
     clicked = rng.random(200_000) < sigmoid(population)
     expected = value_of(evaluated(Ranks(), rows_of(population, clicked))[0][0]["log_loss"])
     inside = 0
     for sample in range(100):
-        mine = rng.choice(200_000, 300, replace=False)
-        rows = rows_of(population[mine], clicked[mine], np.arange(300))
+        picked = rng.choice(200_000, 300, replace=False)
+        rows = rows_of(population[picked], clicked[picked], np.arange(300))
         bootstrap = Bootstrap(100, seed=sample, confidence=0.9)
-        (found,) = click_metrics(Ranks(), rows, bootstrap=bootstrap)
-        interval = bootstrap.interval(found.values["log_loss"][:, 0])
+        (table,) = click_metrics(Ranks(), rows, bootstrap=bootstrap)
+        interval = bootstrap.interval(table.values["log_loss"][:, 0])
         assert interval is not None
         inside += interval[0] <= (expected or 0) <= interval[1]
     assert 80 <= inside <= 97

@@ -46,25 +46,25 @@ PAIRS = st.lists(st.tuples(st.integers(-2, 5), st.integers(0, 9)), max_size=20)
 EXCLUDED = [[], [0, 1, 3], [4, 5, 6, 7, 8, 9]]
 
 
-def rows_on(mine: list[tuple[Any, ...]], positions: list[int], queries: np.ndarray) -> RelevantRows:
+def rows_on(drawn: list[tuple[Any, ...]], positions: list[int], queries: np.ndarray) -> RelevantRows:
     """The rows of a rank, taken as they come."""
     standing = RowsOfUsers()
-    n = len(mine)
-    users, items = (np.array([r[i] for r in mine], np.int64) for i in range(2))
-    lists = [EXCLUDED[r[4]] for r in mine]
+    n = len(drawn)
+    users, items = (np.array([r[i] for r in drawn], np.int64) for i in range(2))
+    lists = [EXCLUDED[r[4]] for r in drawn]
     standing.add(
         [
             users,
-            np.array([r[2] for r in mine], np.float64),
+            np.array([r[2] for r in drawn], np.float64),
             np.array(positions, np.int64),
             np.arange(n),
-            queries[np.array([r[3] for r in mine], np.int64)],
+            queries[np.array([r[3] for r in drawn], np.int64)],
         ],
         JaggedArray(np.cumsum([0, *map(len, lists)]), np.array([c for x in lists for c in x], np.int64)),
     )
     (user, order, position, row, vectors), excluded = standing.take()
-    nothing = np.empty(0, np.float32)
-    return RelevantRows(users, items, Predictions(nothing, nothing), user, order, position, row, vectors, excluded)
+    empty = np.empty(0, np.float32)
+    return RelevantRows(users, items, Predictions(empty, empty), user, order, position, row, vectors, excluded)
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,16 +77,16 @@ def test_full_rankings_equal_sorting_all_items(
     queries, items = rng.integers(-1, 2, (4, 3)).astype(np.float32), rng.integers(-1, 2, (10, 3)).astype(np.float32)
 
     def evaluate(ranks: Ranks, owner: np.ndarray) -> Any:
-        mine = np.flatnonzero(owner == ranks.world.rank).tolist()
-        part = rows_on([drawn[i] for i in mine], mine, queries)
+        local_rows = np.flatnonzero(owner == ranks.world.rank).tolist()
+        part = rows_on([drawn[i] for i in local_rows], local_rows, queries)
         pairs = [p for i, p in enumerate(seen) if i % ranks.world.size == ranks.world.rank]
         parts = [tuple(np.array([p[i] for p in pairs[a::2]], np.int64) for i in range(2)) for a in range(2)]
         slices = [part.users % 2]
         lists = rank_all_items(ranks, part, slices, torch.from_numpy(items), FIRST, k, parts)
-        found = ranking_metrics(ranks, lists, k, dimensions=[Dimension("half", ("a", "b"))])
-        shown = {u: lists.items[lists.list == i].tolist() for i, u in enumerate(lists.ids.tolist())}
+        tables = ranking_metrics(ranks, lists, k, dimensions=[Dimension("half", ("a", "b"))])
+        ranked_items = {u: lists.items[lists.list == i].tolist() for i, u in enumerate(lists.ids.tolist())}
         places = {u: lists.hits.place[lists.hits.list == i].tolist() for i, u in enumerate(lists.ids.tolist())}
-        return found, shown, places
+        return tables, ranked_items, places
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(full_ranking, "_GROUP", 2 if in_groups else 64)
@@ -94,12 +94,12 @@ def test_full_rankings_equal_sorting_all_items(
         alone = evaluate(Ranks(), np.zeros(len(drawn)))
         for size in (2, 3):
             owner = rng.integers(0, size, len(drawn))
-            told = run_ranks(size, lambda c, owner=owner: evaluate(Ranks(c), owner))
-            for table, expected in zip(told[0][0], alone[0], strict=True):
+            by_rank = run_ranks(size, lambda c, owner=owner: evaluate(Ranks(c), owner))
+            for table, expected in zip(by_rank[0][0], alone[0], strict=True):
                 for name in LIST_METRICS:
                     np.testing.assert_array_equal(table[name], expected[name])
             for i in (1, 2):
-                assert {u: x for t in told for u, x in t[i].items()} == alone[i]
+                assert {u: x for t in by_rank for u, x in t[i].items()} == alone[i]
     by_user: dict[int, Any] = {}
     for position, (user, item, order, query, excluded) in enumerate(drawn):
         by_user.setdefault(user, []).append((order, position, query, excluded, item))
@@ -120,33 +120,33 @@ def test_full_rankings_equal_sorting_all_items(
             assert [scores[i] for i in alone[1][user]] == best
             assert not set(alone[1][user]) & left_out
     assert alone[1].keys() == expected.keys()
-    for table, at, chosen in ((alone[0][0], 0, {0, 1}), (alone[0][1], 0, {0}), (alone[0][1], 1, {1})):
+    for table, column, chosen in ((alone[0][0], 0, {0, 1}), (alone[0][1], 0, {0}), (alone[0][1], 1, {1})):
         values = [m for user, m in expected.items() if user % 2 in chosen]
         for name in LIST_METRICS:
             mean = np.mean([v[name] for v in values]) if values else math.nan
-            assert table[name][0, at] == pytest.approx(mean, rel=1e-12, nan_ok=True), name
+            assert table[name][0, column] == pytest.approx(mean, rel=1e-12, nan_ok=True), name
 
 
 def test_rows_that_stand_for_users_do_not_depend_on_when_others_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     user, order, position = rng.integers(0, 9, 500), rng.integers(0, 3, 500).astype(float), rng.permutation(500)
-    found = []
+    columns_by_limit = []
     for waiting in (3, 10_000):
         monkeypatch.setattr("headrace.train.evaluation.full_ranking._WAITING", waiting)
         rows = RowsOfUsers()
-        for at in range(0, 500, 7):
-            part = slice(at, at + 7)
+        for start in range(0, 500, 7):
+            part = slice(start, start + 7)
             n = len(user[part])
             lists = JaggedArray(np.arange(n + 1), position[part])
             rows.add([user[part], order[part], position[part], np.arange(n), np.zeros((n, 1), np.float32)], lists)
         columns, lists = rows.take()
         assert lists.values.tolist() == columns[2].tolist()
-        found.append([c.tolist() for c in columns[:3]])
+        columns_by_limit.append([c.tolist() for c in columns[:3]])
     frame = pd.DataFrame({"user": user, "order": order, "position": position}).sort_values(
         ["user", "order", "position"]
     )
     first = frame.groupby("user", as_index=False).first()
-    assert found[0] == found[1] == [first[c].tolist() for c in ("user", "order", "position")]
+    assert columns_by_limit[0] == columns_by_limit[1] == [first[c].tolist() for c in ("user", "order", "position")]
 
 
 def test_a_constant_model_gains_nothing() -> None:
@@ -186,13 +186,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
     """With a user's rows in `query`, and a split `test`."""
-    found = make_dataset(home, train=400, valid=300, users=90, groups=8)
-    folder = home.locate(found.output("dataset").name).local_path()
+    manifest = make_dataset(home, train=400, valid=300, users=90, groups=8)
+    folder = home.locate(manifest.output("dataset").name).local_path()
     for path in sorted(folder.glob("*/*.parquet")):
         table = pd.read_parquet(path)
         table.assign(query=table["user"].astype(np.int64)).to_parquet(path, row_group_size=50)
     shutil.copytree(folder / "valid", folder / "test")
-    return found
+    return manifest
 
 
 def run_of(home: Workspace, features: Manifest, key: str, **more: Any) -> Job:
@@ -217,8 +217,8 @@ def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, Train
     of_items = ["tags__0", "tags__1", "tags__2", "price"]
     catalogue = newest[of_items].reindex(range(40)).fillna(0)
     predict = load_predictor(job.saved_model).predict
-    told: dict[str, list[Any]] = {"all": [], "low": [], "high": []}
-    shown = set()
+    metrics_by_slice: dict[str, list[Any]] = {"all": [], "low": [], "high": []}
+    recommended = set()
     for user, rows in valid[valid["click"] == 1].groupby("query"):
         row = rows.sort_values("row").iloc[:1]
         pairs = row.loc[row.index.repeat(38)].reset_index(drop=True).assign(item=np.arange(2, 40, dtype=np.int32))
@@ -231,21 +231,24 @@ def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, Train
         if relevant:
             ranked = [(p, i in relevant) for p, i in zip(pairs["p"], pairs["item"], strict=True)]
             values = {k: list_metrics(ranked, k) for k in (3, 10)}
-            told["all"].append(values)
-            told["low" if int(str(user)) < 45 else "high"].append(values)
-            shown |= set(pairs.sort_values("p", ascending=False)["item"][:3])
-    found = report.evaluation["valid_full"]
-    tables = {"all": found["metrics"]} | {s["value"]: s["metrics"] for s in found["slices"]}
-    for which, lists in told.items():
+            metrics_by_slice["all"].append(values)
+            metrics_by_slice["low" if int(str(user)) < 45 else "high"].append(values)
+            recommended |= set(pairs.sort_values("p", ascending=False)["item"][:3])
+    full = report.evaluation["valid_full"]
+    tables = {"all": full["metrics"]} | {s["value"]: s["metrics"] for s in full["slices"]}
+    for slice_name, lists in metrics_by_slice.items():
         for k in (3, 10):
             for name in LIST_METRICS:
                 expected = np.mean([x[k][name] for x in lists])
-                assert tables[which][full_ranking_name(name, k)] == pytest.approx(expected, abs=1e-9), (which, name)
-    assert found["metrics"]["coverage_at_3_full"] == len(shown) / 38
-    assert report.metrics["ndcg_at_10_full"] == found["metrics"]["ndcg_at_10_full"]
-    assert report.evaluation["test_full"] == found
-    low, high = found["intervals"]["recall_at_10_full"]
-    assert low <= found["metrics"]["recall_at_10_full"] <= high
+                assert tables[slice_name][full_ranking_name(name, k)] == pytest.approx(expected, abs=1e-9), (
+                    slice_name,
+                    name,
+                )
+    assert full["metrics"]["coverage_at_3_full"] == len(recommended) / 38
+    assert report.metrics["ndcg_at_10_full"] == full["metrics"]["ndcg_at_10_full"]
+    assert report.evaluation["test_full"] == full
+    low, high = full["intervals"]["recall_at_10_full"]
+    assert low <= full["metrics"]["recall_at_10_full"] <= high
 
 
 def test_rows_are_lists_of_their_own_without_what_their_list_excludes(home: Workspace, features: Manifest) -> None:
@@ -255,10 +258,10 @@ def test_rows_are_lists_of_their_own_without_what_their_list_excludes(home: Work
     schema = DatasetSchema(
         features=tuple(f.model_copy(update=shared.get(f.name, {})) for f in features.dataset_schema.features)
     )
-    asked = Evaluation.model_validate({"full_ranking": {"k": 4, "exclude": "tags"}})
+    evaluation = Evaluation.model_validate({"full_ranking": {"k": 4, "exclude": "tags"}})
     args = {"item": "item", "user_features": ["user", "tags", "age"], "user_mlp": [6], "item_mlp": [6]}
     model = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
-    conf = TRAIN.model_copy(update={"epochs": 1, "evaluation": asked})
+    conf = TRAIN.model_copy(update={"epochs": 1, "evaluation": evaluation})
     job = job_of(home, features.model_copy(update={"dataset_schema": schema}), "lists", conf, model=model)
     report = train_local(job)
     dataset = job.ws.locate(features.output("dataset").name).local_path()
@@ -266,20 +269,20 @@ def test_rows_are_lists_of_their_own_without_what_their_list_excludes(home: Work
     rows = rows[rows["click"] == 1]
     tags = rows[["tags__0", "tags__1", "tags__2"]].to_numpy()
     predictor = load_predictor(job.saved_model)
-    told = []
-    for at, item in enumerate(rows["item"]):
-        pairs = rows.iloc[[at] * 38].assign(item=np.arange(2, 40, dtype=np.int32))
+    by_row = []
+    for row, item in enumerate(rows["item"]):
+        pairs = rows.iloc[[row] * 38].assign(item=np.arange(2, 40, dtype=np.int32))
         p = predictor.predict({name: pairs[name].to_numpy() for name in pairs.columns})
-        kept = [(x, i == item) for x, i in zip(p, range(2, 40), strict=True) if i not in tags[at]]
-        told.append(list_metrics(kept, 4))
-    known = [x for x in told if x is not None]
-    assert 0 < len(known) < len(told)  # some rows' items are in their own lists
+        scored = [(x, i == item) for x, i in zip(p, range(2, 40), strict=True) if i not in tags[row]]
+        by_row.append(list_metrics(scored, 4))
+    known = [x for x in by_row if x is not None]
+    assert 0 < len(known) < len(by_row)  # some rows' items are in their own lists
     for name in LIST_METRICS:
         expected = np.mean([x[name] for x in known])
         assert report.metrics[full_ranking_name(name, 4)] == pytest.approx(expected, abs=1e-9), name
-    other = conf.model_copy(update={"evaluation": Evaluation.model_validate({"full_ranking": {"exclude": "item"}})})
+    wrong = conf.model_copy(update={"evaluation": Evaluation.model_validate({"full_ranking": {"exclude": "item"}})})
     with pytest.raises(UserError, match=r"exclude: 'item' is no list of codes of 'item'; .* are: tags"):
-        train_local(job.model_copy(update={"train": other, "key": "wrong"}))
+        train_local(job.model_copy(update={"train": wrong, "key": "wrong"}))
 
 
 def full_ranking_name(name: str, k: int) -> str:
@@ -290,9 +293,9 @@ def test_two_ranks_rank_as_one(home: Workspace, features: Manifest, evaluated: t
     """With the weights that one rank learned."""
     job = run_of(home, features, "again")
     shutil.copytree(evaluated[0].checkpoints.local_path(), job.checkpoints.local_path())
-    one, two = run_ranks(2, lambda collective: train(job, collective))
-    assert one.evaluation == two.evaluation
-    assert one.evaluation["valid_full"] == evaluated[1].evaluation["valid_full"]
+    first, second = run_ranks(2, lambda collective: train(job, collective))
+    assert first.evaluation == second.evaluation
+    assert first.evaluation["valid_full"] == evaluated[1].evaluation["valid_full"]
 
 
 def test_the_model_is_that_of_the_best_monitored_metric(home: Workspace, features: Manifest) -> None:

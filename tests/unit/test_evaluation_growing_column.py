@@ -21,9 +21,9 @@ def test_a_column_is_its_batches_one_behind_the_other(drawn: list[tuple[str, int
     assert (len(column.array), column.array.dtype) == (0, np.float32)
     for batch in batches:
         column.add(batch)
-    wanted = np.concatenate(batches)
-    assert column.array.dtype == wanted.dtype
-    assert np.array_equal(column.array, wanted)
+    expected = np.concatenate(batches)
+    assert column.array.dtype == expected.dtype
+    assert np.array_equal(column.array, expected)
 
 
 def test_memory_is_one_piece() -> None:

@@ -37,8 +37,8 @@ def test_estimators_equal_plain_loops_on_any_number_of_ranks() -> None:
     users, part = rng.integers(0, 25, n), rng.integers(-1, 2, n)
     rows = rows_of(q, np.zeros(n), users, [part, np.arange(n)])
 
-    def evaluate(ranks: Ranks, mine: ScoredRows) -> Any:
-        codes, row = mine.slices
+    def evaluate(ranks: Ranks, local_rows: ScoredRows) -> Any:
+        codes, row = local_rows.slices
         return off_policy_metrics(
             ranks,
             Choices(choices.chosen[row], choices.expected[row]),
@@ -46,7 +46,7 @@ def test_estimators_equal_plain_loops_on_any_number_of_ranks() -> None:
             reward[row],
             q[row],
             max_weight=4.0,
-            users=mine.users,
+            users=local_rows.users,
             slices=[codes],
             dimensions=[Dimension("part", ("a", "b"))],
             bootstrap=BOOTSTRAP,
@@ -104,17 +104,17 @@ def generated(n: int, seed: int, wrong: float = 0.0) -> tuple[float, Choices, np
 def test_estimators_hold_the_true_value_within_their_intervals(wrong: float) -> None:
     bootstrap = Bootstrap(replicates=100, seed=1, confidence=0.99)
     truth, choices, p, reward, q = generated(20_000, seed=4, wrong=wrong)
-    (found,) = off_policy_metrics(Ranks(), choices, p, reward, q, users=np.arange(len(p)), bootstrap=bootstrap)
+    (estimates,) = off_policy_metrics(Ranks(), choices, p, reward, q, users=np.arange(len(p)), bootstrap=bootstrap)
     for name in ("ips", "snips", "dr"):
-        ends = bootstrap.interval(found[name][:, 0])
+        ends = bootstrap.interval(estimates[name][:, 0])
         assert ends is not None
         assert ends[0] < truth < ends[1], name
         assert ends[1] - ends[0] < 0.05
     # With the true reward model the direct method has the value itself; with a wrong one it is off, and dr is not.
-    assert (abs(found["dm"][0, 0] - truth) < 1e-12) == (wrong == 0)
-    assert abs(found["dr"][0, 0] - truth) < 0.02
-    assert found["logged_value"][0, 0] == pytest.approx(reward.mean())
-    widths = {n: np.ptp(np.quantile(found[n][1:, 0], [0.05, 0.95])) for n in ("ips", "dr")}
+    assert (abs(estimates["dm"][0, 0] - truth) < 1e-12) == (wrong == 0)
+    assert abs(estimates["dr"][0, 0] - truth) < 0.02
+    assert estimates["logged_value"][0, 0] == pytest.approx(reward.mean())
+    widths = {n: np.ptp(np.quantile(estimates[n][1:, 0], [0.05, 0.95])) for n in ("ips", "dr")}
     assert widths["dr"] < widths["ips"]
 
 
@@ -122,8 +122,8 @@ def test_a_perfect_reward_model_makes_dr_the_models_value() -> None:
     rng = np.random.default_rng(1)
     q = rng.random(50)
     choices = Choices(rng.random(50), rng.random(50))
-    (found,) = off_policy_metrics(Ranks(), choices, np.full(50, 0.3), q, q)
-    assert found["dr"][0, 0] == pytest.approx(found["dm"][0, 0], abs=1e-15)
+    (estimates,) = off_policy_metrics(Ranks(), choices, np.full(50, 0.3), q, q)
+    assert estimates["dr"][0, 0] == pytest.approx(estimates["dm"][0, 0], abs=1e-15)
     # The policy that logged has its own value, by each estimator.
     (same,) = off_policy_metrics(Ranks(), Choices(np.full(50, 0.3), q), np.full(50, 0.3), q, q)
     assert [same[m][0, 0] for m in ("ips", "snips")] == pytest.approx([q.mean()] * 2)
@@ -182,11 +182,11 @@ def test_actions_of_the_split_train_and_what_follows_from_them(tmp_path: Path) -
         ],
     )
     for size in (1, 2, 4):
-        for found in run_ranks(size, lambda c: find_actions(Ranks(c), layout, item, [price, brand])):
-            assert found.codes.tolist() == [4, 9, 11]  # 0 and 1 are no values
-            assert found.values(9) == {"item": 9, "price": pytest.approx(np.float32(0.1)), "brand": 3}
-            assert found.values(4) == {"item": 4, "price": -2.5, "brand": 2}
-            assert np.isnan(found.values(11)["price"])
+        for actions in run_ranks(size, lambda c: find_actions(Ranks(c), layout, item, [price, brand])):
+            assert actions.codes.tolist() == [4, 9, 11]  # 0 and 1 are no values
+            assert actions.values(9) == {"item": 9, "price": pytest.approx(np.float32(0.1)), "brand": 3}
+            assert actions.values(4) == {"item": 4, "price": -2.5, "brand": 2}
+            assert np.isnan(actions.values(11)["price"])
     differing = split_of(tmp_path, [{"item": [9, 1], "price": [1, 1]}, {"item": [2, 9], "price": [1, 2]}])
     for size in (1, 2):
         with pytest.raises(UserError, match="'price' differs among rows with the same 'item'"):

@@ -26,13 +26,13 @@ def test_errors_equal_scikit_learn_with_slices_and_replicates() -> None:
     # A row's observed number travels as a slice of its own: `part_of` knows scores, labels, users and slices.
     rows = rows_of(predicted, np.zeros(n), users, [part, np.arange(n)])
 
-    def evaluate(ranks: Ranks, mine: ScoredRows) -> Any:
-        codes, row = mine.slices
+    def evaluate(ranks: Ranks, local_rows: ScoredRows) -> Any:
+        codes, row = local_rows.slices
         return regression_metrics(
             ranks,
-            mine.scores,
+            local_rows.scores,
             observed[row],
-            users=mine.users,
+            users=local_rows.users,
             slices=[codes],
             dimensions=[Dimension("part", ("a", "b"))],
             bootstrap=BOOTSTRAP,
@@ -54,9 +54,9 @@ def test_errors_equal_scikit_learn_with_slices_and_replicates() -> None:
 
 def test_equal_numbers_have_no_r2() -> None:
     observed = np.full(7, 0.1, np.float32)
-    ((found,), _) = regression_metrics(Ranks(), observed + 1, observed)
-    assert found["rmse"][0, 0] == pytest.approx(1)
-    assert np.isnan(found["r2"][0, 0])
+    ((metrics,), _) = regression_metrics(Ranks(), observed + 1, observed)
+    assert metrics["rmse"][0, 0] == pytest.approx(1)
+    assert np.isnan(metrics["r2"][0, 0])
 
 
 @pytest.mark.parametrize("prediction", [np.nan, np.inf])

@@ -56,8 +56,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
     """With users in valid that are not in train, a user's rows in `query`, drawn actions, and a split `test`."""
-    found = make_dataset(home, train=400, valid=900, rank=40, users=800, groups=16)
-    folder = home.locate(found.output("dataset").name).local_path()
+    manifest = make_dataset(home, train=400, valid=900, rank=40, users=800, groups=16)
+    folder = home.locate(manifest.output("dataset").name).local_path()
     for path in sorted([*(folder / "valid").glob("*.parquet"), *(folder / "rank").glob("*.parquet")]):
         table = pd.read_parquet(path)
         propensity = 0.01 + np.random.default_rng(0).random(len(table))
@@ -66,10 +66,10 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
             table["query"] = table["user"].astype(np.int64)
         table.to_parquet(path)
     shutil.copytree(folder / "valid", folder / "test")
-    assert found.dataset_schema is not None
+    assert manifest.dataset_schema is not None
     drawn = Feature(name="propensity", kind=Kind.CARRIED, dtype="float64")
-    schema = DatasetSchema(features=(*found.dataset_schema.features, drawn))
-    return found.model_copy(update={"dataset_schema": schema})
+    schema = DatasetSchema(features=(*manifest.dataset_schema.features, drawn))
+    return manifest.model_copy(update={"dataset_schema": schema})
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def predicted(job: Job, split: str) -> pd.DataFrame:
 
 def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, TrainingReport]) -> None:
     job, report = evaluated
-    rows, found = predicted(job, "valid"), report.evaluation["valid"]
+    rows, evaluation = predicted(job, "valid"), report.evaluation["valid"]
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
     seen = set(pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])["user"])
     rows["third"] = np.select([rows["row"] < 1_000_300, rows["row"] < 1_000_600], ["first", "second"], "third")
@@ -101,11 +101,11 @@ def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, T
     expected = {("", ""): rows} | {
         (name, str(value)): part for name in ("third", "odd", "new_user") for value, part in rows.groupby(name)
     }
-    told = {(s["slice"], s["value"]): s for s in found["slices"]} | {("", ""): found}
-    assert told.keys() == expected.keys()
+    by_slice = {(s["slice"], s["value"]): s for s in evaluation["slices"]} | {("", ""): evaluation}
+    assert by_slice.keys() == expected.keys()
     for key, part in expected.items():
-        metrics, y = told[key]["metrics"], part["click"].to_numpy()
-        assert told[key]["rows"] == len(part)
+        metrics, y = by_slice[key]["metrics"], part["click"].to_numpy()
+        assert by_slice[key]["rows"] == len(part)
         if len(set(y)) == 1:
             assert metrics["auc"] is None
             continue
@@ -115,11 +115,11 @@ def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, T
         users = [u for _, u in part.groupby("user") if u["click"].nunique() == 2]
         areas = [reference.roc_auc_score(u["click"], u["p"]) for u in users]
         assert metrics["gauc"] == pytest.approx(np.average(areas, weights=[len(u) for u in users]), abs=1e-6)
-    for name, (low, high) in found["intervals"].items():
+    for name, (low, high) in evaluation["intervals"].items():
         assert low <= high, name
-        assert low - 0.2 < found["metrics"][name] < high + 0.2, name
-    assert {"auc", "log_loss", "gauc"} <= found["intervals"].keys()
-    assert report.metrics["pr_auc"] == found["metrics"]["pr_auc"]
+        assert low - 0.2 < evaluation["metrics"][name] < high + 0.2, name
+    assert {"auc", "log_loss", "gauc"} <= evaluation["intervals"].keys()
+    assert report.metrics["pr_auc"] == evaluation["metrics"]["pr_auc"]
 
 
 def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job, TrainingReport]) -> None:
@@ -148,10 +148,10 @@ def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job,
         "logged_value": y.mean(),
         "effective_sample_size": w.sum() ** 2 / (w * w).sum(),
     }
-    told = report.evaluation["valid"]
-    assert {name: told["metrics"][name] for name in values} == pytest.approx(values, rel=1e-4)
-    assert values.keys() <= told["intervals"].keys()
-    new_users = next(s for s in told["slices"] if (s["slice"], s["value"]) == ("new_user", "new"))
+    evaluation = report.evaluation["valid"]
+    assert {name: evaluation["metrics"][name] for name in values} == pytest.approx(values, rel=1e-4)
+    assert values.keys() <= evaluation["intervals"].keys()
+    new_users = next(s for s in evaluation["slices"] if (s["slice"], s["value"]) == ("new_user", "new"))
     assert new_users["metrics"]["ips"] is not None
     assert "ips" not in report.evaluation["rank"]["metrics"]
 
@@ -172,32 +172,32 @@ def test_lists_and_what_is_recommended(evaluated: tuple[Job, TrainingReport]) ->
     assert metrics["mrr_at_k"] == pytest.approx(np.mean([1 / (p + 1) if p < 3 else 0 for p in places]))
     assert metrics["map_at_k"] == pytest.approx(metrics["mrr_at_k"])
     assert metrics["recall_at_k"] == metrics["hr_at_k"] == pytest.approx(np.mean([p < 3 for p in places]))
-    shown = rows.sort_values("p", ascending=False).groupby("query").head(3)
-    counts = shown["item"].map(popular).fillna(0)
+    recommended = rows.sort_values("p", ascending=False).groupby("query").head(3)
+    counts = recommended["item"].map(popular).fillna(0)
     assert metrics["popularity_at_k"] == pytest.approx(counts.mean())
     assert metrics["novelty_at_k"] == pytest.approx(-np.log2(counts.clip(lower=1) / popular.sum()).mean())
-    assert metrics["coverage_at_k"] == shown["item"].nunique() / 38
+    assert metrics["coverage_at_k"] == recommended["item"].nunique() / 38
     assert report.evaluation["rank"]["intervals"].keys() == report.evaluation["rank"]["metrics"].keys() - {
         "coverage_at_k"
     }
 
 
 def test_two_ranks_report_the_same(home: Workspace, features: Manifest, evaluated: tuple[Job, TrainingReport]) -> None:
-    """Of the weights that one rank learned: both go on from its last checkpoint."""
+    """Both go on from the last checkpoint of one rank."""
     reports = []
     for ranks in (1, 2):
         job = job_of(home, features, f"again-{ranks}", evaluated[0].train)
         shutil.copytree(evaluated[0].checkpoints.local_path(), job.checkpoints.local_path())
-        found = run_ranks(ranks, lambda collective, job=job: train(job, collective))
-        assert all(r.evaluation == found[0].evaluation for r in found)
-        reports.append(found[0])
+        reports_by_rank = run_ranks(ranks, lambda collective, job=job: train(job, collective))
+        assert all(r.evaluation == reports_by_rank[0].evaluation for r in reports_by_rank)
+        reports.append(reports_by_rank[0])
     assert reports[0].resumed_from_step == evaluated[1].steps
-    one, two = (r.evaluation["valid"] for r in reports)
-    assert one == evaluated[1].evaluation["valid"]
-    for name, value in one["metrics"].items():
+    one_rank, two_ranks = (r.evaluation["valid"] for r in reports)
+    assert one_rank == evaluated[1].evaluation["valid"]
+    for name, value in one_rank["metrics"].items():
         # Logits of other batches differ in their last bits.
-        assert two["metrics"][name] == pytest.approx(value, abs=1e-5), name
-    for a, b in zip(one["slices"], two["slices"], strict=True):
+        assert two_ranks["metrics"][name] == pytest.approx(value, abs=1e-5), name
+    for a, b in zip(one_rank["slices"], two_ranks["slices"], strict=True):
         assert (a["slice"], a["value"], a["rows"]) == (b["slice"], b["value"], b["rows"])
 
 
@@ -241,21 +241,23 @@ def test_slices_are_the_most_frequent_values(drawn: list[tuple[str | None, int |
     counts = pd.Series(expected, dtype=object).value_counts()
     owner = np.random.default_rng(0).integers(0, 3, len(drawn))
 
-    def of_rank(ranks: Ranks, mine: np.ndarray) -> Any:
-        carried = {"country": countries[mine], "age": pd.Series(ages[mine], dtype=float).to_numpy()}
+    def of_rank(ranks: Ranks, is_local: np.ndarray) -> Any:
+        carried = {"country": countries[is_local], "age": pd.Series(ages[is_local], dtype=float).to_numpy()}
         values = slice_values(request.expressions["s"], carried, CARRIED)
-        assert values.tolist() == [e for e, m in zip(expected, mine, strict=True) if m]
+        assert values.tolist() == [e for e, m in zip(expected, is_local, strict=True) if m]
         return make_dimension(ranks, "s", values, most)
 
     dimension, codes = of_rank(Ranks(), np.ones(len(drawn), bool))
-    kept = [v for v in dimension.values if v != OTHER_VALUES]
-    assert len(kept) == min(most, len(counts))
-    assert sorted((counts[v] for v in kept), reverse=True) == counts.tolist()[:most]
+    frequent = [v for v in dimension.values if v != OTHER_VALUES]
+    assert len(frequent) == min(most, len(counts))
+    assert sorted((counts[v] for v in frequent), reverse=True) == counts.tolist()[:most]
     assert (OTHER_VALUES in dimension.values) == (len(counts) > most)
-    assert [dimension.values[c] for c in codes] == [e if e in kept else OTHER_VALUES for e in expected]
-    for rank, (found, mine) in enumerate(run_ranks(3, lambda c: of_rank(Ranks(c), owner == c.world.rank))):
-        assert found == dimension
-        assert mine.tolist() == codes[owner == rank].tolist()
+    assert [dimension.values[c] for c in codes] == [e if e in frequent else OTHER_VALUES for e in expected]
+    for rank, (dimension_of_rank, is_local) in enumerate(
+        run_ranks(3, lambda c: of_rank(Ranks(c), owner == c.world.rank))
+    ):
+        assert dimension_of_rank == dimension
+        assert is_local.tolist() == codes[owner == rank].tolist()
 
 
 @pytest.mark.parametrize(
@@ -318,8 +320,8 @@ def test_keys_follow_evaluation_and_precision() -> None:
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["user"]},
     }
     plain = TrainStage().spec_part(build_spec(minimal))
-    asked = build_spec({**minimal, "train": {"evaluation": {"user": "user", "metrics": ["gauc"]}}})
-    assert fingerprint(dict(TrainStage().spec_part(asked))) != fingerprint(dict(plain))
+    evaluated_spec = build_spec({**minimal, "train": {"evaluation": {"user": "user", "metrics": ["gauc"]}}})
+    assert fingerprint(dict(TrainStage().spec_part(evaluated_spec))) != fingerprint(dict(plain))
     assert plain["train"]["precision"] != "bf16"
     assert (
         TrainStage().spec_part(build_spec({**minimal, "train": {"precision": "bf16"}}))["train"]["precision"] == "bf16"

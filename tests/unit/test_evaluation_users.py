@@ -32,9 +32,9 @@ def drawn_rows(drawn: list[Any]) -> ScoredRows:
 @settings(max_examples=60, deadline=None)
 @given(ROWS)
 def test_auc_of_users_equals_a_loop(drawn: list[Any]) -> None:
-    found = on_any_ranks(drawn_rows(drawn), lambda ranks, part: user_metrics(ranks, part, dimensions=DIMENSIONS))
-    for values, codes in ((found[0], [None]), (found[1], [0, 1])):
-        for at, code in enumerate(codes):
+    tables = on_any_ranks(drawn_rows(drawn), lambda ranks, part: user_metrics(ranks, part, dimensions=DIMENSIONS))
+    for values, codes in ((tables[0], [None]), (tables[1], [0, 1])):
+        for column, code in enumerate(codes):
             by_user = defaultdict(list)
             for row in drawn:
                 if code is None or row[3] == code:
@@ -43,11 +43,11 @@ def test_auc_of_users_equals_a_loop(drawn: list[Any]) -> None:
             areas = [reference.roc_auc_score([x[1] for x in r], [x[0] for x in r]) for r in both]
             sizes = [len(r) for r in both]
             if not both:
-                assert math.isnan(values["gauc"][0, at])
-                assert math.isnan(values["user_auc"][0, at])
+                assert math.isnan(values["gauc"][0, column])
+                assert math.isnan(values["user_auc"][0, column])
                 continue
-            assert values["gauc"][0, at] == pytest.approx(np.average(areas, weights=sizes), rel=1e-12)
-            assert values["user_auc"][0, at] == pytest.approx(np.mean(areas), rel=1e-12)
+            assert values["gauc"][0, column] == pytest.approx(np.average(areas, weights=sizes), rel=1e-12)
+            assert values["user_auc"][0, column] == pytest.approx(np.mean(areas), rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,15 +58,19 @@ def test_ranked_lists_equal_a_loop(drawn: list[Any], k: int) -> None:
 
     # All rows of a list are of one slice.
     drawn = [(*r[:3], r[2] % 2, r[4]) for r in drawn]
-    found = on_any_ranks(drawn_rows(drawn), evaluate)
+    tables = on_any_ranks(drawn_rows(drawn), evaluate)
     by_list = defaultdict(list)
     for row in drawn:
         by_list[row[2]].append(row)
-    for table, at, chosen in ((found[0], 0, {0, 1}), (found[1], 0, {0}), (found[1], 1, {1})):
-        told = [m for key, r in by_list.items() if key % 2 in chosen and (m := list_metrics(r, k)) is not None]
+    for table, column, chosen in ((tables[0], 0, {0, 1}), (tables[1], 0, {0}), (tables[1], 1, {1})):
+        metrics_of_lists = [
+            m for key, r in by_list.items() if key % 2 in chosen and (m := list_metrics(r, k)) is not None
+        ]
         for name in LIST_METRICS:
-            expected = pytest.approx(np.mean([m[name] for m in told]), rel=1e-12) if told else None
-            value = table[name][0, at]
+            expected = (
+                pytest.approx(np.mean([m[name] for m in metrics_of_lists]), rel=1e-12) if metrics_of_lists else None
+            )
+            value = table[name][0, column]
             assert (None if math.isnan(value) else value) == expected, name
 
 
@@ -75,16 +79,18 @@ def test_ranking_with_several_positives_equals_scikit_learn() -> None:
     labels = rng.random((50, 20)) < 0.2
     labels[:3] = False  # lists without a positive do not count
     scores = rng.normal(size=(50, 20)).astype(np.float32)
-    kept = labels.sum(1) > 0
+    has_positive = labels.sum(1) > 0
     rows = rows_of(scores.reshape(-1), labels.reshape(-1), np.repeat(np.arange(50), 20))
-    (found,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows), 5)
-    assert found["ndcg_at_k"][0, 0] == pytest.approx(reference.ndcg_score(labels[kept], scores[kept], k=5))
+    (table,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows), 5)
+    assert table["ndcg_at_k"][0, 0] == pytest.approx(
+        reference.ndcg_score(labels[has_positive], scores[has_positive], k=5)
+    )
 
 
 def test_a_constant_model_gains_nothing_by_ties() -> None:
     labels = np.arange(100) == 0
-    (found,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows_of(np.zeros(100), labels, np.zeros(100))), 10)
-    assert {float(v[0, 0]) for v in found.values()} == {0.0}
+    (table,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows_of(np.zeros(100), labels, np.zeros(100))), 10)
+    assert {float(v[0, 0]) for v in table.values()} == {0.0}
 
 
 def test_replicates_draw_users_and_lists() -> None:
@@ -106,9 +112,9 @@ def test_replicates_draw_users_and_lists() -> None:
     assert len({float(v) for v in areas[0]["user_auc"][:, 0]}) == 6
     for replicate in range(6):
         counts = bootstrap.counts(np.arange(30), replicate)
-        for values, found, name in ((alone, areas, "user_auc"), (hits, ranked, "hr_at_k")):
-            assert found[0][name][replicate, 0] == pytest.approx(np.average(values, weights=counts), rel=1e-12)
-            assert found[1][name][replicate, 1] == pytest.approx(
+        for values, replicated, name in ((alone, areas, "user_auc"), (hits, ranked, "hr_at_k")):
+            assert replicated[0][name][replicate, 0] == pytest.approx(np.average(values, weights=counts), rel=1e-12)
+            assert replicated[1][name][replicate, 1] == pytest.approx(
                 np.average(values[1::2], weights=counts[1::2]), rel=1e-12
             )
 
@@ -122,26 +128,28 @@ def test_what_is_recommended_equals_a_loop(drawn: list[Any], k: int, positives: 
     rows = ScoredRows(rows.scores, rows.labels, rows.users, (*rows.slices, items))
 
     def evaluate(ranks: Ranks, part: ScoredRows) -> Any:
-        mine = ScoredRows(part.scores, part.labels, part.users)
-        lists = ranked_lists(ranks, mine, part.slices[1])
+        part_of_users = ScoredRows(part.scores, part.labels, part.users)
+        lists = ranked_lists(ranks, part_of_users, part.slices[1])
         return catalogue_metrics(ranks, lists, np.array(positives), 2, k)
 
-    (found,), coverage = on_any_ranks(rows, evaluate)
+    (table,), coverage = on_any_ranks(rows, evaluate)
     by_list = defaultdict(list)
     for row in drawn:
         by_list[row[2]].append(row)
-    shown = [[r[4] for r in sorted(mine, reverse=True)[:k]] for mine in by_list.values()]
-    assert coverage == len({i for mine in shown for i in mine}) / 10
-    if not shown:
-        assert math.isnan(found["popularity_at_k"][0, 0])
+    recommended = [[r[4] for r in sorted(list_rows, reverse=True)[:k]] for list_rows in by_list.values()]
+    assert coverage == len({i for items in recommended for i in items}) / 10
+    if not recommended:
+        assert math.isnan(table["popularity_at_k"][0, 0])
         return
-    popularity = np.mean([np.mean([positives[i] for i in mine]) for mine in shown])
-    assert found["popularity_at_k"][0, 0] == pytest.approx(popularity, rel=1e-12)
+    popularity = np.mean([np.mean([positives[i] for i in items]) for items in recommended])
+    assert table["popularity_at_k"][0, 0] == pytest.approx(popularity, rel=1e-12)
     total = sum(positives)
-    novelty = np.mean([np.mean([-math.log2(max(positives[i], 1) / max(total, 1)) for i in mine]) for mine in shown])
-    assert found["novelty_at_k"][0, 0] == pytest.approx(novelty, rel=1e-12, abs=1e-12)
+    novelty = np.mean(
+        [np.mean([-math.log2(max(positives[i], 1) / max(total, 1)) for i in items]) for items in recommended]
+    )
+    assert table["novelty_at_k"][0, 0] == pytest.approx(novelty, rel=1e-12, abs=1e-12)
     if total:
         usual = np.average(positives, weights=positives)
-        assert found["popularity_lift_at_k"][0, 0] == pytest.approx(popularity / usual - 1, rel=1e-9, abs=1e-12)
+        assert table["popularity_lift_at_k"][0, 0] == pytest.approx(popularity / usual - 1, rel=1e-9, abs=1e-12)
     else:
-        assert math.isnan(found["popularity_lift_at_k"][0, 0])
+        assert math.isnan(table["popularity_lift_at_k"][0, 0])

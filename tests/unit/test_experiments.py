@@ -29,21 +29,21 @@ HALVES = {"a": 0.5, "b": 0.5}
 
 
 def test_arms_have_their_shares_and_are_independent_between_experiments() -> None:
-    one = arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)
-    counts = np.bincount(one)
+    codes = arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)
+    counts = np.bincount(codes)
     assert stats.chisquare(counts, np.array([0.2, 0.3, 0.5]) * len(USERS)).pvalue > 1e-4
     two = arms(USERS, "two", HALVES, 100)
-    table = np.array([[((one == i) & (two == j)).sum() for j in range(2)] for i in range(3)])
+    table = np.array([[((codes == i) & (two == j)).sum() for j in range(2)] for i in range(3)])
     assert stats.chi2_contingency(table).pvalue > 1e-4
-    assert (one == arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)).all()
+    assert (codes == arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)).all()
 
 
 def test_a_ramp_keeps_everybody_in_his_arm() -> None:
     steps = [arms(USERS, "look", HALVES, percent) for percent in (0, 1, 10, 50, 100)]
     assert (steps[0] == -1).all()
-    for before, after in itertools.pairwise(steps):
-        kept = before >= 0
-        assert (after[kept] == before[kept]).all()
+    for earlier, later in itertools.pairwise(steps):
+        assigned = earlier >= 0
+        assert (later[assigned] == earlier[assigned]).all()
     assert [(s >= 0).mean() for s in steps] == pytest.approx([0, 0.01, 0.1, 0.5, 1], abs=0.003)
     # Who takes part says nothing about the arm.
     assert (steps[2][steps[2] >= 0] == 0).mean() == pytest.approx(0.5, abs=0.02)
@@ -73,13 +73,13 @@ def test_a_sample_ratio_that_is_off_is_seen() -> None:
 def test_a_difference_of_means_is_welchs() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(1, 2, 500), rng.normal(1.3, 3, 700)
-    found = difference(Arm(a), Arm(b))
+    result = difference(Arm(a), Arm(b))
     welch = stats.ttest_ind(b, a, equal_var=False)
-    assert found.estimate == pytest.approx(b.mean() - a.mean())
-    assert found.estimate / math.sqrt(found.variance) == pytest.approx(welch.statistic)
-    low, high = found.interval()
-    assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(found.variance), rel=1e-5)
-    assert found.variance_ratio == 1
+    assert result.estimate == pytest.approx(b.mean() - a.mean())
+    assert result.estimate / math.sqrt(result.variance) == pytest.approx(welch.statistic)
+    low, high = result.interval()
+    assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(result.variance), rel=1e-5)
+    assert result.variance_ratio == 1
     with pytest.raises(ValueError, match="two users"):
         difference(Arm(a[:1]), Arm(b))
 
@@ -87,10 +87,10 @@ def test_a_difference_of_means_is_welchs() -> None:
 def _visits(rng: np.random.Generator, n: int, effect: float) -> tuple[Arm, np.ndarray]:
     """Users with rates of their own, and 1 to 30 impressions; what they clicked before tells of their rates."""
     rate = rng.beta(2, 8, n)
-    shown, earlier = rng.integers(1, 30, n), rng.integers(5, 30, n)
-    clicks = rng.binomial(shown, np.clip(rate + effect, 0, 1)).astype(np.float64)
-    before = rng.binomial(earlier, rate) / earlier
-    return Arm(clicks, shown.astype(np.float64), before), rate
+    views, earlier = rng.integers(1, 30, n), rng.integers(5, 30, n)
+    clicks = rng.binomial(views, np.clip(rate + effect, 0, 1)).astype(np.float64)
+    known_rate = rng.binomial(earlier, rate) / earlier
+    return Arm(clicks, views.astype(np.float64), known_rate), rate
 
 
 def test_ratios_vary_as_their_variance_says_and_less_with_what_was_known() -> None:
@@ -113,13 +113,13 @@ def test_ratios_vary_as_their_variance_says_and_less_with_what_was_known() -> No
 
 @given(st.floats(-1, 1), st.floats(1e-6, 1), st.floats(1e-3, 1))
 def test_the_interval_has_no_effect_that_is_rejected(estimate: float, variance: float, scale: float) -> None:
-    found = Difference(0.0, estimate, estimate, variance, 1.0)
-    low, high = always_valid_interval(found, scale)
-    p = always_valid_p(found, scale)
+    result = Difference(0.0, estimate, estimate, variance, 1.0)
+    low, high = always_valid_interval(result, scale)
+    p = always_valid_p(result, scale)
     if abs(p - 0.05) > 1e-9:
         assert (low <= 0 <= high) == (p > 0.05)
-    assert low < found.interval()[0]
-    assert high > found.interval()[1]
+    assert low < result.interval()[0]
+    assert high > result.interval()[1]
 
 
 def test_false_alarms_of_daily_looks_stay_below_five_per_cent() -> None:
@@ -133,16 +133,16 @@ def test_false_alarms_of_daily_looks_stay_below_five_per_cent() -> None:
     for _ in range(runs):
         rate = rng.beta(2, 8, (2, users))
         # Each comes on a third of the days, and is shown ten items.
-        shown = 10.0 * (rng.random((days, 2, users)) < 1 / 3)
-        clicks = np.cumsum(rng.binomial(shown.astype(np.int64), rate), axis=0).astype(np.float64)
-        shown = np.cumsum(shown, axis=0)
+        views = 10.0 * (rng.random((days, 2, users)) < 1 / 3)
+        clicks = np.cumsum(rng.binomial(views.astype(np.int64), rate), axis=0).astype(np.float64)
+        views = np.cumsum(views, axis=0)
         looks = []
         for day in range(days):
-            there = [shown[day, arm] > 0 for arm in range(2)]
-            of = [Arm(clicks[day, arm][there[arm]], shown[day, arm][there[arm]]) for arm in range(2)]
-            looks.append(difference(*of))
-        alarms += min(always_valid_p(found, 0.02) for found in looks) < 0.05
-        naive += any(not found.interval()[0] <= 0 <= found.interval()[1] for found in looks)
+            has_views = [views[day, arm] > 0 for arm in range(2)]
+            arms_of_day = [Arm(clicks[day, arm][has_views[arm]], views[day, arm][has_views[arm]]) for arm in range(2)]
+            looks.append(difference(*arms_of_day))
+        alarms += min(always_valid_p(look, 0.02) for look in looks) < 0.05
+        naive += any(not look.interval()[0] <= 0 <= look.interval()[1] for look in looks)
     noise = 3 * math.sqrt(0.05 * 0.95 / runs)
     assert alarms / runs <= 0.05 + noise
     assert naive / runs > 0.1

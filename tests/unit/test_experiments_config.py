@@ -13,14 +13,14 @@ ARMS = "arms: {champion: {}, weak: {model: baseline}}"
 def test_defaults_are_equal_shares_of_everybody_against_the_first_arm() -> None:
     spec = load_spec("clicks", ["outcomes={}", f"experiments={{ranker: {{{ARMS}}}}}"])
     assert spec.experiments is not None
-    found = spec.experiments["ranker"]
-    assert (found.shares, found.control_arm, found.treatments) == (
+    experiment = spec.experiments["ranker"]
+    assert (experiment.shares, experiment.control_arm, experiment.treatments) == (
         {"champion": 0.5, "weak": 0.5},
         "champion",
         ("weak",),
     )
-    assert found.has_models
-    assert found.live("1999-01-01")
+    assert experiment.has_models
+    assert experiment.live("1999-01-01")
     assert spec.scored_by("baseline").score.model == "baseline"  # type: ignore[union-attr]
     assert spec.scored_by("baseline").experiments is None
 

@@ -1,4 +1,4 @@
-"""What is known of an experiment from the outcomes' table, against pandas; losing arms are stopped by rule, once."""
+"""Figures of an experiment from the table of outcomes, against pandas; a rule stops losing arms, once."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Log:
         rng = np.random.default_rng(5)
         rate = rng.beta(3, 9, USERS)
         arm = rng.choice(["champion", "champion", "weak", "same"], USERS)
-        made = []
+        rows = []
         for number in range(days):
             for user in np.flatnonzero(rng.random(USERS) < 0.7).tolist():
                 live = number >= 2
                 effect = weak if live and arm[user] == "weak" else 0.0
-                shown = int(rng.integers(1, 9))
-                clicks = rng.random(shown) < np.clip(rate[user] + effect, 0, 1)
+                views = int(rng.integers(1, 9))
+                clicks = rng.random(views) < np.clip(rate[user] + effect, 0, 1)
                 text = f"other=x,ranker={arm[user]}" if live else None
-                made += [(day(number), user, text, int(c)) for c in clicks]
-        return Log(pd.DataFrame(made, columns=["served_ds", "user_id", "arms", "click"]))
+                rows += [(day(number), user, text, int(c)) for c in clicks]
+        return Log(pd.DataFrame(rows, columns=["served_ds", "user_id", "arms", "click"]))
 
     def land(self, ws: Workspace, spec: Spec, number: int, looks_back: int = 3) -> None:
         """The stage `outcomes` of a day: its partition has some days before it, of the newest not yet all labels."""
@@ -117,83 +117,87 @@ def test_figures_are_those_of_pandas(ws: Workspace, log: Log) -> None:
     experiment = spec.experiments["ranker"]
     served = served_outcomes(ws, spec, day(6), first_day(experiment))
     # Each served day by the newest run that looked at it.
-    assert {of.served_ds: of.run_ds for of in served} == {day(d): day(min(d + 3, 6)) for d in range(6)}
-    found = figures(spec, "ranker", experiment, Totals.read(ws, spec, "ranker", experiment, served), day(6), {})
+    assert {entry.served_ds: entry.run_ds for entry in served} == {day(d): day(min(d + 3, 6)) for d in range(6)}
+    judged = figures(spec, "ranker", experiment, Totals.read(ws, spec, "ranker", experiment, served), day(6), {})
     rows = log.rows[log.rows.served_ds < day(6)]
     rows = rows.assign(arm=rows.arms.str.extract("ranker=(\\w+)")[0])
     live = rows[rows.arm.notna()]
-    assert found["ripe_days"] == found["days"] == [day(d) for d in range(2, 6)]
-    for arm, told in found["arms"].items():
-        mine = live[live.arm == arm]
-        assert (told["users"], told["rows"]) == (mine.user_id.nunique(), len(mine))
-        assert told["value"] == pytest.approx(mine.click.mean())
+    assert judged["ripe_days"] == judged["days"] == [day(d) for d in range(2, 6)]
+    for arm, figures_of_arm in judged["arms"].items():
+        rows_of_arm = live[live.arm == arm]
+        assert (figures_of_arm["users"], figures_of_arm["rows"]) == (rows_of_arm.user_id.nunique(), len(rows_of_arm))
+        assert figures_of_arm["value"] == pytest.approx(rows_of_arm.click.mean())
     users = live.groupby("arm").user_id.nunique()
-    assert found["sample_ratio"]["users"] == users.to_dict()
+    assert judged["sample_ratio"]["users"] == users.to_dict()
     expected = np.array([0.5, 0.25, 0.25]) * users.sum()
-    assert found["sample_ratio"]["p"] == pytest.approx(
+    assert judged["sample_ratio"]["p"] == pytest.approx(
         stats.chisquare(users[["champion", "weak", "same"]], expected).pvalue
     )
     # CUPED by least squares: of each user's linearised rate on what the user had done before, with a mean for each arm.
-    told = found["differences"]["weak"]
+    weak_difference = judged["differences"]["weak"]
     both = live[live.arm.isin(["champion", "weak"])]
     of_user = both.groupby(["user_id", "arm"]).click.agg(["sum", "count"]).reset_index()
-    before = rows[rows.served_ds < day(2)].groupby("user_id").click.agg(["sum", "count"])
-    ratio = before["sum"].sum() / before["count"].sum()
+    earlier = rows[rows.served_ds < day(2)].groupby("user_id").click.agg(["sum", "count"])
+    ratio = earlier["sum"].sum() / earlier["count"].sum()
     linear = {}
     for arm, part in of_user.groupby("arm"):
         rate = part["sum"].sum() / part["count"].sum()
         linear[arm] = (rate, rate + (part["sum"] - rate * part["count"]) / part["count"].mean(), part.user_id)
     known = {
-        arm: before.reindex(ids).fillna(0).pipe(lambda b: b["sum"] - ratio * b["count"]).to_numpy()
+        arm: earlier.reindex(ids).fillna(0).pipe(lambda b: b["sum"] - ratio * b["count"]).to_numpy()
         for arm, (_, _, ids) in linear.items()
     }
     y = np.concatenate([linear[a][1] - linear[a][1].mean() for a in ("champion", "weak")])
     x = np.concatenate([known[a] - known[a].mean() for a in ("champion", "weak")])
     slope = np.linalg.lstsq(x[:, None], y, rcond=None)[0][0]
     plain = linear["weak"][0] - linear["champion"][0]
-    assert told["plain"]["estimate"] == pytest.approx(plain)
-    assert told["estimate"] == pytest.approx(plain - slope * (known["weak"].mean() - known["champion"].mean()))
+    assert weak_difference["plain"]["estimate"] == pytest.approx(plain)
+    assert weak_difference["estimate"] == pytest.approx(
+        plain - slope * (known["weak"].mean() - known["champion"].mean())
+    )
     variance = sum(np.var(linear[a][1].to_numpy() - slope * known[a], ddof=1) / len(known[a]) for a in linear)
-    assert told["high"] - told["estimate"] == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
-    assert told["variance_ratio"] < 0.97
-    assert found["expected_effect"] == pytest.approx(0.1 * ratio)
-    assert told["conclusion"] == "worse"
-    assert told["sequential"]["confidence"] == pytest.approx(0.975)
-    assert told["sequential"]["p"] < 0.05
-    assert found["differences"]["same"]["conclusion"] == "undecided"
-    one = found["by_day"][1]
-    assert one["arms"]["same"]["value"] == pytest.approx(
+    assert weak_difference["high"] - weak_difference["estimate"] == pytest.approx(
+        1.959964 * np.sqrt(variance), rel=1e-5
+    )
+    assert weak_difference["variance_ratio"] < 0.97
+    assert judged["expected_effect"] == pytest.approx(0.1 * ratio)
+    assert weak_difference["conclusion"] == "worse"
+    assert weak_difference["sequential"]["confidence"] == pytest.approx(0.975)
+    assert weak_difference["sequential"]["p"] < 0.05
+    assert judged["differences"]["same"]["conclusion"] == "undecided"
+    second_day = judged["by_day"][1]
+    assert second_day["arms"]["same"]["value"] == pytest.approx(
         live[(live.served_ds == day(3)) & (live.arm == "same")].click.mean()
     )
-    assert found["moved_users"] == 0
+    assert judged["moved_users"] == 0
 
 
 def test_days_of_runs_without_the_label_are_not_known(ws: Workspace, log: Log) -> None:
     """A label that was declared when the experiment ran already: it is told by the days of later runs."""
     labels = {"click": {}, "purchase": {}}
-    given = json.dumps({"ranker": EXPERIMENT | {"label": "purchase"}})
+    experiments = json.dumps({"ranker": EXPERIMENT | {"label": "purchase"}})
     spec = load_spec(
-        "clicks", ["table.late_days=0", f"outcomes={json.dumps({'labels': labels})}", f"experiments={given}"]
+        "clicks", ["table.late_days=0", f"outcomes={json.dumps({'labels': labels})}", f"experiments={experiments}"]
     )
     for number in range(1, 5):
         log.land(ws, spec, number)
-    (nothing,) = judge(spec, ws, 4).manifest.facts["experiments"]
-    assert nothing["days"] == nothing["ripe_days"] == nothing["by_day"] == []
-    assert nothing["differences"] == {"weak": None, "same": None}
+    (no_days,) = judge(spec, ws, 4).manifest.facts["experiments"]
+    assert no_days["days"] == no_days["ripe_days"] == no_days["by_day"] == []
+    assert no_days["differences"] == {"weak": None, "same": None}
     bought = Log(log.rows.assign(purchase=1 - log.rows.click))
     bought.land(ws, spec, 5, looks_back=2)
-    (told,) = judge(spec, ws, 5).manifest.facts["experiments"]
+    (experiment,) = judge(spec, ws, 5).manifest.facts["experiments"]
     # The day before them is known by the run of day 4 alone.
-    assert told["days"] == [of["served_ds"] for of in told["by_day"]] == [day(3), day(4)]
+    assert experiment["days"] == [entry["served_ds"] for entry in experiment["by_day"]] == [day(3), day(4)]
     live = bought.rows[bought.rows.served_ds.isin([day(3), day(4)]) & bought.rows.arms.str.endswith("weak", na=False)]
-    weak = told["arms"]["weak"]
+    weak = experiment["arms"]["weak"]
     assert (weak["rows"], weak["positives"]) == (len(live), live.purchase.sum())
 
 
 def test_a_day_is_ripe_by_the_run_that_its_outcomes_are_of(ws: Workspace, log: Log) -> None:
     """After a gap of the pipeline, days that no run looked at again are as provisional as their last run left them."""
-    given = json.dumps({"ranker": EXPERIMENT | {"stop": {"min_days": 3}}})
-    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={given}"])
+    experiments = json.dumps({"ranker": EXPERIMENT | {"stop": {"min_days": 3}}})
+    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={experiments}"])
     assert spec.days_until_ripe("click") == 2
     # By day 4 no click of the arms but the control's has landed: they seem to lose.
     early = log.rows.arms.isna() | log.rows.arms.str.endswith("champion", na=False)
@@ -201,29 +205,29 @@ def test_a_day_is_ripe_by_the_run_that_its_outcomes_are_of(ws: Workspace, log: L
     for number in range(1, 5):
         late.land(ws, spec, number)
     log.land(ws, spec, 7, looks_back=2)
-    (told,) = judge(spec, ws, 7).manifest.facts["experiments"]
-    assert told["days"] == [day(d) for d in range(2, 7) if d != 4]
+    (experiment,) = judge(spec, ws, 7).manifest.facts["experiments"]
+    assert experiment["days"] == [day(d) for d in range(2, 7) if d != 4]
     # The day 3 was looked at a day later for the last time; of 5 and 6, looked at by day 7, 5 is ripe.
-    assert told["ripe_days"] == [day(2), day(5)]
-    assert [of["ripe"] for of in told["by_day"]] == [True, False, True, False]
+    assert experiment["ripe_days"] == [day(2), day(5)]
+    assert [entry["ripe"] for entry in experiment["by_day"]] == [True, False, True, False]
     live = pd.concat([late.rows[late.rows.served_ds == day(2)], log.rows[log.rows.served_ds == day(5)]])
-    assert told["arms"]["weak"]["rows"] == live.arms.str.endswith("weak").sum()
-    assert told["differences"]["weak"]["days"] == [day(2), day(5)]
+    assert experiment["arms"]["weak"]["rows"] == live.arms.str.endswith("weak").sum()
+    assert experiment["differences"]["weak"]["days"] == [day(2), day(5)]
     # A third ripe day would stop it.
-    assert told["differences"]["weak"]["conclusion"] == "worse"
-    assert told["stopped_now"] == []
+    assert experiment["differences"]["weak"]["conclusion"] == "worse"
+    assert experiment["stopped_now"] == []
 
 
 def test_what_was_known_of_users_before_is_of_ripe_days_alone(ws: Workspace, log: Log) -> None:
     """The day before the start whose labels no run has looked at again says nothing of its users."""
-    given = json.dumps({"ranker": EXPERIMENT})
-    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={given}"])
+    experiments = json.dumps({"ranker": EXPERIMENT})
+    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={experiments}"])
     for number, looks_back in ((1, 3), (2, 3), (5, 2)):  # day 0 is known by the run of 2 days later, day 1 by the next
         log.land(ws, spec, number, looks_back)
     assert spec.experiments is not None
     experiment = spec.experiments["ranker"]
     served = served_outcomes(ws, spec, day(5), first_day(experiment))
-    assert {of.served_ds: of.run_ds for of in served} == {
+    assert {entry.served_ds: entry.run_ds for entry in served} == {
         day(0): day(2),
         day(1): day(2),
         day(3): day(5),
@@ -241,8 +245,8 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
     for number in range(1, 7):
         log.land(ws, spec, number)
         outcome = judge(spec, ws, number)
-        (told,) = outcome.manifest.facts["experiments"]
-        decided.append(told["stopped_now"])
+        (experiment,) = outcome.manifest.facts["experiments"]
+        decided.append(experiment["stopped_now"])
         assert judge(spec, ws, number).skipped
     first = next(i for i, arms in enumerate(decided) if arms)
     assert decided == [[]] * first + [["weak"]] + [[]] * (5 - first)
@@ -261,11 +265,11 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
     ws.stopped_arm("clicks", "ranker", "weak").remove()
     assert not judge(spec, ws, first + 1).skipped
 
-    (before,) = live_experiments(ws, spec, day(first))
+    (running,) = live_experiments(ws, spec, day(first))
     (after,) = live_experiments(ws, spec, day(first + 1))
-    assert (before.model_of("weak"), after.model_of("weak")) == ("baseline", None)
+    assert (running.model_of("weak"), after.model_of("weak")) == ("baseline", None)
     assert after.model_of("same") is None
-    assert pinned("clicks", [before]) != pinned("clicks", [after])
+    assert pinned("clicks", [running]) != pinned("clicks", [after])
     assert live_experiments(ws, spec, day(1)) == []
     assert pinned("clicks", []) == ()
 
@@ -280,14 +284,14 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
     stop = stopped(ws, "clicks", "ranker", "weak")
     assert stop is not None
     Log.make(8, weak=0.0).land(ws, spec, first + 1)
-    (told,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
-    assert told["stopped_now"] == []
-    assert told["arms"]["weak"]["stopped"] == stop.model_dump(mode="json")
+    (experiment,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
+    assert experiment["stopped_now"] == []
+    assert experiment["arms"]["weak"]["stopped"] == stop.model_dump(mode="json")
     assert live_experiments(ws, spec, stop.ds)[0].model_of("weak") is None
     # Without the record nothing is stopped any more, and the stage says so.
     ws.stopped_arm("clicks", "ranker", "weak").remove()
-    (told,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
-    assert told["arms"]["weak"]["stopped"] is None
+    (experiment,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
+    assert experiment["arms"]["weak"]["stopped"] is None
 
 
 def test_the_rule_waits_for_users_days_and_the_sample_ratio(ws: Workspace, log: Log) -> None:
@@ -301,13 +305,13 @@ def test_the_rule_waits_for_users_days_and_the_sample_ratio(ws: Workspace, log: 
         {"lower_is_better": True},
         {"arms": {"champion": {"share": 0.8}, "weak": {"model": "baseline", "share": 0.1}, "same": {"share": 0.1}}},
     ):
-        (told,) = judge(make_spec(**changes), ws, 6).manifest.facts["experiments"]
-        assert told["stopped_now"] == [], changes
-    assert told["sample_ratio"]["ok"] is False
-    (told,) = judge(make_spec(metric="per_user", stop={}), ws, 6).manifest.facts["experiments"]
-    assert told["stopped_now"] == ["weak"]
+        (experiment,) = judge(make_spec(**changes), ws, 6).manifest.facts["experiments"]
+        assert experiment["stopped_now"] == [], changes
+    assert experiment["sample_ratio"]["ok"] is False
+    (experiment,) = judge(make_spec(metric="per_user", stop={}), ws, 6).manifest.facts["experiments"]
+    assert experiment["stopped_now"] == ["weak"]
     live = log.rows[(log.rows.served_ds >= day(2)) & (log.rows.served_ds < day(6)) & log.rows.arms.str.endswith("weak")]
-    assert told["arms"]["weak"]["value"] == pytest.approx(live.groupby("user_id").click.sum().mean())
+    assert experiment["arms"]["weak"]["value"] == pytest.approx(live.groupby("user_id").click.sum().mean())
 
 
 def test_stop_by_hand_and_status_on_the_command_line(ws: Workspace, log: Log) -> None:
@@ -320,13 +324,13 @@ def test_stop_by_hand_and_status_on_the_command_line(ws: Workspace, log: Log) ->
     def run(*words: str) -> Any:
         return CliRunner().invoke(app, ["experiment", *words, *settings])
 
-    assert "no outcome of experiment 'ranker' of 'clicks' is known yet; its first lists" in _said(
+    assert "no outcome of experiment 'ranker' of 'clicks' is known yet; its first lists" in text_of(
         run("status", "ranker", "clicks")
     )
     for number in range(1, 7):
         log.land(ws, spec, number)
-    made = Manifest(stage="score", pipeline="clicks", ds=day(4), key="k", spec_hash="")
-    made.save(ws.manifest("clicks", day(4), "score"))
+    score_manifest = Manifest(stage="score", pipeline="clicks", ds=day(4), key="k", spec_hash="")
+    score_manifest.save(ws.manifest("clicks", day(4), "score"))
     for words, message in (
         (("stop", "ranker", "clicks", "--arm", "weak"), "say why: --reason TEXT"),
         (("stop", "ranker", "clicks", "--arm", "champion", "--reason", "x"), "'champion' is the control"),
@@ -349,19 +353,19 @@ def test_stop_by_hand_and_status_on_the_command_line(ws: Workspace, log: Log) ->
     assert again.exit_code == 2
     assert f"was stopped from {day(5)} on" in again.output
 
-    told = json.loads(run("status", "ranker", "clicks", "--json").stdout)
-    assert (told["pipeline"], told["state"], told["ds"]) == ("clicks", "running", day(6))
-    assert told["arms"]["weak"]["stopped"]["reason"] == "complaints"
+    document = json.loads(run("status", "ranker", "clicks", "--json").stdout)
+    assert (document["pipeline"], document["state"], document["ds"]) == ("clicks", "running", day(6))
+    assert document["arms"]["weak"]["stopped"]["reason"] == "complaints"
     # The ratio of the arms is that of the days on which all were there.
     early = log.rows[(log.rows.served_ds >= day(2)) & (log.rows.served_ds < day(5))]
-    assert sum(told["sample_ratio"]["users"].values()) == early.user_id.nunique()
-    shown = _said(run("status", "ranker", "clicks", "--ds", day(4)))
-    assert f"lists of {day(2)} to {day(3)}" in shown
-    assert "sample ratio: champion" in shown
-    assert "baseline" in shown
+    assert sum(document["sample_ratio"]["users"].values()) == early.user_id.nunique()
+    text = text_of(run("status", "ranker", "clicks", "--ds", day(4)))
+    assert f"lists of {day(2)} to {day(3)}" in text
+    assert "sample ratio: champion" in text
+    assert "baseline" in text
 
 
-def _said(result: Any) -> str:
+def text_of(result: Any) -> str:
     assert result.exit_code == 0, result.output
     return str(result.output)
 

@@ -64,8 +64,8 @@ def model_of(name: str) -> ShardedModel:
 @cache
 def traced_of(name: str) -> bytes:
     """The traced network, which neither the tables' precision nor the number of ranks changes."""
-    found: bytes = TRACED_ONNX(ExportedNetwork(model_of(name))).SerializeToString()
-    return found
+    graph: bytes = TRACED_ONNX(ExportedNetwork(model_of(name))).SerializeToString()
+    return graph
 
 
 def export(
@@ -89,25 +89,25 @@ def test_onnxruntime_gives_what_torch_gives(name: str, tmp_path: Path, monkeypat
     model, case = model_of(name), ALL[name]
     for precision in PRECISIONS:
         folder = export(name, tmp_path / precision, precision, monkeypatch)
-        for given in batches(case):
+        for features in batches(case):
             with rounded(model, precision):
-                wanted = by_model(model, case, given)
-            assert difference(by_onnxruntime(folder, given), wanted) < CLOSE, (precision, len(given["user"]))
+                expected = by_model(model, case, features)
+            assert difference(by_onnxruntime(folder, features), expected) < CLOSE, (precision, len(features["user"]))
         assert np.std(next(iter(by_model(model, case, batch(case))[MODEL].values()))) > 1e-3
         record = read_record(folder)
         assert (record.items is not None) == (ITEM in record.graphs and name != "two_tower")
         if record.items is not None:
             codes = np.arange(2, ITEMS)
             of_codes = dict(batch(case, len(codes), longest=1)) | {"item": codes}
-            found = np.load(folder.local_path() / "items.npy")
-            assert found.shape == (record.items.rows, record.items.columns) == (ITEMS, found.shape[1])
+            exported = np.load(folder.local_path() / "items.npy")
+            assert exported.shape == (record.items.rows, record.items.columns) == (ITEMS, exported.shape[1])
             vectors = by_onnxruntime(folder, of_codes)[ITEM][ITEM_VECTOR]
-            np.testing.assert_allclose(found[codes], vectors, rtol=CLOSE, atol=1e-6)
+            np.testing.assert_allclose(exported[codes], vectors, rtol=CLOSE, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_that_two_ranks_saved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is exported from mapped files as one of one rank is, and says what Spark's workers are told of it."""
+    """Exported from mapped files, it equals the export of one rank and the predictions of Spark's workers."""
     case, (workflow, saved) = CASES[name], (tmp_path / "workflow", tmp_path / "model")
     workflow.mkdir()
     (workflow / "workflow.json").write_text("{}\n")
@@ -117,36 +117,36 @@ def test_a_model_that_two_ranks_saved(name: str, tmp_path: Path, monkeypatch: py
         save_model(local(saved), model, workflow=local(workflow), pipeline="p", ds="2026-01-01", key="k", metrics={})
 
     run_ranks(2, save)
-    model, given = load_mapped(local(saved), local(tmp_path / "maps")), batch(case, longest=12)
+    model, features = load_mapped(local(saved), local(tmp_path / "maps")), batch(case, longest=12)
     for precision in PRECISIONS:
-        found = by_onnxruntime(export(name, tmp_path / precision, precision, monkeypatch, model), given)
-        alone = by_onnxruntime(export(name, tmp_path / f"{precision}-1", precision, monkeypatch), given)
-        assert difference(found, alone) == 0
+        answers = by_onnxruntime(export(name, tmp_path / precision, precision, monkeypatch, model), features)
+        alone = by_onnxruntime(export(name, tmp_path / f"{precision}-1", precision, monkeypatch), features)
+        assert difference(answers, alone) == 0
         if precision == "fp32":
-            wanted = load_predictor(saved, 1).predict_tasks(columns_of(case.schema, given))
-            assert difference({MODEL: found[MODEL]}, {MODEL: wanted}) < CLOSE
+            expected = load_predictor(saved, 1).predict_tasks(columns_of(case.schema, features))
+            assert difference({MODEL: answers[MODEL]}, {MODEL: expected}) < CLOSE
 
 
-def columns_of(schema: DatasetSchema, given: Mapping[str, Any]) -> dict[str, Any]:
+def columns_of(schema: DatasetSchema, features: Mapping[str, Any]) -> dict[str, Any]:
     """Features by name, as Spark's workers have them."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
-        values = given[f.name]
+        values = features[f.name]
         if f.kind is Kind.CONTINUOUS:
-            found |= dict(zip(f.physical, values.T, strict=True))
+            columns |= dict(zip(f.physical, values.T, strict=True))
         else:
-            found[f.name] = JaggedArray.of_padded(values) if f.is_list else values
-    return found
+            columns[f.name] = JaggedArray.of_padded(values) if f.is_list else values
+    return columns
 
 
 @pytest.mark.parametrize("name", ["mmoe", "two_tower, items by code", "sasrec", "din, raw ids", "lightgcn"])
 def test_programs_of_torch_give_what_the_model_gives(name: str, tmp_path: Path) -> None:
     model, case, folder = model_of(name), CASES[name], local(tmp_path)
     write_torch(model, card_of(model), folder, "int8")
-    for given in batches(case):
+    for features in batches(case):
         with rounded(model, "int8"):
-            wanted = by_model(model, case, given)
-        assert difference(by_torch_program(folder, given), wanted) < CLOSE, len(given["user"])
+            expected = by_model(model, case, features)
+        assert difference(by_torch_program(folder, features), expected) < CLOSE, len(features["user"])
 
 
 #: As docs/export.md has it.
@@ -157,16 +157,16 @@ def test_a_program_of_torch_needs_nothing_of_headrace(tmp_path: Path) -> None:
     """The lines of the document, in a process that has no headrace."""
     model, case = model_of("dlrm, raw ids"), CASES["dlrm, raw ids"]
     write_torch(model, card_of(model), local(tmp_path), "int8", file_bytes=3_000)
-    given = batch(case)
-    np.savez(tmp_path / "given.npz", **given)
+    features = batch(case)
+    np.savez(tmp_path / "given.npz", **features)
     assert LOADER is not None
     lines = LOADER[1].replace('"exports/clicks"', repr(str(tmp_path)))
     lines += "given = np.load(folder / 'given.npz')\nnp.save(folder / 'said.npy', ask('model', given)['label'])\n"
     lines += "import sys\nassert not any(name.split('.')[0] == 'headrace' for name in sys.modules)\n"
     subprocess.run([sys.executable, "-I", "-c", lines], check=True, cwd=tmp_path)
     with rounded(model, "int8"):
-        wanted = by_model(model, case, given)[MODEL]["label"]
-    np.testing.assert_allclose(np.load(tmp_path / "said.npy"), wanted, rtol=CLOSE, atol=1e-6)
+        expected = by_model(model, case, features)[MODEL]["label"]
+    np.testing.assert_allclose(np.load(tmp_path / "said.npy"), expected, rtol=CLOSE, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -175,34 +175,34 @@ def test_rows_in_files_are_the_tables_within_their_rounding(
 ) -> None:
     """Read by NumPy, of several files a table: half a step of a row's grid, or the spacing of float16."""
     model, case = model_of("dlrm"), CASES["dlrm"]
-    whole = export("dlrm", tmp_path / "whole", precision, monkeypatch)
+    one_file = export("dlrm", tmp_path / "whole", precision, monkeypatch)
     parts = export("dlrm", tmp_path / "parts", precision, monkeypatch, file_bytes=1_500)
-    found = list(Path(parts.local_path()).glob("*.bin"))
-    assert (len(list(Path(whole.local_path()).glob("*.bin"))), len(found) > 6) == (3, True)
-    assert all(p.stat().st_size <= 1_500 + 4096 for p in found)
-    for given in batches(case):
-        assert difference(by_onnxruntime(parts, given), by_onnxruntime(whole, given)) == 0
+    bin_files = list(Path(parts.local_path()).glob("*.bin"))
+    assert (len(list(Path(one_file.local_path()).glob("*.bin"))), len(bin_files) > 6) == (3, True)
+    assert all(p.stat().st_size <= 1_500 + 4096 for p in bin_files)
+    for features in batches(case):
+        assert difference(by_onnxruntime(parts, features), by_onnxruntime(one_file, features)) == 0
     rows = files.stored_rows(ExportedNetwork(model))
     for number, name in enumerate(sorted(rows)):
-        wanted = rows[name].numpy()
-        raw = (whole / f"table-{number}-0.bin").read_bytes()
+        weights = rows[name].numpy()
+        raw = (one_file / f"table-{number}-0.bin").read_bytes()
         if precision == "int8":
-            codes = np.frombuffer(raw, np.uint8, wanted.size).reshape(wanted.shape)
-            grid = np.frombuffer(raw, np.float32, offset=-(-wanted.size // 4096) * 4096).reshape(-1, 2)
-            bound = (wanted.max(1) - wanted.min(1)) / 255 / 2 * 1.001
-            assert (np.abs(grid[:, 1:] + grid[:, :1] * codes - wanted).max(1) <= bound).all()
+            codes = np.frombuffer(raw, np.uint8, weights.size).reshape(weights.shape)
+            grid = np.frombuffer(raw, np.float32, offset=-(-weights.size // 4096) * 4096).reshape(-1, 2)
+            bound = (weights.max(1) - weights.min(1)) / 255 / 2 * 1.001
+            assert (np.abs(grid[:, 1:] + grid[:, :1] * codes - weights).max(1) <= bound).all()
         else:
-            numbers = np.frombuffer(raw, {"fp32": np.float32, "fp16": np.float16}[precision]).reshape(wanted.shape)
-            bound = 0 if precision == "fp32" else np.spacing(np.abs(wanted).astype(np.float16)).astype(np.float32) / 2
-            assert (np.abs(numbers.astype(np.float32) - wanted) <= bound).all()
+            numbers = np.frombuffer(raw, {"fp32": np.float32, "fp16": np.float16}[precision]).reshape(weights.shape)
+            bound = 0 if precision == "fp32" else np.spacing(np.abs(weights).astype(np.float16)).astype(np.float32) / 2
+            assert (np.abs(numbers.astype(np.float32) - weights) <= bound).all()
 
 
 def test_a_code_behind_the_last_row_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = dict(batch(CASES["dlrm"])) | {"user": np.full(64, USERS)}
+    features = dict(batch(CASES["dlrm"])) | {"user": np.full(64, USERS)}
     for name, kwargs in (("whole", {}), ("parts", {"file_bytes": 5_000})):
         folder = export("dlrm", tmp_path / name, "fp32", monkeypatch, **kwargs)
         with pytest.raises(Exception, match="out of data bounds"):
-            by_onnxruntime(folder, given)
+            by_onnxruntime(folder, features)
 
 
 def test_a_table_of_raw_ids_without_rows(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_a_table_of_raw_ids_without_rows(tmp_path: Path) -> None:
     with torch.no_grad():
         model.absent.copy_(torch.linspace(-1, 1, model.absent.numel()).view_as(model.absent))
     onnx_model.write_onnx(model, card_of(model), local(tmp_path), "fp32")
-    for given in batches(case):
-        assert difference(by_onnxruntime(local(tmp_path), given), by_model(model, case, given)) < CLOSE
+    for features in batches(case):
+        assert difference(by_onnxruntime(local(tmp_path), features), by_model(model, case, features)) < CLOSE
 
 
 def test_what_the_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,14 +274,17 @@ def test_features_with_names_of_the_graph_are_named_before_anything_is_written(
     monkeypatch.setattr(onnx_model, "traced_onnx", lambda exported: onnx.ModelProto.FromString(traced_of("dlrm")))
     for name in inside:
         schema = DatasetSchema(features=(*PLAIN.features, Feature(name=name, kind=Kind.CONTINUOUS, dtype="float32")))
-        made = ShardedModel(schema, model_of("dlrm").config, LocalCollective(), 3).eval()
+        model = ShardedModel(schema, model_of("dlrm").config, LocalCollective(), 3).eval()
         with pytest.raises(UserError, match=f"names for itself: {re.escape(name)};"):
-            onnx_model.write_onnx(made, card_of(made), local(tmp_path), "fp32")
+            onnx_model.write_onnx(model, card_of(model), local(tmp_path), "fp32")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_registered_model_is_exported_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it was saved; nothing is left beside the export; what is in the way is an error that says what to do."""
+    """The export equals the saved model and leaves nothing beside it.
+
+    An existing target is an error that names the remedy.
+    """
     workflow, saved, ws = tmp_path / "workflow", tmp_path / "home" / "model", Workspace(tmp_path / "home")
     workflow.mkdir()
     (workflow / "workflow.json").write_text("{}\n")
@@ -289,13 +292,13 @@ def test_a_registered_model_is_exported_by_the_command(tmp_path: Path, capsys: p
     save_model(local(saved), model, workflow=local(workflow), pipeline="clicks", ds="2026-01-01", key="k", metrics={})
     name = registered_name("clicks", "train")
     register(ws, name, local(saved), {}, "k", ds="2026-01-01")
-    to, given = tmp_path / "out" / "clicks", batch(case, longest=12)
-    wanted = load_predictor(saved, 1).predict(columns_of(case.schema, given))
-    asked: dict[str, Found] = {}
+    to, features = tmp_path / "out" / "clicks", batch(case, longest=12)
+    expected = load_predictor(saved, 1).predict(columns_of(case.schema, features))
+    answers: dict[str, Found] = {}
     for form in ("torch", "onnx", "onnx"):  # an export that is there is replaced
         export_command(ws, "clicks", "1", local(to), "fp32", form=form)
-        asked[form] = (by_torch_program if form == "torch" else by_onnxruntime)(local(to), given)
-        np.testing.assert_allclose(asked[form][MODEL]["label"], wanted, rtol=CLOSE, atol=1e-7)
+        answers[form] = (by_torch_program if form == "torch" else by_onnxruntime)(local(to), features)
+        np.testing.assert_allclose(answers[form][MODEL]["label"], expected, rtol=CLOSE, atol=1e-7)
     assert [p.name for p in to.parent.iterdir()] == ["clicks"]
     assert read_record(local(to)).key == read_card(local(saved)).key
     (to / "export.json").unlink()
@@ -347,7 +350,7 @@ print(write_onnx(model, card_of(model), local(folder / "export"), precision))
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_memory_does_not_grow_with_the_tables(precision: str, tmp_path: Path) -> None:
     """The kernel refuses the process what it would want for a third of the tables."""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", IN_LITTLE_MEMORY, str(tmp_path), precision], check=True, capture_output=True, text=True
     )
-    assert int(found.stdout) >= (390e6 if precision == "fp32" else 100e6)
+    assert int(process.stdout) >= (390e6 if precision == "fp32" else 100e6)

@@ -42,27 +42,27 @@ def columns(rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def tensors(given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(columns: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
     return {
-        "user": given["user"].astype(np.int64),
-        "age": given["age"][:, None],
-        "tags": np.stack([given[f"tags__{i}"] for i in range(3)], 1).astype(np.int64),
-        "prices": np.stack([given[f"prices__{i}"] for i in range(2)], 1),
+        "user": columns["user"].astype(np.int64),
+        "age": columns["age"][:, None],
+        "tags": np.stack([columns[f"tags__{i}"] for i in range(3)], 1).astype(np.int64),
+        "prices": np.stack([columns[f"prices__{i}"] for i in range(2)], 1),
     }
 
 
 def trained(objective: str, categorical: bool = False, rounds: int = 15, **more: Any) -> xgb.Booster:
-    given = columns(ROWS, 1)
-    data = matrix(SCHEMA, given)
+    features = columns(ROWS, 1)
+    data = matrix(SCHEMA, features)
     target = (
-        np.nan_to_num(data[:, 0]) + 3 * (np.sin(3 * given["user"]) > 0) + np.random.default_rng(2).normal(size=ROWS)
+        np.nan_to_num(data[:, 0]) + 3 * (np.sin(3 * features["user"]) > 0) + np.random.default_rng(2).normal(size=ROWS)
     )
     label = target if objective == "reg:squarederror" else (target > 2).astype(float)
     kinds = ["q", "q", "q", "c", "c", "c", "c"] if categorical else None
-    made = xgb.DMatrix(data, label, feature_types=kinds, enable_categorical=categorical)
+    training_matrix = xgb.DMatrix(data, label, feature_types=kinds, enable_categorical=categorical)
     if objective.startswith("rank:"):
-        made.set_group([20] * (ROWS // 20))
-    return xgb.train({"objective": objective, "max_depth": 4, "nthread": 1, "seed": 3, **more}, made, rounds)
+        training_matrix.set_group([20] * (ROWS // 20))
+    return xgb.train({"objective": objective, "max_depth": 4, "nthread": 1, "seed": 3, **more}, training_matrix, rounds)
 
 
 @pytest.mark.parametrize(
@@ -81,31 +81,31 @@ def trained(objective: str, categorical: bool = False, rounds: int = 15, **more:
 )
 def test_onnxruntime_gives_what_the_booster_gives(objective: str, categorical: bool, more: dict[str, Any]) -> None:
     booster = trained(objective, categorical, **more)
-    made = tree_graph.trees_graph(booster, SCHEMA)
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    graph = tree_graph.trees_graph(booster, SCHEMA)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     assert [x.name for x in session.get_inputs()] == ["age", "prices", "user", "tags"]
     for rows in (1, 2, 300):
-        given = columns(rows, rows)
+        features = columns(rows, rows)
         if rows > 2:  # codes that training had not seen, and the rows of nothing
-            given["user"][:5] = 39
+            features["user"][:5] = 39
             for name in ("user", "tags__0", "tags__1", "tags__2"):
-                given[name][-5:] = 0
-        wanted = XGBoostPredictor(SCHEMA, booster).predict(given)
-        (found,) = session.run(["label"], tensors(given))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
+                features[name][-5:] = 0
+        expected = XGBoostPredictor(SCHEMA, booster).predict(features)
+        (labels,) = session.run(["label"], tensors(features))
+        np.testing.assert_allclose(labels, expected, rtol=1e-5, atol=2e-6)
     # Shorter and longer lists than the schema's are the same and the first of them.
-    short = tensors(given) | {"tags": tensors(given)["tags"][:, :1]}
-    wide = tensors(given) | {"tags": np.pad(tensors(given)["tags"][:, :1], ((0, 0), (0, 9)))}
+    short = tensors(features) | {"tags": tensors(features)["tags"][:, :1]}
+    wide = tensors(features) | {"tags": np.pad(tensors(features)["tags"][:, :1], ((0, 0), (0, 9)))}
     np.testing.assert_array_equal(session.run(None, short)[0], session.run(None, wide)[0])
     if "gamma" not in more:
-        assert np.std(wanted) > 0.05
+        assert np.std(expected) > 0.05
 
 
 def test_the_matrix_alone_is_that_of_the_predictor() -> None:
     session = onnxruntime.InferenceSession(tree_graph.matrix_graph(SCHEMA).SerializeToString())
-    given = columns(50, 4)
-    (found,) = session.run(["matrix"], tensors(given))
-    np.testing.assert_array_equal(found, matrix(SCHEMA, given))
+    features = columns(50, 4)
+    (exported,) = session.run(["matrix"], tensors(features))
+    np.testing.assert_array_equal(exported, matrix(SCHEMA, features))
 
 
 def test_what_cannot_be_exported_is_named() -> None:

@@ -43,20 +43,20 @@ def write(saved: Path, to: Path, version: int, **more: Any) -> None:
 def test_an_ensemble_answers_as_the_saved_model_does(with_hash: bool, tmp_path: Path) -> None:
     saved = saved_model(tmp_path / "home", with_hash)
     write(saved, tmp_path / "repo", 7)
-    made = Repository(tmp_path / "repo")
-    assert sorted(p.name for p in made.folder.iterdir() if p.is_dir()) == ["clicks", "clicks.features", "clicks.model"]
-    assert made.versions("clicks.model") == made.versions("clicks.features") == [7]
-    features = read_config(made.folder / "clicks.features")
+    repo = Repository(tmp_path / "repo")
+    assert sorted(p.name for p in repo.folder.iterdir() if p.is_dir()) == ["clicks", "clicks.features", "clicks.model"]
+    assert repo.versions("clicks.model") == repo.versions("clicks.features") == [7]
+    features = read_config(repo.folder / "clicks.features")
     assert features.backend == ("python" if with_hash else "onnxruntime")
     if with_hash:
         assert "text is hashed (city)" in features.parameters["why Python"].string_value
     for batch in (rows(), rows().slice(3, 1), rows().slice(0, 2)):
-        (found,) = made.ask("clicks", request(batch)).values()
-        np.testing.assert_allclose(found[:, 0], predicted(saved, batch, with_hash), rtol=1e-5, atol=1e-7)
-    assert np.std(found) > 0
+        (answers,) = repo.ask("clicks", request(batch)).values()
+        np.testing.assert_allclose(answers[:, 0], predicted(saved, batch, with_hash), rtol=1e-5, atol=1e-7)
+    assert np.std(answers) > 0
     if with_hash:
         with pytest.raises(PbError, match="column 'tags': lengths must be 0 to"):
-            made.ask("clicks", request(batch) | {"tags.length": np.array([[1], [99]])})
+            repo.ask("clicks", request(batch) | {"tags.length": np.array([[1], [99]])})
 
 
 def test_what_configurations_say(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_what_configurations_say(tmp_path: Path) -> None:
     assert [(g.count, g.kind) for g in model.instance_group] == [(3, g.KIND_AUTO) for g in model.instance_group]
     assert model.version_policy.HasField("all")
     assert model.model_warmup[0].inputs["user"].zero_data
-    said = model.parameters["input.tags"].string_value
-    assert '"is_list": true' in said
-    assert '"vocabulary": "city"' in said
+    parameter = model.parameters["input.tags"].string_value
+    assert '"is_list": true' in parameter
+    assert '"vocabulary": "city"' in parameter
     ensemble = read_config(tmp_path / "repo" / "clicks")
     assert [(s.model_name, s.model_version) for s in ensemble.ensemble_scheduling.step] == [
         ("clicks.features", 7),
@@ -89,18 +89,18 @@ def test_versions_come_go_and_go_back(tmp_path: Path) -> None:
     batch = rows()
     for version in (3, 4, 5):
         write(saved[version], repo, version)
-        (found,) = Repository(repo).ask("clicks", request(batch)).values()
-        np.testing.assert_allclose(found[:, 0], predicted(saved[version], batch), rtol=1e-5, atol=1e-7)
+        (answers,) = Repository(repo).ask("clicks", request(batch)).values()
+        np.testing.assert_allclose(answers[:, 0], predicted(saved[version], batch), rtol=1e-5, atol=1e-7)
     assert Repository(repo).versions("clicks.model") == [4, 5]
     write(saved[4], repo, 4)  # back
-    (found,) = Repository(repo).ask("clicks", request(batch)).values()
-    np.testing.assert_allclose(found[:, 0], predicted(saved[4], batch), rtol=1e-5, atol=1e-7)
+    (answers,) = Repository(repo).ask("clicks", request(batch)).values()
+    np.testing.assert_allclose(answers[:, 0], predicted(saved[4], batch), rtol=1e-5, atol=1e-7)
     assert Repository(repo).versions("clicks.model") == [4, 5]
     with pytest.raises(UserError, match=r"clicks.model/4 is there with other files, and an ensemble names it"):
         write(saved[5], repo, 4)
     write(saved[3], repo, 5)  # which no ensemble names
-    (found,) = Repository(repo).ask("clicks", request(batch)).values()
-    np.testing.assert_allclose(found[:, 0], predicted(saved[3], batch), rtol=1e-5, atol=1e-7)
+    (answers,) = Repository(repo).ask("clicks", request(batch)).values()
+    np.testing.assert_allclose(answers[:, 0], predicted(saved[3], batch), rtol=1e-5, atol=1e-7)
     with pytest.raises(UserError, match=r"config.pbtxt is another one"):
         write(saved[3], repo, 6, batching=repository.Batching(max_rows=8))
     assert Repository(repo).versions("clicks.model") == [4, 5]
@@ -144,19 +144,19 @@ def test_a_server_that_polls_never_sees_a_part(kills: bool, tmp_path: Path) -> N
     The third version takes the first one away.
     """
     saved = {v: saved_model(tmp_path / "home", seed=v) for v in (3, 4, 5)}
-    whole: dict[tuple[str, int], dict[str, bytes]] = {}
+    expected: dict[tuple[str, int], dict[str, bytes]] = {}
     for version in saved:
         write(saved[version], tmp_path / "whole", version)
         for model in ("clicks.features", "clicks.model"):
-            whole[model, version] = files_of(tmp_path / "whole" / model / str(version))
-    assert whole["clicks.model", 3] != whole["clicks.model", 4]
+            expected[model, version] = files_of(tmp_path / "whole" / model / str(version))
+    assert expected["clicks.model", 3] != expected["clicks.model", 4]
 
     def seen(repo: Path) -> int | None:
         """The version that answers; None before there is one. What Triton would load is whole."""
         for model in filter(Path.is_dir, repo.iterdir()) if repo.is_dir() else ():
             read_config(model)  # each folder is a model
             for version in Repository(repo).versions(model.name) if model.name != "clicks" else ():
-                assert files_of(model / str(version)) == whole[model.name, version]
+                assert files_of(model / str(version)) == expected[model.name, version]
         if not (repo / "clicks").is_dir():
             return None
         steps = read_config(repo / "clicks").ensemble_scheduling.step
@@ -167,17 +167,17 @@ def test_a_server_that_polls_never_sees_a_part(kills: bool, tmp_path: Path) -> N
     for n in range(1, 400):
         repo = tmp_path / "repos" / str(n) / "repo"
         repo.parent.mkdir(parents=True)
-        made = []
-        for before, version in ((None, 3), (3, 4), (4, 5)):
+        calls = []
+        for previous, version in ((None, 3), (3, 4), (4, 5)):
             with faulty(n, kills) as fault, contextlib.suppress(OSError, UserError, Killed):
                 write(saved[version], repo, version)
-            made.append(fault.made)
-            assert seen(repo) in (before, version)
+            calls.append(fault.made)
+            assert seen(repo) in (previous, version)
             write(saved[version], repo, version)  # the rerun
             assert seen(repo) == version
             assert [p.name for p in repo.parent.iterdir()] == ["repo"]
         assert Repository(repo).versions("clicks.model") == [4, 5]
-        if max(made) < n:
+        if max(calls) < n:
             break
     assert 10 < n < 399
 
@@ -192,9 +192,9 @@ def test_trees_as_onnx_and_for_fil(tmp_path: Path) -> None:
     record = read_record(local(exported))
     assert (record.kind, record.tables, list(record.graphs)) == ("xgboost", None, ["model"])
     batch = rows()
-    made = workflow.transform_batch(batch)
-    wanted = load_predictor(local(saved), 1).predict(
-        {n: made.column(i).to_numpy() for i, n in enumerate(made.schema.names)}
+    features = workflow.transform_batch(batch)
+    expected = load_predictor(local(saved), 1).predict(
+        {n: features.column(i).to_numpy() for i, n in enumerate(features.schema.names)}
     )
     for trees, models in (
         ("onnx", ["clicks", "clicks.features", "clicks.model"]),
@@ -210,9 +210,9 @@ def test_trees_as_onnx_and_for_fil(tmp_path: Path) -> None:
             options=repository.Options(trees=trees),
         )
         assert sorted(p.name for p in repo.iterdir() if p.is_dir()) == models
-        (found,) = Repository(repo).ask("clicks", request(batch)).values()
-        np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-5, atol=1e-6)
-    assert np.std(wanted) > 0.05
+        (answers,) = Repository(repo).ask("clicks", request(batch)).values()
+        np.testing.assert_allclose(answers[:, 0], expected, rtol=1e-5, atol=1e-6)
+    assert np.std(expected) > 0.05
 
 
 def test_the_python_step_needs_neither_spark_nor_torch(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ def test_a_registered_model_by_the_command(tmp_path: Path) -> None:
     for _ in range(2):
         export_triton(ws, "clicks", "1", local(to / "repo"), "fp32", options, stage="baseline", version=5)
     assert [p.name for p in to.iterdir() if p.name.startswith(".")] == []
-    made = Repository(to / "repo")
-    assert made.versions("clicks.model") == [5]
-    (found,) = made.ask("clicks", request(batch)).values()
+    repo = Repository(to / "repo")
+    assert repo.versions("clicks.model") == [5]
+    (answers,) = repo.ask("clicks", request(batch)).values()
     columns = fitted().transform_batch(batch)
-    asked = {name: columns.column(i).to_numpy() for i, name in enumerate(columns.schema.names)}
-    np.testing.assert_allclose(found[:, 0], load_predictor(local(saved), 1).predict(asked), rtol=1e-5, atol=1e-6)
+    features = {name: columns.column(i).to_numpy() for i, name in enumerate(columns.schema.names)}
+    np.testing.assert_allclose(answers[:, 0], load_predictor(local(saved), 1).predict(features), rtol=1e-5, atol=1e-6)
     with pytest.raises(UserError, match="is no model repository"):
         export_triton(ws, "clicks", "1", local(to / "onnx"), "fp32", options, stage="baseline")
     stages = TwoStages("clicks", "3", local(tmp_path / "none"), "item", 5)

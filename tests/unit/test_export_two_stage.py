@@ -32,23 +32,23 @@ USERS = pa.RecordBatch.from_pydict(
 
 
 def request(exclude: list[list[str]] | None = None) -> dict[str, Any]:
-    asked: dict[str, Any] = support.request(USERS, ["user", "city", "age", "tags"])
+    inputs: dict[str, Any] = support.request(USERS, ["user", "city", "age", "tags"])
     if exclude is not None:
         width = max(map(len, exclude))
-        asked["exclude"] = np.array([[k.encode() for k in e] + [b""] * (width - len(e)) for e in exclude], object)
-    return asked
+        inputs["exclude"] = np.array([[k.encode() for k in e] + [b""] * (width - len(e)) for e in exclude], object)
+    return inputs
 
 
 def nearest(tables: dict[str, Any], codes: np.ndarray[Any, Any], k: int) -> tuple[Any, Any]:
     """Places among codes and scores of each user's best, by a loop."""
-    whole = {n: USERS.column(n) for n in USERS.schema.names} | {"item": pa.nulls(USERS.num_rows, pa.string())}
-    users = support.fitted().transform_batch(pa.RecordBatch.from_pydict(whole), only=["user", "city"])
+    rows = {n: USERS.column(n) for n in USERS.schema.names} | {"item": pa.nulls(USERS.num_rows, pa.string())}
+    users = support.fitted().transform_batch(pa.RecordBatch.from_pydict(rows), only=["user", "city"])
     places, scores = [], []
     for user, city in zip(users.column("user").to_numpy(), users.column("city").to_numpy(), strict=True):
-        made = tables["item"][codes] @ (tables["user"][user] + tables["city"][city])
-        best = sorted(range(len(codes)), key=lambda i: (-made[i], i))[:k]
+        products = tables["item"][codes] @ (tables["user"][user] + tables["city"][city])
+        best = sorted(range(len(codes)), key=lambda i: (-products[i], i))[:k]
         places.append(best)
-        scores.append(made[best])
+        scores.append(products[best])
     return np.array(places), np.array(scores)
 
 
@@ -60,21 +60,21 @@ def test_retrieval_gives_the_nearest_items(index: str, tmp_path: Path) -> None:
     repository.write_repository(
         local(exported), local(saved), local(tmp_path / "repo"), name="near", version=2, options=options
     )
-    made = Repository(tmp_path / "repo")
+    repo = Repository(tmp_path / "repo")
     assert {"near.query.features", "near.query", "near.index", "near.retrieve"} <= {
-        p.name for p in made.folder.iterdir()
+        p.name for p in repo.folder.iterdir()
     }
-    asked = {n: x for n, x in request().items() if n.partition(".")[0] in ("user", "city")}
-    found = made.ask("near.retrieve", asked)
+    inputs = {n: x for n, x in request().items() if n.partition(".")[0] in ("user", "city")}
+    answers = repo.ask("near.retrieve", inputs)
     codes = np.arange(2, 2 + len(support.ITEMS))
     places, scores = nearest(tables, codes, options.candidates)
     width = places.shape[1]
-    wanted = [[support.ITEMS[i].encode() for i in row] for row in places]
-    assert found["item"][:, :width].tolist() == wanted
-    np.testing.assert_allclose(found["item_score"][:, :width], scores, rtol=1e-5)
-    assert (found["item_row"][:, width:] == -1).all()
-    assert (found["item"][:, width:] == b"").all()
-    assert np.isneginf(found["item_score"][:, width:]).all()
+    expected = [[support.ITEMS[i].encode() for i in row] for row in places]
+    assert answers["item"][:, :width].tolist() == expected
+    np.testing.assert_allclose(answers["item_score"][:, :width], scores, rtol=1e-5)
+    assert (answers["item_row"][:, width:] == -1).all()
+    assert (answers["item"][:, width:] == b"").all()
+    assert np.isneginf(answers["item_score"][:, width:]).all()
 
 
 @pytest.mark.parametrize("items_from_codes", [True, False], ids=["codes", "graph"])
@@ -97,17 +97,17 @@ def test_two_stages_are_the_ranking_of_the_nearest_without_the_excluded(items_fr
     codes = np.array([support.ITEMS.index(k) + 2 if k in support.ITEMS else 1 for k in keys])
     known = np.flatnonzero(codes > 1) if items_from_codes else np.arange(len(keys))
     places, _ = nearest(tables, codes[known], FOUND)
-    made = Repository(tmp_path / "repo")
+    repo = Repository(tmp_path / "repo")
     exclude = [
         [keys[known[places[0][0]]], keys[known[places[0][3]]], "unknown"],
         [],
         [],
         [keys[i] for i in known[places[3]]],
     ]
-    found = made.ask("clicks.two_stage", request(exclude))
+    answers = repo.ask("clicks.two_stage", request(exclude))
     for row in range(USERS.num_rows):
         left = [keys[i] for i in known[places[row]] if keys[i] not in exclude[row]]
-        assert list(found["listed_item"][row, min(len(left), LISTED) :]) == [b""] * (LISTED - min(len(left), LISTED))
+        assert list(answers["listed_item"][row, min(len(left), LISTED) :]) == [b""] * (LISTED - min(len(left), LISTED))
         if not left:
             continue
         pairs = pa.RecordBatch.from_pydict(
@@ -116,20 +116,20 @@ def test_two_stages_are_the_ranking_of_the_nearest_without_the_excluded(items_fr
         )
         scores = support.predicted(ranker, pairs)
         best = sorted(range(len(left)), key=lambda i: (-scores[i], keys.index(left[i])))[:LISTED]
-        assert [k.decode() for k in found["listed_item"][row][: len(best)]] == [left[i] for i in best]
-        np.testing.assert_allclose(found["listed_score"][row][: len(best)], scores[best], rtol=1e-5)
+        assert [k.decode() for k in answers["listed_item"][row][: len(best)]] == [left[i] for i in best]
+        np.testing.assert_allclose(answers["listed_score"][row][: len(best)], scores[best], rtol=1e-5)
     # Nobody has anything left, and the whole request is answered all the same.
-    nothing = made.ask("clicks.two_stage", request([keys] * USERS.num_rows))
-    assert (nothing["listed_item"] == b"").all()
+    all_excluded = repo.ask("clicks.two_stage", request([keys] * USERS.num_rows))
+    assert (all_excluded["listed_item"] == b"").all()
     with pytest.raises(PbError, match="different numbers of users"):
-        made.ask("clicks.two_stage", request([[], [], [], ["x"]]) | {"exclude": np.array([[b"x"]], object)})
+        repo.ask("clicks.two_stage", request([[], [], [], ["x"]]) | {"exclude": np.array([[b"x"]], object)})
     assert read_config(tmp_path / "repo" / "clicks.two_stage").max_batch_size == 0
-    assert "clicks" in {p.name for p in made.folder.iterdir()}  # pairs are answered as they are
+    assert "clicks" in {p.name for p in repo.folder.iterdir()}  # pairs are answered as they are
 
 
 def test_catalogues_that_do_not_fit_are_named(tmp_path: Path) -> None:
     file = tmp_path / "items.parquet"
-    for table, said in (
+    for table, message in (
         (None, "cannot be read as Parquet"),
         (pa.table({"id": ["a"]}), r"no column 'item' \(there are: id\)"),
         (pa.table({"item": ["a", "a"]}), "must name each item once"),
@@ -138,18 +138,18 @@ def test_catalogues_that_do_not_fit_are_named(tmp_path: Path) -> None:
         file.write_bytes(b"PAR1")
         if table is not None:
             pq.write_table(table, file)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             two_stage.Catalogue.read(local(file), "item")
     saved, _ = support.retrieval_model(tmp_path / "home", items_from_codes=True)
     ranker = support.saved_model(tmp_path / "home")
     near = two_stage.ExportedModel(local(tmp_path / "home" / "export-retrieval"), local(saved), "near")
     rank = two_stage.ExportedModel(local(tmp_path / "home" / "export-3"), local(ranker), "clicks")
-    for first, columns, said in (
+    for first, columns, message in (
         (near, {"item": ["nobody knows"]}, "knows no item of the catalogue"),
         (near, {"id": ["a"]}, "has no column 'item', of which 'near'"),
         (rank, {"item": ["item 1"]}, r"'clicks' \(deepfm\) is in no retrieval form"),
     ):
         catalogue = two_stage.Catalogue(pa.table(columns), next(iter(columns)))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             two_stage.write_two_stage(first, rank, catalogue, local(tmp_path / "repo"), version=1, list_length=2)
     assert not (tmp_path / "repo").exists()

@@ -100,7 +100,7 @@ DAY = "2026-01-05"
 
 
 @pytest.mark.parametrize(
-    ("change", "ds", "facts", "found"),
+    ("change", "ds", "facts", "is_base"),
     [
         ({}, "2026-01-06", {}, True),
         ({}, "2026-01-07", {}, False),  # not yesterday's
@@ -112,7 +112,7 @@ DAY = "2026-01-05"
     ],
 )
 def test_which_day_is_built_upon(
-    tmp_path: Path, change: dict[str, Any], ds: str, facts: dict[str, Any], found: bool
+    tmp_path: Path, change: dict[str, Any], ds: str, facts: dict[str, Any], is_base: bool
 ) -> None:
     stage, ws, then = BuildFeatures(), Workspace(tmp_path), clicks({"rebase_days": 7})
     now = clicks(**{"append": {"rebase_days": 7}, **change})
@@ -127,7 +127,9 @@ def test_which_day_is_built_upon(
         facts={"append": {"version": stage.version, "learned": DAY} | facts},
     ).save(ws.manifest("clicks", DAY, "features"))
     base = base_input(Context(now, ws, ds), stage.spec_part(now), stage.version)
-    assert (base is not None and (base.kind, base.name, base.version) == ("dataset", "datasets/clicks/k", "k")) == found
+    assert (
+        base is not None and (base.kind, base.name, base.version) == ("dataset", "datasets/clicks/k", "k")
+    ) == is_base
     plain = clicks(None)
     assert base_input(Context(plain, ws, ds), stage.spec_part(plain), stage.version) is None
 
@@ -155,20 +157,20 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(os, "link", refused)
     plan = AppendPlan(BaseDataset(local(old), DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
     rule = TimeRule("t", *(day_number(f"2026-01-{d:02d}") for d in (4, 6, 7, 7)))
-    found = link_kept(plan, local(new), rule)
-    assert {f.name for f in found.files} == {
+    linked = link_kept(plan, local(new), rule)
+    assert {f.name for f in linked.files} == {
         "train/day-2026-01-04-part-00000-000.parquet",
         "train/day-2026-01-05-part-00000-000.parquet",
         "valid/day-2026-01-06-part-00000-000.parquet",
         "test/day-2026-01-07-part-00000-000.parquet",
     }
-    for file in found.files:
+    for file in linked.files:
         day = file.name.split("day-")[1][:10]
         assert (new / file.name).read_text() == day
         assert ((new / file.name).stat().st_ino == (old / days[day].files[0].name).stat().st_ino) == links
-    one = {"a": ColumnCounts(2, 0, 3)}
-    assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": one, "test": one}
-    both = merge(found, WrittenDataset([DatasetFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
+    counts = {"a": ColumnCounts(2, 0, 3)}
+    assert linked.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": counts, "test": counts}
+    both = merge(linked, WrittenDataset([DatasetFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
     assert both.counts["valid"]["a"] == ColumnCounts(3, 0, 3)
-    assert found.counts["valid"]["a"] == ColumnCounts(2, 0, 3)
+    assert linked.counts["valid"]["a"] == ColumnCounts(2, 0, 3)
     assert [f.name for f in both.files] == sorted(f.name for f in both.files)

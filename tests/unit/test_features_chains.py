@@ -156,10 +156,10 @@ def test_the_operator_that_the_page_shows_works() -> None:
     exec(code, names)
     halve = names["Halve"]()
     types = halve.types({"x": ValueType("int")})
-    made = halve.arrow(
+    arrays = halve.arrow(
         {"x": pa.array([3, None])}, base.ArrowOpContext({"x": ValueType("int")}, {}, lambda v: Lookup(v))
     )
-    assert (types["x"], made["x"].to_pylist()) == (ValueType("double"), [1.5, None])
+    assert (types["x"], arrays["x"].to_pylist()) == (ValueType("double"), [1.5, None])
 
 
 def test_the_package_is_cheap_to_import() -> None:
@@ -183,7 +183,7 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("chains", "said"),
+    ("chains", "parts"),
     [
         ([chain("price"), chain("price", "log")], ["workflow[1]", "'price' is already a feature", "rename"]),
         ([chain("price price")], ["names 'price' twice"]),
@@ -236,10 +236,10 @@ else:
         ),
     ],
 )
-def test_refused_when_built(chains: list[dict[str, Any]], said: list[str]) -> None:
+def test_refused_when_built(chains: list[dict[str, Any]], parts: list[str]) -> None:
     with pytest.raises(UserError) as e:
         bound(*chains)
-    for part in said:
+    for part in parts:
         assert part in str(e.value)
 
 
@@ -285,12 +285,12 @@ def test_an_indicator_is_left_alone_by_later_operators(tmp_path: Path) -> None:
     w = bound(chain("price age", {"fill_missing": {"value": 2, "indicator": True}}, {"clip": {"min": 5}}))
     fitted = FittedWorkflow(w, [[{}, {}]], {})
     rows = pa.RecordBatch.from_pydict({"price": pa.array([None, 7.0]), "age": pa.array([9, None], pa.int32())})
-    wanted = {"price": [5.0, 7.0], "age": [9.0, 5.0], "price_missing": [1.0, 0.0], "age_missing": [0.0, 1.0]}
-    assert fitted.transform_batch(rows).to_pydict() == wanted
+    expected = {"price": [5.0, 7.0], "age": [9.0, 5.0], "price_missing": [1.0, 0.0], "age_missing": [0.0, 1.0]}
+    assert fitted.transform_batch(rows).to_pydict() == expected
     fitted.save(local(tmp_path))
     again = FittedWorkflow.load(local(tmp_path))
     assert again.schema == fitted.schema
-    assert again.transform_batch(rows).to_pydict() == wanted
+    assert again.transform_batch(rows).to_pydict() == expected
     saved = json.loads((tmp_path / "workflow.json").read_text())
     assert saved["dataset_schema"]["features"][2]["sources"] == ["price"]
 
@@ -299,9 +299,9 @@ def test_only_wanted_features_are_computed() -> None:
     w = bound(chain("price"), chain("user age", {"hashed_cross": {"buckets": 9}}))
     fitted = FittedWorkflow(w, [[], [{}]], {})
     rows = pa.RecordBatch.from_pydict({"user": pa.array([1, 2]), "age": pa.array([3, None], pa.int32())})
-    made = fitted.transform_batch(rows, only={"user_X_age"})
-    assert made.schema.names == ["user_X_age"]
-    assert made.column(0).to_pylist()[1] == 0
+    features = fitted.transform_batch(rows, only={"user_X_age"})
+    assert features.schema.names == ["user_X_age"]
+    assert features.column(0).to_pylist()[1] == 0
     with pytest.raises(UserError, match="'price'"):
         fitted.transform_batch(rows)
 
@@ -318,11 +318,11 @@ def test_a_cross_does_not_depend_on_how_rows_come_in_batches() -> None:
             "likes": pa.array([["a", None, "a"][: i % 4] for i in range(n)], pa.list_(pa.string())),
         }
     )
-    whole = fitted.transform_batch(rows)
+    crossed = fitted.transform_batch(rows)
     for start in range(0, n, 7):
-        assert fitted.transform_batch(rows.slice(start, 7)).equals(whole.slice(start, 7))
+        assert fitted.transform_batch(rows.slice(start, 7)).equals(crossed.slice(start, 7))
     assert fitted.transform_batch(rows.slice(0, 0)).num_rows == 0
-    assert len(set(whole.column(0).to_pylist())) > 30
+    assert len(set(crossed.column(0).to_pylist())) > 30
 
 
 def test_types_that_reduce_dtype_gives() -> None:
@@ -418,9 +418,9 @@ def test_names_cannot_break_a_drawing() -> None:
 
 def test_explain_on_the_command_line() -> None:
     run = CliRunner().invoke
-    shown = run(app, ["features", "explain", "clicks"])
-    assert shown.exit_code == 0
-    assert "vocabulary item_id; tags item, id" in shown.output
+    result = run(app, ["features", "explain", "clicks"])
+    assert result.exit_code == 0
+    assert "vocabulary item_id; tags item, id" in result.output
     assert run(app, ["features", "explain", "clicks", "--format", "mermaid"]).output.startswith("---\ntitle")
     assert run(app, ["features", "explain", "clicks", "--format", "dot"]).output.startswith("digraph")
     wrong = run(app, ["features", "explain", "clicks", "--set", "features.workflow=[{columns: [hours]}]"])

@@ -27,15 +27,15 @@ TYPES = {"text": pa.string(), "small": pa.int32(), "large": pa.int64()}
 pytestmark = pytest.mark.skipif(native.library() is None, reason="make native")
 
 
-def values(draw: st.DrawFn, of: st.SearchStrategy[Any], rows: int, nulls: float) -> list[Any]:
+def values(draw: st.DrawFn, elements: st.SearchStrategy[Any], rows: int, nulls: float) -> list[Any]:
     """Values that repeat, in runs and in turns, and nulls among them."""
-    few = draw(st.lists(of, min_size=1, max_size=draw(st.sampled_from([1, 3, 40, 300]))))
+    few = draw(st.lists(elements, min_size=1, max_size=draw(st.sampled_from([1, 3, 40, 300]))))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     picked = rng.integers(0, len(few), rows)
     if draw(st.booleans()):
         picked.sort()
-    gone = rng.random(rows) < nulls
-    return [None if none else few[i] for i, none in zip(picked.tolist(), gone.tolist(), strict=True)]
+    is_null = rng.random(rows) < nulls
+    return [None if none else few[i] for i, none in zip(picked.tolist(), is_null.tolist(), strict=True)]
 
 
 @st.composite
@@ -76,16 +76,16 @@ def test_as_arrow_reads_them(tmp_path: Path, table: pa.Table, data: st.DataObjec
     )
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
-        wanted = file.read_row_group(group)
-        found = read(path, group)
+        expected = file.read_row_group(group)
+        columns = read(path, group)
         # Integers that follow their dictionary as they are, are Arrow's.
-        assert "text" in found
-        assert full == 64 or set(found) == set(TYPES)
-        for name, column in found.items():
-            assert column.dictionary_decode().to_pylist() == wanted.column(name).to_pylist()
+        assert "text" in columns
+        assert full == 64 or set(columns) == set(TYPES)
+        for name, column in columns.items():
+            assert column.dictionary_decode().to_pylist() == expected.column(name).to_pylist()
             assert not column.indices.null_count
             assert len(column.dictionary.unique()) == len(column.dictionary)
-            assert column.dictionary.null_count == bool(wanted.column(name).null_count)
+            assert column.dictionary.null_count == bool(expected.column(name).null_count)
             column.validate(full=True)
 
 
@@ -121,11 +121,11 @@ def test_damaged_bytes_are_read_as_something_or_left(tmp_path: Path, data: st.Da
     )
     compression = data.draw(st.sampled_from(["snappy", "none"]))
     pq.write_table(table, path, compression=compression, data_page_size=500, dictionary_pagesize_limit=200)
-    whole = bytearray(path.read_bytes())
-    end = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    content = bytearray(path.read_bytes())
+    end = len(content) - int.from_bytes(content[-8:-4], "little") - 8
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(4, end - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(whole)
+        content[data.draw(st.integers(4, end - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
     for column in read(path, 0).values():
         assert len(column) == 2_000
         # Texts of damaged bytes need not be UTF-8; Arrow does not look at them either.
@@ -143,10 +143,10 @@ def test_a_field_of_a_struct_is_no_column(tmp_path: Path) -> None:
 
 
 def varint(n: int) -> bytes:
-    found = b""
+    encoded = b""
     while n > 0x7F:
-        found, n = found + bytes([n & 0x7F | 0x80]), n >> 7
-    return found + bytes([n])
+        encoded, n = encoded + bytes([n & 0x7F | 0x80]), n >> 7
+    return encoded + bytes([n])
 
 
 @pytest.mark.parametrize(
@@ -210,22 +210,22 @@ def test_row_groups_are_the_same_without_the_library(
     pq.write_table(table, path, row_group_size=2_000)
     monkeypatch.setattr(decode, "_DECODED_BYTES", rows_a_part * 7 * decode._CELL_BYTES)
     file, layout = LakeFile(local(path), path.stat().st_size), RowGroupLayout(types)
-    found = []
+    contents = []
     for library in (native.library(), None):
         with monkeypatch.context() as patch:
             patch.setattr(native, "library", lambda library=library: library)
-            made, _ = row_groups(file, local(tmp_path / str(library is None)), layout)
+            groups, _ = row_groups(file, local(tmp_path / str(library is None)), layout)
         # Numbers of a dictionary's values have fewer bytes than a cell, so with them a part has more rows.
-        assert len(made) == 2 if rows_a_part > n else 2 < len(made) <= 6
-        whole = {c: [v for g in made for v in g.column(c).decode().to_pylist()] for c in types}
-        found.append(whole | {"h": [h for g in made for h in g.hashes.tolist()]})
-        for part in made:
+        assert len(groups) == 2 if rows_a_part > n else 2 < len(groups) <= 6
+        cells = {c: [v for g in groups for v in g.column(c).decode().to_pylist()] for c in types}
+        contents.append(cells | {"h": [h for g in groups for h in g.hashes.tolist()]})
+        for part in groups:
             for name in ("text", "number"):
                 column = part.column(name)
                 assert column.indices is not None
                 assert len(column.values) <= 8 * part.rows
-    assert found[0] == found[1]
-    assert found[0]["text"] == table.column("text").to_pylist()
+    assert contents[0] == contents[1]
+    assert contents[0]["text"] == table.column("text").to_pylist()
 
 
 def test_long_texts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +246,9 @@ def test_long_texts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(decode, "_DECODED_BYTES", size // 4)
     text = declared(TableColumn(name="t", type="string"))
     layout = RowGroupLayout({"long": text, "short": text})
-    made, _ = row_groups(LakeFile(local(path), path.stat().st_size), local(tmp_path / "home"), layout)
-    assert len(made) >= 4
+    groups, _ = row_groups(LakeFile(local(path), path.stat().st_size), local(tmp_path / "home"), layout)
+    assert len(groups) >= 4
     for name in ("long", "short"):
-        assert [v for g in made for v in g.column(name).decode().to_pylist()] == table.column(name).to_pylist()
-        assert all(g.column(name).distinct for g in made)
-    assert all(sum(len(v or "") for v in g.column("long").values.to_pylist()) <= size // 2 for g in made)
+        assert [v for g in groups for v in g.column(name).decode().to_pylist()] == table.column(name).to_pylist()
+        assert all(g.column(name).distinct for g in groups)
+    assert all(sum(len(v or "") for v in g.column("long").values.to_pylist()) <= size // 2 for g in groups)

@@ -38,9 +38,11 @@ def test_scatter(built: bool, width: type | None, dtype: type) -> None:
     out = np.full(400, 7, dtype)
     kernels.scatter(values, index, places, out)
     for place in range(400):
-        found = np.flatnonzero(places == place)
-        at = found[0] if len(found) else -1
-        assert out[place] == (7 if at < 0 else values[at] if index is None else values[index[at]])
+        matches = np.flatnonzero(places == place)
+        index_of_value = matches[0] if len(matches) else -1
+        assert out[place] == (
+            7 if index_of_value < 0 else values[index_of_value] if index is None else values[index[index_of_value]]
+        )
 
 
 @BOTH
@@ -48,9 +50,9 @@ def test_scatter(built: bool, width: type | None, dtype: type) -> None:
 def test_take(built: bool, dtype: type) -> None:
     rng = np.random.default_rng(2)
     values, rows = rng.integers(0, 250, 90).astype(dtype), rng.integers(0, 90, 300).astype(np.int32)
-    found = kernels.take(values, rows)
-    assert found.dtype == dtype
-    assert found.tolist() == [values[row] for row in rows]
+    taken = kernels.take(values, rows)
+    assert taken.dtype == dtype
+    assert taken.tolist() == [values[row] for row in rows]
 
 
 @BOTH
@@ -70,11 +72,11 @@ def test_row_order(built: bool, data: st.DataObject) -> None:
     rows, sorted_, edges = kernels.row_order(hashes, part, parts if part is not None else 1)
     count = 1 if part is None else parts
     keys = [(0 if part is None else int(part[i]), int(hashes[i]), i) for i in range(n)]
-    wanted = sorted(key for key in keys if key[0] < count)
+    expected = sorted(key for key in keys if key[0] < count)
     assert rows.dtype == np.int32
-    assert rows.tolist() == [i for _, _, i in wanted]
-    assert sorted_.tolist() == [h for _, h, _ in wanted]
-    sizes = np.bincount([p for p, _, _ in wanted], minlength=count)
+    assert rows.tolist() == [i for _, _, i in expected]
+    assert sorted_.tolist() == [h for _, h, _ in expected]
+    sizes = np.bincount([p for p, _, _ in expected], minlength=count)
     assert edges.tolist() == [0, *np.cumsum(sizes).tolist()]
 
 
@@ -87,14 +89,16 @@ def test_counts_and_widths(built: bool, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(given_) - 1))
     repeated = given_ * data.draw(st.sampled_from([1, 40]))
     index = pa.array(repeated, pa.int32()).slice(start)
-    wanted = np.array([size - 1 if v is None else v for v in repeated[start:]])
-    found = kernels.narrow(index, size - 1, size)
-    assert found.dtype == (np.uint8 if size <= 256 else np.uint16 if size <= 65_536 else np.int32)
-    assert found.tolist() == wanted.tolist()
-    mask = np.array([data.draw(st.booleans()) for _ in range(min(8, len(wanted)))] + [True] * max(0, len(wanted) - 8))
+    expected = np.array([size - 1 if v is None else v for v in repeated[start:]])
+    narrowed = kernels.narrow(index, size - 1, size)
+    assert narrowed.dtype == (np.uint8 if size <= 256 else np.uint16 if size <= 65_536 else np.int32)
+    assert narrowed.tolist() == expected.tolist()
+    mask = np.array(
+        [data.draw(st.booleans()) for _ in range(min(8, len(expected)))] + [True] * max(0, len(expected) - 8)
+    )
     for chosen in (None, mask):
-        picked = wanted if chosen is None else wanted[chosen]
-        assert kernels.count(found, chosen, size).tolist() == np.bincount(picked, minlength=size).tolist()
+        picked = expected if chosen is None else expected[chosen]
+        assert kernels.count(narrowed, chosen, size).tolist() == np.bincount(picked, minlength=size).tolist()
 
 
 @BOTH
@@ -106,21 +110,21 @@ def test_counts_and_widths(built: bool, data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=80)
 def test_integers_are_numbered_as_arrow_does(built: bool, values: list[int | None], start: int, wide: bool) -> None:
     array = pa.array(values, pa.int64() if wide else pa.int32()).slice(min(start, len(values) - 1))
-    found, wanted = kernels.dictionary_encode(array), array.dictionary_encode(null_encoding="encode")
-    found.validate(full=True)
-    assert found.dictionary.equals(wanted.dictionary)
-    assert found.indices.to_pylist() == wanted.indices.to_pylist()
-    assert found.indices.type == (pa.uint8() if len(wanted.dictionary) <= 256 else pa.uint16())
+    encoded, expected = kernels.dictionary_encode(array), array.dictionary_encode(null_encoding="encode")
+    encoded.validate(full=True)
+    assert encoded.dictionary.equals(expected.dictionary)
+    assert encoded.indices.to_pylist() == expected.indices.to_pylist()
+    assert encoded.indices.type == (pa.uint8() if len(expected.dictionary) <= 256 else pa.uint16())
 
 
 @given(values=st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), max_size=30), start=st.integers(0, 30))
 @settings(deadline=None, max_examples=80)
 def test_a_part_of_a_dictionary_column_keeps_the_values_that_it_has(values: list[str | None], start: int) -> None:
     part = pa.array(values, pa.string()).dictionary_encode().slice(min(start, len(values)))
-    found = kernels.used(part)
-    found.validate(full=True)
-    assert found.to_pylist() == part.to_pylist()
-    assert sorted(found.dictionary.to_pylist()) == sorted({v for v in part.to_pylist() if v is not None})
+    used_part = kernels.used(part)
+    used_part.validate(full=True)
+    assert used_part.to_pylist() == part.to_pylist()
+    assert sorted(used_part.dictionary.to_pylist()) == sorted({v for v in part.to_pylist() if v is not None})
 
 
 @given(
@@ -148,11 +152,11 @@ def test_texts_are_counted_by_any_number_of_rounds_and_parts(
             sums[text] += rows
             first[text] = min(day, first.get(text, day))
         # A slice, as parts are that were cut from a longer column.
-        whole = [("not of it", 100, -9), *part]
+        longer = [("not of it", 100, -9), *part]
         columns = (
-            pa.array([t for t, _, _ in whole], pa.string()),
-            pa.array([r for _, r, _ in whole], pa.int64()),
-            pa.array([d for _, _, d in whole], pa.int64()),
+            pa.array([t for t, _, _ in longer], pa.string()),
+            pa.array([r for _, r, _ in longer], pa.int64()),
+            pa.array([d for _, _, d in longer], pa.int64()),
         )
         arrays.append(tuple(c.slice(1) for c in columns))
     with pytest.MonkeyPatch.context() as patch:
@@ -160,13 +164,13 @@ def test_texts_are_counted_by_any_number_of_rounds_and_parts(
         by_rounds = kernels.counted_texts(arrays, least)
         tables = [pa.table(dict(zip(("key", "rows", "day"), columns, strict=True))) for columns in arrays]
         by_parts = counted([in_parts(table, few) for table in tables], least)
-    wanted = {t: (n, first[t]) for t, n in sums.items() if n >= least}
-    for found in (by_rounds, by_parts):
-        assert found is not None
-        found.validate(full=True)
-        got = {r["key"]: (r["rows"], r["day"]) for r in found.to_pylist()}
-        assert got == wanted
-        assert found.num_rows == len(wanted)
+    expected = {t: (n, first[t]) for t, n in sums.items() if n >= least}
+    for counts in (by_rounds, by_parts):
+        assert counts is not None
+        counts.validate(full=True)
+        got = {r["key"]: (r["rows"], r["day"]) for r in counts.to_pylist()}
+        assert got == expected
+        assert counts.num_rows == len(expected)
 
 
 def test_many_texts_are_counted() -> None:
@@ -178,8 +182,8 @@ def test_many_texts_are_counted() -> None:
     for frame in frames:
         table = pa.Table.from_pandas(frame, preserve_index=False)
         parts.append(tuple(table.column(c).combine_chunks() for c in ("key", "rows", "day")))
-    found = kernels.counted_texts(parts, 3)
-    assert found is not None
-    whole = pd.concat(frames).groupby("key").agg({"rows": "sum", "day": "min"})
-    wanted = whole[whole["rows"] >= 3].sort_index()
-    pd.testing.assert_frame_equal(found.to_pandas().set_index("key").sort_index(), wanted)
+    counts = kernels.counted_texts(parts, 3)
+    assert counts is not None
+    sums = pd.concat(frames).groupby("key").agg({"rows": "sum", "day": "min"})
+    expected = sums[sums["rows"] >= 3].sort_index()
+    pd.testing.assert_frame_equal(counts.to_pandas().set_index("key").sort_index(), expected)

@@ -1,4 +1,4 @@
-"""What the driver holds of vocabularies and tables by key that go through Spark: within `spark.driver_python_mib`."""
+"""Memory of the driver for vocabularies and tables by key that go through Spark: within `spark.driver_python_mib`."""
 
 from __future__ import annotations
 

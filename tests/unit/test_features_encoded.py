@@ -85,8 +85,10 @@ class Codes:
     def update(self, counts: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         out = {}
         for name in rules:
-            mine = [r for r in counts.to_pylist() if r["name"] == name]
-            values = [r["value"] for r in sorted(mine, key=lambda r: (r["day"], -r["count"], r["value"].encode()))]
+            counts_of_name = [r for r in counts.to_pylist() if r["name"] == name]
+            values = [
+                r["value"] for r in sorted(counts_of_name, key=lambda r: (r["day"], -r["count"], r["value"].encode()))
+            ]
             codes = pa.array(range(2, len(values) + 2), pa.int64())
             out[name] = pa.table({"value": pa.array(values, pa.string()), "code": codes})
         return out
@@ -96,12 +98,12 @@ def make(rows: int, seed: int) -> pd.DataFrame:
     """Rows of days 0..4, whatever can be odd in them."""
     rng = np.random.default_rng(seed)
     pick = rng.random
-    at = datetime(2026, 1, 1, tzinfo=UTC)
+    first_moment = datetime(2026, 1, 1, tzinfo=UTC)
     return pd.DataFrame(
         {
             "id": np.arange(rows),
             "y": rng.integers(0, 2, rows),
-            "t": [at + timedelta(seconds=int(s)) for s in rng.integers(0, 5 * 86_400, rows)],
+            "t": [first_moment + timedelta(seconds=int(s)) for s in rng.integers(0, 5 * 86_400, rows)],
             "user": pd.Series([None if p < 0.1 else 2**53 + int(p * 30) for p in pick(rows)], dtype=object),
             "a.b": [None if p < 0.1 else "" if p < 0.2 else f"ü{int(p * 12)}" for p in pick(rows)],
             "flag": pd.Series([None if p < 0.1 else bool(p < 0.6) for p in pick(rows)], dtype=object),
@@ -176,7 +178,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def codes(train: pd.DataFrame, rows: pd.Series, column: str, least: int) -> list[Any]:
-    """By (first day, frequency, value), counted by pandas."""
+    """Return codes in the order of (first day, frequency, value), counted by pandas."""
     cells = pd.DataFrame({"v": train[column], "day": [t.date() for t in train["t"]]}).explode("v").dropna(subset=["v"])
     cells["v"] = [str(v).lower() if isinstance(v, bool) else str(v) for v in cells["v"]]
     counted = cells.groupby("v")["day"].agg(["min", "size"])
@@ -204,27 +206,27 @@ def test_a_day_of_files_is_what_pandas_makes_of_the_rows(tmp_path: Path) -> None
     assert (counts.null_labels, counts.bad_labels) == (0, 0)
     train = parts["train"]
     for split, part in parts.items():
-        found = read(tmp_path / "out", split).loc[part["id"]]
+        dataset = read(tmp_path / "out", split).loc[part["id"]]
         for column in ("user", "a.b", "flag"):
-            assert found[column].tolist() == codes(train, part[column], column, 2), column
+            assert dataset[column].tolist() == codes(train, part[column], column, 2), column
         tags = codes(train, part["tags"], "tags", 1)
         for k in range(2):
-            assert found[f"tags__{k}"].tolist() == [v[k] if len(v) > k else 0 for v in tags]
+            assert dataset[f"tags__{k}"].tolist() == [v[k] if len(v) > k else 0 for v in tags]
         for column in ("n", "x"):
 
             def chain(frame: pd.DataFrame, column: str = column) -> Any:
                 return np.log1p(pd.to_numeric(frame[column]).astype(float).fillna(0.0).clip(0, 50))
 
             expected = (chain(part) - chain(train).mean()) / chain(train).std()
-            np.testing.assert_allclose(found[column], expected.to_numpy(np.float32), rtol=2e-6, atol=2e-6)
-        assert found["y"].tolist() == part["y"].tolist()
-        assert found["a.b__carried"].where(found["a.b__carried"].notna(), None).tolist() == part["a.b"].tolist()
-        mine = written.counts[split]
-        assert mine["x"].missing == part["x"].isna().sum()
-        assert mine["n"].missing == part["n"].isna().sum()
-        assert mine["tags"].missing == sum(not v for v in part["tags"])
-        assert mine["a.b"].oov == (found["a.b"] == 1).sum()
-        assert mine["a.b"].coded == (found["a.b"] != 0).sum()
+            np.testing.assert_allclose(dataset[column], expected.to_numpy(np.float32), rtol=2e-6, atol=2e-6)
+        assert dataset["y"].tolist() == part["y"].tolist()
+        assert dataset["a.b__carried"].where(dataset["a.b__carried"].notna(), None).tolist() == part["a.b"].tolist()
+        column_counts = written.counts[split]
+        assert column_counts["x"].missing == part["x"].isna().sum()
+        assert column_counts["n"].missing == part["n"].isna().sum()
+        assert column_counts["tags"].missing == sum(not v for v in part["tags"])
+        assert column_counts["a.b"].oov == (dataset["a.b"] == 1).sum()
+        assert column_counts["a.b"].coded == (dataset["a.b"] != 0).sum()
     # Beside every row what the serving transform makes of it, bit for bit.
     raw = {n: pa.array(list(events[n]), TYPES[n].arrow) for n in fitted.input_columns}
     served = fitted.transform_batch(pa.RecordBatch.from_pydict(raw)).to_pandas()
@@ -310,12 +312,12 @@ def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, boo
     day = np.array([d for _, _, d in rows], np.int64)
     identity = np.arange(len(rows)) << 20
     label = pa.array([1.0] * len(rows))
-    of = TrainRows(train, label, identity, day)
+    train_rows = TrainRows(train, label, identity, day)
     types = {"c": ValueType("bigint")}
     for statistic in STATISTICS:
-        found = aggregate(statistic, cells, types, of)
-        expected = aggregate_batch(statistic, {"c": column.filter(pa.array(train))}, types, of.rows)
-        assert canonical(found).equals(canonical(expected)), statistic
+        statistics = aggregate(statistic, cells, types, train_rows)
+        expected = aggregate_batch(statistic, {"c": column.filter(pa.array(train))}, types, train_rows.rows)
+        assert canonical(statistics).equals(canonical(expected)), statistic
 
 
 def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,9 +326,9 @@ def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.M
     mapped, kinds = module.mapped, []
 
     def noted(workflow: Location, maps: Location) -> FittedWorkflow:
-        found = mapped(workflow, maps)
-        kinds.append({type(v) for v in found.vocabularies.values()})
-        return found
+        mapped_workflow = mapped(workflow, maps)
+        kinds.append({type(v) for v in mapped_workflow.vocabularies.values()})
+        return mapped_workflow
 
     monkeypatch.setattr(module, "mapped", noted)
     for most in (saved.MAPPED_VALUES, 3):
@@ -341,12 +343,18 @@ def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_split_rules() -> None:
-    at = datetime(2026, 1, 2, tzinfo=UTC)
-    times = [at - timedelta(microseconds=1), at, at + timedelta(days=1), at + timedelta(days=2), None]
+    midnight = datetime(2026, 1, 2, tzinfo=UTC)
+    times = [
+        midnight - timedelta(microseconds=1),
+        midnight,
+        midnight + timedelta(days=1),
+        midnight + timedelta(days=2),
+        None,
+    ]
     t = DictionaryColumn(pa.array(times, pa.timestamp("us", tz="UTC")))
     both = ("train", "valid")
-    found = split_codes(TimeRule("t", FIRST + 1, FIRST + 2, FIRST + 2), both, {"t": t})
-    assert found.tolist() == [DROPPED, 0, 1, DROPPED, DROPPED]
+    split_of_rows = split_codes(TimeRule("t", FIRST + 1, FIRST + 2, FIRST + 2), both, {"t": t})
+    assert split_of_rows.tolist() == [DROPPED, 0, 1, DROPPED, DROPPED]
     tested = TimeRule("t", FIRST, FIRST + 1, FIRST + 2, FIRST + 2)
     assert tested.splits == ("train", "valid", "test")
     assert [tested.split_of(FIRST + i) for i in range(3)] == ["train", "valid", "test"]
@@ -366,23 +374,23 @@ def test_split_rules() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.sampled_from(["i1", "<u2", "<i8"]), max_size=3))
 @example([3, 0, 2], ["i1", "<u2"])
 def test_arrays_of_parts(rows: list[int], kinds: list[str]) -> None:
-    whole = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
+    shared = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
     edges = np.cumsum([0, *rows])
-    mine = {f"c{i}": np.arange(i, i + edges[-1]).astype(kind) for i, kind in enumerate(kinds)}
+    cut_arrays = {f"c{i}": np.arange(i, i + edges[-1]).astype(kind) for i, kind in enumerate(kinds)}
     with TemporaryDirectory() as folder:
         path = local(Path(folder) / "x")
-        save_arrays(path, whole, mine, edges)
+        save_arrays(path, shared, cut_arrays, edges)
         for part, (start, end) in enumerate(pairwise(edges.tolist())):
-            found = load_part(path, part)
+            loaded = load_part(path, part)
             if start == end:
-                assert found is None
+                assert loaded is None
                 continue
-            wanted = whole | {name: array[start:end] for name, array in mine.items()}
-            assert found is not None
-            assert list(found) == list(wanted)
-            for name, array in wanted.items():
-                assert found[name].dtype == array.dtype
-                assert found[name].tolist() == array.tolist()
+            expected = shared | {name: array[start:end] for name, array in cut_arrays.items()}
+            assert loaded is not None
+            assert list(loaded) == list(expected)
+            for name, array in expected.items():
+                assert loaded[name].dtype == array.dtype
+                assert loaded[name].tolist() == array.tolist()
 
 
 def test_groups_of_even_size() -> None:
@@ -398,17 +406,17 @@ def test_sizes_of_files_are_those_of_the_log(ws: Workspace, tmp_path: Path, monk
     actions: list[dict[str, Any]] = [{"protocol": {"minReaderVersion": 1}}, {"metaData": {"schemaString": schema}}]
     lines = (json.dumps(action) + "\n" for action in (*actions, *({"add": add} for add in adds)))
     (events / "_delta_log" / f"{0:020d}.json").put_text("".join(lines))
-    found: list[LakeFile] = []
+    requested: list[LakeFile] = []
 
     @contextmanager
     def rows_of(spec: object, ws: object, files: list[LakeFile], *more: object) -> Iterator[None]:
-        found.extend(files)
+        requested.extend(files)
         yield
 
     monkeypatch.setattr(lake_files, "rows_of_files", rows_of)
     rows: Any = None
     with lake_files.files_of_day(load_spec("clicks"), ws, "2026-01-01", events, 0, WORKFLOW, rows):
-        assert found == [LakeFile(events / f"{k}.parquet", k) for k in (7, 8)]
+        assert requested == [LakeFile(events / f"{k}.parquet", k) for k in (7, 8)]
 
 
 def test_the_files_of_a_day(tmp_path: Path) -> None:
@@ -453,11 +461,11 @@ def test_rows_of_one_hash_are_in_the_order_of_file_and_line(data: st.DataObject)
         sources.append((FakeRowGroup([r[1] for r in rows], [r[2] for r in rows]), np.array(some, np.int64)))
         flat += [rows[i] for i in some]
     hashes = np.array([r[0] for r in flat], np.int64)
-    wanted = sorted(
+    expected = sorted(
         range(len(flat)),
         key=lambda i: (flat[i][0], (flat[i][1] or "").encode(), -1 if flat[i][2] is None else flat[i][2]),
     )
-    assert row_order(hashes, sources).rows.tolist() == wanted
+    assert row_order(hashes, sources).rows.tolist() == expected
 
 
 def test_many_rows_of_one_identity_are_ordered_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What tasks send each other where hosts share no folder: however it is cut and mixed, it comes to the same."""
+"""Messages between tasks on hosts that share no folder: the dataset is the same, however they are cut and mixed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ def mixed(
     receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
     chance: random.Random,
 ) -> Iterator[pa.RecordBatch]:
-    """As `headrace.lake.spark.exchange.exchange`: tasks in any order, one of them twice; partitions in any order."""
-    came: dict[int, list[Block]] = {}
+    """Yield the batches of `headrace.lake.spark.exchange.exchange`.
+
+    Tasks run in any order, one of them twice; partitions come in any order.
+    """
+    received: dict[int, list[Block]] = {}
     for task in chance.sample(range(tasks), tasks):
         sent = list(send(task))
         if chance.random() < 0.3:
@@ -56,10 +59,10 @@ def mixed(
             assert [b for b in sent if b"kept" not in b.payload] == [b for b in again if b"kept" not in b.payload]
             sent = again
         for block in sent:
-            came.setdefault(block.partition, []).append(block)
-    for mine in chance.sample(list(came.values()), len(came)):
-        chance.shuffle(mine)
-        yield from receive(sorted(mine, key=lambda b: (b.source, b.number)))
+            received.setdefault(block.partition, []).append(block)
+    for blocks in chance.sample(list(received.values()), len(received)):
+        chance.shuffle(blocks)
+        yield from receive(sorted(blocks, key=lambda b: (b.source, b.number)))
 
 
 texts = st.text("abü0", max_size=3)
@@ -86,27 +89,27 @@ def test_counts_merge_by_key(
     def send(task: int) -> Iterator[Block]:
         sender = Sender(task, most=2 * block)
         keys, rows, days = zip(*pieces[task], strict=True) if pieces[task] else ((), (), ())
-        made = {
+        columns = {
             "key": pa.array(keys, pa.string()),
             "rows": pa.array(rows, pa.int64()),
             "day": pa.array(days, pa.int64()),
         }
-        for partition, mine in by_key(pa.table(made), partitions, 0):
-            yield from sender.add(partition, 0, mine)
+        for partition, rows_of_partition in by_key(pa.table(columns), partitions, 0):
+            yield from sender.add(partition, 0, rows_of_partition)
         yield from sender.rest()
 
     expected: dict[str, tuple[int, int]] = {}
     for key, rows, day in (row for piece in pieces for row in piece):
-        before = expected.get(key, (0, day))
-        expected[key] = before[0] + rows, min(before[1], day)
+        previous = expected.get(key, (0, day))
+        expected[key] = previous[0] + rows, min(previous[1], day)
     receive = MergeStatistics(StatisticNumbers((), ("v",)), {"v": VocabularyRule(min_count=least)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_BYTES", block)
         if not built:
             patch.setattr(native, "library", lambda: None)
-        found = [row for batch in mixed(len(pieces), send, receive, chance) for row in batch.to_pylist()]
-    assert len(found) == len({r["value"] for r in found})
-    assert {r["value"]: (r["count"], r["day"]) for r in found} == {k: v for k, v in expected.items() if v[0] >= least}
+        merged = [row for batch in mixed(len(pieces), send, receive, chance) for row in batch.to_pylist()]
+    assert len(merged) == len({r["value"] for r in merged})
+    assert {r["value"]: (r["count"], r["day"]) for r in merged} == {k: v for k, v in expected.items() if v[0] >= least}
 
 
 @given(rows=st.integers(0, 50), most=st.integers(1, 300), name=st.integers(0, 99))
@@ -116,9 +119,9 @@ def test_tables_in_blocks_come_back(rows: int, most: int, name: int) -> None:
     )
     pieces = list(cut(table, most))
     assert all(p.num_rows == 1 or p.nbytes <= most + 16 for p in pieces if p.num_rows)
-    found = list(unpacked(b"".join(packed(p, name) for p in pieces)))
-    assert {n for n, _ in found} == {name}
-    assert pa.concat_tables([t.replace_schema_metadata(None) for _, t in found]).equals(table)
+    restored = list(unpacked(b"".join(packed(p, name) for p in pieces)))
+    assert {n for n, _ in restored} == {name}
+    assert pa.concat_tables([t.replace_schema_metadata(None) for _, t in restored]).equals(table)
 
 
 @given(
@@ -149,49 +152,49 @@ def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, cha
         assert task is not None
         expected: dict[Name, list[pa.Table]] = {}
         for scan in ScanTask((tuple(enumerate(shared.files)),), shared.folder, shared.layout, splitter, None).files(0):
-            for at, partial in task.partials(scan.rows()):
-                expected.setdefault(at, []).append(partial)
+            for statistic, partial in task.partials(scan.rows()):
+                expected.setdefault(statistic, []).append(partial)
         run(shared, folder / "out")
         plans = plan_files(shared.counts.rows, 50, 3)
         counts = shared.counts
 
     # The same by tasks that see folders of their own: each of another host.
     scratch = HostScratch("encoded", local(folder / "host"))
-    with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, host_scratch=scratch) as own:
-        assert isinstance(own.folder, HostFolder)
-        tasks = in_tasks(own.files, chance)
+    with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, host_scratch=scratch) as hosted:
+        assert isinstance(hosted.folder, HostFolder)
+        tasks = in_tasks(hosted.files, chance)
         tables = StatisticNumbers.from_task(task)
         least = {n: WORKFLOW.rules[n] for n in tables.vocabularies}
-        send = SendStatistics(ScanTask(tasks, own.folder, own.layout, splitter, None), task, tables, 3)
-        found, values, facts = dict[Name, list[pa.Table]](), dict[str, int](), list[dict[str, Any]]()
+        send = SendStatistics(ScanTask(tasks, hosted.folder, hosted.layout, splitter, None), task, tables, 3)
+        statistics, values, facts = dict[Name, list[pa.Table]](), dict[str, int](), list[dict[str, Any]]()
         for batch in mixed(len(tasks), send, MergeStatistics(tables, least), chance):
             for row in batch.to_pylist():
                 if row["name"] < 0:
                     facts.append(json.loads(row["statistic"]))
                 elif row["statistic"] is not None:
                     for number, table in unpacked(row["statistic"]):
-                        found.setdefault(tables.statistics[number], []).append(table.replace_schema_metadata(None))
+                        statistics.setdefault(tables.statistics[number], []).append(table.replace_schema_metadata(None))
                 else:
                     values[f"{row['name']} {row['value']}"] = row["count"]
-        own.noted(facts)
-        assert own.counts == counts
-        assert {at for at in expected if not task.counts_values(at)} == found.keys()
-        for at, mine in found.items():
-            assert canonical(merge(mine)).equals(canonical(merge(expected[at])))
-        wanted = {
-            f"{tables.number(task, at)} {r['key']}": r["rows"]
-            for at, mine in expected.items()
-            if task.counts_values(at)
-            for r in merge(mine).to_pylist()
-            if r["rows"] >= least[at[2]].min_count
+        hosted.noted(facts)
+        assert hosted.counts == counts
+        assert {statistic for statistic in expected if not task.counts_values(statistic)} == statistics.keys()
+        for statistic, partials in statistics.items():
+            assert canonical(merge(partials)).equals(canonical(merge(expected[statistic])))
+        expected_values = {
+            f"{tables.number(task, statistic)} {r['key']}": r["rows"]
+            for statistic, partials in expected.items()
+            if task.counts_values(statistic)
+            for r in merge(partials).to_pylist()
+            if r["rows"] >= least[statistic[2]].min_count
         }
-        assert values == wanted
+        assert values == expected_values
         out = local(folder / "mixed")
         shutil.copytree(folder / "out" / "workflow", folder / "mixed" / "workflow")
         for split in SPLITS:
             if (folder / "out" / split).is_dir():
                 (out / split).make_dir()
-        rows_of = SendRows(tasks, own.folder, own.layout, splitter, out / "workflow", tuple(plans))
+        rows_of = SendRows(tasks, hosted.folder, hosted.layout, splitter, out / "workflow", tuple(plans))
         list(mixed(len(tasks), rows_of, WritePart(tuple(plans), out, out / "workflow"), chance))
         assert digests(folder / "mixed") == digests(folder / "out")
         assert not (folder / "none").exists()
@@ -253,16 +256,16 @@ def test_workspaces_with_one_scratch_folder_keep_apart(tmp_path: Path, monkeypat
     seed=st.integers(0, 9),
 )
 def test_texts_beyond_one_array(sources: list[list[str | None]], most: int, seed: int) -> None:
-    arrays = [pa.array(["-", *mine], pa.string()).slice(1) for mine in sources]
-    rows = [text for mine in sources for text in mine]
+    arrays = [pa.array(["-", *texts_of_source], pa.string()).slice(1) for texts_of_source in sources]
+    rows = [text for texts_of_source in sources for text in texts_of_source]
     order = random.Random(seed).sample(range(len(rows)), len(rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dictionary, "DECODED_TEXT", most)
         columns = [DictionaryColumn(a) for a in arrays]
-        found = transform.gathered(columns, np.array(order, np.int32), pa.string())
-    assert found.type == pa.string()
-    assert found.to_pylist() == [rows[i] for i in order]
-    if isinstance(found, pa.ChunkedArray):
-        sizes = [[len((text or "").encode()) for text in chunk.to_pylist()] for chunk in found.chunks]
+        gathered = transform.gathered(columns, np.array(order, np.int32), pa.string())
+    assert gathered.type == pa.string()
+    assert gathered.to_pylist() == [rows[i] for i in order]
+    if isinstance(gathered, pa.ChunkedArray):
+        sizes = [[len((text or "").encode()) for text in chunk.to_pylist()] for chunk in gathered.chunks]
         assert all(len(chunk) == 1 or sum(chunk) <= most for chunk in sizes)
-        assert len(found.chunks) > 1 or sum(map(sum, sizes)) <= most or len(rows) <= 1
+        assert len(gathered.chunks) > 1 or sum(map(sum, sizes)) <= most or len(rows) <= 1

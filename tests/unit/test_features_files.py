@@ -1,4 +1,4 @@
-"""How rows are laid out in files and row groups."""
+"""Layout of rows in files and row groups."""
 
 from __future__ import annotations
 

@@ -132,19 +132,19 @@ def splitter() -> Splitter:
 
 
 def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: list[int]) -> None:
-    """In the fit, in the transform and as carried columns: alike whatever the limit, and as pandas has it."""
+    """The fit, the transform and carried columns give the same whatever the limit, and equal pandas."""
     rows = make()
     file = write(rows, tmp_path / "rows.parquet", pa.string())
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
-        mine = built(found, tmp_path / "mine")
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as lake:
+        in_parts = built(lake, tmp_path / "mine")
         assert len(lowered) > 100
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dictionary, "DECODED_TEXT", 1 << 30)
             under_limit = len(lowered)
-            whole = built(found, tmp_path / "whole")
+            at_once = built(lake, tmp_path / "whole")
             assert max(lowered[under_limit:]) > MOST
         del lowered[under_limit:]
-    assert mine == whole
+    assert in_parts == at_once
     stored = pq.read_table(sorted((tmp_path / "mine").glob("*/*.parquet"))).to_pandas().set_index("id").sort_index()
     assert [None if pd.isna(t) else t for t in stored["body__carried"]] == rows["body"].tolist()
     train = rows[:TRAIN]
@@ -158,44 +158,44 @@ def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: li
 
 
 def test_statistics_of_long_keys_are_merged_while_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row group adds may nearly fill an array: it is not merged with what waits."""
+    """A row group's statistics may nearly fill an array: they are not merged with those that wait."""
     rows = make()
     rows["body"] = [f"{i // 2}" + "x" * (900 if 200 <= i < 400 else 10) for i in range(ROWS)]
     table = pa.table({c: pa.array(rows[c]) for c in rows})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
     file = LakeFile(local(tmp_path / "rows.parquet"), (tmp_path / "rows.parquet").stat().st_size)
-    merge, most, given = collect.merge, 40_000, list[int]()
+    merge, most, merged_bytes = collect.merge, 40_000, list[int]()
 
     def watched(parts: Sequence[pa.Table]) -> pa.Table:
         if len(parts) > 1:
-            given.append(sum(part.nbytes for part in parts))
+            merged_bytes.append(sum(part.nbytes for part in parts))
         return merge(parts)
 
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
-        whole = built(found, tmp_path / "whole")
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as lake:
+        expected = built(lake, tmp_path / "whole")
         monkeypatch.setattr(collect, "_MERGED_BYTES", most)
         monkeypatch.setattr(collect, "merge", watched)
-        task = LakeFit(WORKFLOW, found).next_task()
+        task = LakeFit(WORKFLOW, lake).next_task()
         assert task is not None
-        scan = ScanTask((tuple(enumerate(found.files)),), found.folder, found.layout, found.splitter, None)
+        scan = ScanTask((tuple(enumerate(lake.files)),), lake.folder, lake.layout, lake.splitter, None)
         (parts,) = [[part.nbytes for _, part in task.partials(s.rows())] for s in scan.files(0)]
         assert max(parts) > most
-        assert given
-        assert max(given) <= most
-        assert built(found, tmp_path / "mine") == whole
+        assert merged_bytes
+        assert max(merged_bytes) <= most
+        assert built(lake, tmp_path / "mine") == expected
 
 
 def test_repeated_texts_are_sent_in_parts(tmp_path: Path, lowered: list[int]) -> None:
     """Through the shuffle: the files that tasks write who share a folder."""
     file = write(make(), tmp_path / "rows.parquet", pa.string())
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
-        expected = built(found, tmp_path / "here")
-        plans = plan_files(found.counts.rows, 200, 3)
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as lake:
+        expected = built(lake, tmp_path / "here")
+        plans = plan_files(lake.counts.rows, 200, 3)
     shutil.copytree(tmp_path / "here" / "workflow", tmp_path / "there" / "workflow")
-    out, own = local(tmp_path / "there"), HostScratch("encoded", local(tmp_path / "host"))
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, host_scratch=own) as found:
-        assert isinstance(found.folder, HostFolder)
-        send = SendRows((((0, file),),), found.folder, found.layout, splitter(), out / "workflow", tuple(plans))
+    out, host_scratch = local(tmp_path / "there"), HostScratch("encoded", local(tmp_path / "host"))
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, host_scratch=host_scratch) as lake:
+        assert isinstance(lake.folder, HostFolder)
+        send = SendRows((((0, file),),), lake.folder, lake.layout, splitter(), out / "workflow", tuple(plans))
         receive = WritePart(tuple(plans), out, out / "workflow")
         for split in ("train", "valid"):
             (out / split).make_dir()
@@ -216,8 +216,8 @@ def test_long_texts_side_by_side_are_decoded_in_parts(
     rows["body"] = [f"{i}" + "x" * (1_000 if 200 <= i < 300 else 0) if i % 7 else None for i in range(ROWS)]
     file = write(rows, tmp_path / "rows.parquet", text)
     layout = RowGroupLayout({c.name: declared(c) for c in COLUMNS})
-    pieces, kept = row_groups(file, local(tmp_path / "encoded"), layout)
-    assert not kept
+    pieces, dictionaries = row_groups(file, local(tmp_path / "encoded"), layout)
+    assert not dictionaries
     assert len(pieces) > 2
     bodies = [piece.column("body") for piece in pieces]
     assert max(int(column.text_bytes().sum()) for column in bodies) < 40_000
@@ -228,7 +228,7 @@ def test_long_texts_side_by_side_are_decoded_in_parts(
 
 
 def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
-    """What a filter leaves stays a dictionary of what is there, and no text is there once a row."""
+    """The rows that a filter keeps stay a dictionary of their values; no text is stored once a row."""
     rows = make()
     file = write(rows, tmp_path / "rows.parquet", pa.string())
     spec = build_spec(
@@ -249,9 +249,9 @@ def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
     cast = decode.kernels.used
 
     def watched(column: pa.DictionaryArray) -> pa.DictionaryArray:
-        found = cast(column)
-        seen.append(found.dictionary.nbytes)
-        return found
+        used = cast(column)
+        seen.append(used.dictionary.nbytes)
+        return used
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode.kernels, "used", watched)
@@ -276,9 +276,9 @@ def test_bytes_of_a_vocabularys_values(tmp_path: Path, kind: type[Lookup]) -> No
     write_table(table, tmp_path / "v.parquet", "value")
     if kind is MappedLookup:
         MappedLookup.write_file(tmp_path / "v.parquet", local(tmp_path))
-    given = {Lookup: table, FileLookup: tmp_path / "v.parquet", MappedLookup: local(tmp_path)}[kind]
+    source = {Lookup: table, FileLookup: tmp_path / "v.parquet", MappedLookup: local(tmp_path)}[kind]
     size = sum(len(t) for t in table["value"].to_pylist())
-    assert size <= kind(given).text_bytes <= size + 201 * 8
+    assert size <= kind(source).text_bytes <= size + 201 * 8
 
 
 def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_spark_reads_few_rows_at_once_of_long_texts(tmp_path: Path, monkeypatch:
     """Its reader puts 4,096 values into one array of 2 GiB at most."""
     key = "spark.sql.parquet.columnarReaderBatchSize"
 
-    def asked(texts: Sequence[str], **set_before: str) -> dict[str, Any]:
+    def settings_for(texts: Sequence[str], **set_before: str) -> dict[str, Any]:
         path = tmp_path / "table"
         path.mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": range(len(texts)), "body": texts}), path / "f.parquet", compression="none")
@@ -314,21 +314,21 @@ def test_spark_reads_few_rows_at_once_of_long_texts(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(parquet_files, "_LARGE_COLUMN", 100_000)
     long = [f"{i:02}" * 1_000 for i in range(60)]
-    assert asked(long) == {}  # the file is small
+    assert settings_for(long) == {}  # the file is small
     monkeypatch.setattr(parquet_files, "_LARGE_FILE", 0)
-    assert asked(long) == {key: 64}
-    assert asked(long, **{key: "512"}) == {key: "512"}
-    assert asked(long[:40]) == {}
-    assert asked(long[:9] * 100) == {}  # the file has each once
-    assert asked([f"{i:05}" * 20 for i in range(3_000)]) == {}
+    assert settings_for(long) == {key: 64}
+    assert settings_for(long, **{key: "512"}) == {key: "512"}
+    assert settings_for(long[:40]) == {}
+    assert settings_for(long[:9] * 100) == {}  # the file has each once
+    assert settings_for([f"{i:05}" * 20 for i in range(3_000)]) == {}
 
 
 def test_a_file_of_carried_text_is_one_row_group_of_sparks(tmp_path: Path) -> None:
     rows = make()
     with lake_rows(
         WORKFLOW, [write(rows, tmp_path / "f", pa.string())], splitter(), local(tmp_path / "home"), {}
-    ) as found:
-        built(found, tmp_path / "out")
+    ) as lake:
+        built(lake, tmp_path / "out")
     fitted = FittedWorkflow.load(local(tmp_path / "out" / "workflow"))
     plans = plan_files({"train": 2_400}, 131_072, 12)
     assert len(plans) == 1

@@ -55,35 +55,35 @@ def test_codes_of_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b
     workflow, rule = Workflow(chains, columns, "y", ()), PositionRule("f", TRAIN)
     splits = SplitRows(None, ("train", "valid"), rule)  # type: ignore[arg-type]  # the frame is not looked at
     files = [LakeFile(local(tmp_path / "rows.parquet"), (tmp_path / "rows.parquet").stat().st_size)]
-    kept: dict[str, npt.NDArray[Any]] = {}
+    saved_arrays: dict[str, npt.NDArray[Any]] = {}
     save_arrays = module.save_arrays
 
     def save(path: Location, *arrays: Any) -> None:
         save_arrays(path, *arrays)
-        kept.update(load_part(path, 0) or {})
+        saved_arrays.update(load_part(path, 0) or {})
 
     monkeypatch.setattr(module, "save_arrays", save)
     out = local(tmp_path / "out")
-    with lake_rows(workflow, files, Splitter(rule, splits.splits, "y"), local(tmp_path / "home"), {}) as found:
-        counts, fitted = fit_files(workflow, found, splits, VocabulariesInMemory(), None, "values")
+    with lake_rows(workflow, files, Splitter(rule, splits.splits, "y"), local(tmp_path / "home"), {}) as lake:
+        counts, fitted = fit_files(workflow, lake, splits, VocabulariesInMemory(), None, "values")
         fitted.save(out / "workflow")
-        written = module.write_lake_rows(fitted, found, plan_files(counts, 9_000, 3), out, out / "workflow", None)
-        assert not [e for e in found.scratch.entries() if "outputs" in e.name or "partial" in e.name]
-    assert (kept["row.few"].dtype, kept["row.all"].dtype) == (np.uint8, np.int32)
-    for split, mine in (("train", rows[:TRAIN]), ("valid", rows[TRAIN:])):
-        made = pq.read_table(sorted((tmp_path / "out" / split).glob("*.parquet"))).to_pandas()
-        assert written.counts[split]["few"].missing == mine["few"].isna().sum()
-        wanted = pd.DataFrame()
+        written = module.write_lake_rows(fitted, lake, plan_files(counts, 9_000, 3), out, out / "workflow", None)
+        assert not [e for e in lake.scratch.entries() if "outputs" in e.name or "partial" in e.name]
+    assert (saved_arrays["row.few"].dtype, saved_arrays["row.all"].dtype) == (np.uint8, np.int32)
+    for split, part in (("train", rows[:TRAIN]), ("valid", rows[TRAIN:])):
+        written_rows = pq.read_table(sorted((tmp_path / "out" / split).glob("*.parquet"))).to_pandas()
+        assert written.counts[split]["few"].missing == part["few"].isna().sum()
+        expected = pd.DataFrame()
         for name, least in (("few", 5), ("all", 1)):
             counted = rows[name][:TRAIN].value_counts()
             counted = counted[counted >= least].reset_index().sort_values(["count", name], ascending=[False, True])
             code = dict(zip(counted[name], range(2, len(counted) + 2), strict=True))
-            wanted[name] = [0 if v is None else code.get(v, 1) for v in mine[name]]
+            expected[name] = [0 if v is None else code.get(v, 1) for v in part[name]]
         # The dataset's rows are in another order.
-        wanted["y"] = table["y"].to_numpy()[mine.index]
+        expected["y"] = table["y"].to_numpy()[part.index]
         order = ["few", "all", "y"]
         pd.testing.assert_frame_equal(
-            made[order].sort_values(order, ignore_index=True),
-            wanted.sort_values(order, ignore_index=True),
+            written_rows[order].sort_values(order, ignore_index=True),
+            expected.sort_values(order, ignore_index=True),
             check_dtype=False,
         )

@@ -98,24 +98,24 @@ def build(folder: Path) -> None:
         AnonymousPeak() as peak,
     ):
         counts, fitted = fit_files(workflow, rows, splits, Codes(), None, "memory")
-        with local(folder / "dataset").new_folder() as made:
-            fitted.save(made / "workflow")
+        with local(folder / "dataset").new_folder() as dataset:
+            fitted.save(dataset / "workflow")
             plans = plan_files(counts, 10_000, 1)
-            written = write_lake_rows(fitted, rows, plans, made, made / "workflow", None)
+            written = write_lake_rows(fitted, rows, plans, dataset, dataset / "workflow", None)
         time.sleep(0.01)
     values = {name: len(v) for name, v in fitted.vocabularies.items()}
     print(json.dumps({"mib": peak.mib, "rows": sum(f.rows for f in written.files), "values": values}))
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    found = {}
+    measured = {}
     for rows in (SMALL, LARGE):
         folder = tmp_path / str(rows)
         folder.mkdir()
         write_rows(folder / "rows.parquet", rows)
         code = "import sys, pathlib, tests.unit.test_features_memory as t; t.build(pathlib.Path(sys.argv[1]))"
         done = subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True, text=True)
-        found[rows] = json.loads(done.stdout.splitlines()[-1])
-        assert found[rows]["rows"] == rows
-        assert list(found[rows]["values"].values()) == [1_000, 20] * 3
-    assert found[LARGE]["mib"] <= found[SMALL]["mib"] + ALLOWED, found
+        measured[rows] = json.loads(done.stdout.splitlines()[-1])
+        assert measured[rows]["rows"] == rows
+        assert list(measured[rows]["values"].values()) == [1_000, 20] * 3
+    assert measured[LARGE]["mib"] <= measured[SMALL]["mib"] + ALLOWED, measured

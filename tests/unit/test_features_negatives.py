@@ -84,7 +84,7 @@ def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
 
 
 def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
-    """As often as they are there, where all are one batch; else of those whose hash fell on the same batch."""
+    """Frequencies are those of the batch: all rows where there is one, else the rows whose hash gave the same batch."""
     clicked = [{"user": i, "item": f"i{min(i % 10, 3)}", "ts": START, "click": 1} for i in range(400)]
     later = [{"user": j, "item": "new", "ts": START + DAY, "click": 1} for j in range(2000)]
     impressions = [{"user": 0, "item": "shown", "ts": START, "click": 0}] * 50

@@ -266,7 +266,7 @@ def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
 
 
 def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
-    """What every operator learns of days 1..n, merged with day n + 1, is what it learns of days 1..n + 1."""
+    """The statistics of days 1..n, merged with those of day n + 1, equal those of days 1..n + 1, for every operator."""
     rng = np.random.default_rng(7)
     chains: list[dict[str, Any]] = [
         {

@@ -1,4 +1,4 @@
-"""Which expressions of `lambda` Arrow evaluates, what they give, and what is left to Spark."""
+"""Expressions of `lambda` that Arrow evaluates, their values, and those that Spark must evaluate."""
 
 from __future__ import annotations
 

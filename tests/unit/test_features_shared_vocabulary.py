@@ -44,16 +44,16 @@ class Noted(VocabulariesInMemory):
 def test_values_are_counted_over_all_chains(
     rows: list[tuple[int | None, ...]], turns: tuple[int, ...], shared: int, least: int
 ) -> None:
-    chains, wanted = [], {"v": Counter[str](), "own": Counter[str]()}
-    for i, (name, before) in enumerate(zip(COLUMNS, turns, strict=True)):
+    chains, values_by_vocabulary = [], {"v": Counter[str](), "own": Counter[str]()}
+    for i, (name, counts_ahead) in enumerate(zip(COLUMNS, turns, strict=True)):
         vocabulary = "v" if i < shared else "own"
         last = {"op": "categorify", "params": {"vocabulary": vocabulary, "min_count": least}}
-        chains.append(Chain(columns=(name,), ops=(*[{"op": "value_count"}] * before, last)))
+        chains.append(Chain(columns=(name,), ops=(*[{"op": "value_count"}] * counts_ahead, last)))
         values = [row[i] for row in rows]
-        for _ in range(before):
+        for _ in range(counts_ahead):
             counted = Counter(values)
             values = [None if v is None else counted[v] for v in values]
-        wanted[vocabulary].update(str(v) for v in values if v is not None)
+        values_by_vocabulary[vocabulary].update(str(v) for v in values if v is not None)
     types = [TableColumn(name=name, type="int") for name in (*COLUMNS, "y")]
     workflow, codes = Workflow(chains, types, "y", ()), Noted()
     columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) | {"y": [0] * len(rows)}
@@ -64,14 +64,14 @@ def test_values_are_counted_over_all_chains(
         pq.write_table(table, path)
         splitter = Splitter(PositionRule("f", len(rows)), ("train", "valid"), "y")
         files = [LakeFile(local(path), path.stat().st_size)]
-        with lake_rows(workflow, files, splitter, local(Path(folder) / "home"), {}) as found:
-            fit = LakeFit(workflow, found)
+        with lake_rows(workflow, files, splitter, local(Path(folder) / "home"), {}) as lake:
+            fit = LakeFit(workflow, lake)
             passes = 0
             while (task := fit.next_task()) is not None:
-                fit.merge(found.scan(None, task))
+                fit.merge(lake.scan(None, task))
                 passes += 1
             fit.finish(codes)
     assert passes == max(turns) + 1
-    expected = {(name, v): n for name, counts in wanted.items() for v, n in counts.items() if n >= least}
+    expected = {(name, v): n for name, counts in values_by_vocabulary.items() for v, n in counts.items() if n >= least}
     assert {(r["name"], r["value"]): r["count"] for r in codes.fed} == expected
     assert len(codes.fed) == len(expected)

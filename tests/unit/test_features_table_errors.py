@@ -1,4 +1,4 @@
-"""What table operators refuse, and how they say it."""
+"""Refusals of table operators and their messages."""
 
 from __future__ import annotations
 

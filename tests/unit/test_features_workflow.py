@@ -43,7 +43,7 @@ def chain(columns: str, *ops: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("chains", "said"),
+    ("chains", "parts"),
     [
         (
             [chain("price", "fil_missing")],
@@ -102,10 +102,10 @@ def chain(columns: str, *ops: Any) -> dict[str, Any]:
         ([{"columns": []}], ["features.workflow[0]: names no column"]),
     ],
 )
-def test_refused_when_built(chains: list[dict[str, Any]], said: list[str]) -> None:
+def test_refused_when_built(chains: list[dict[str, Any]], parts: list[str]) -> None:
     with pytest.raises(UserError) as e:
         workflow(*chains)
-    for part in said:
+    for part in parts:
         assert part in str(e.value)
 
 
@@ -185,13 +185,13 @@ def test_arrow_body_against_hand_made_values() -> None:
 
 
 def test_arrow_body_does_not_depend_on_how_rows_come_in_batches() -> None:
-    whole = fitted().transform_batch(batch())
+    complete = fitted().transform_batch(batch())
     for start in range(6):
         part = fitted().transform_batch(batch().slice(start, 2))
-        assert part.equals(whole.slice(start, 2))
+        assert part.equals(complete.slice(start, 2))
     empty = fitted().transform_batch(batch().slice(0, 0))
     assert empty.num_rows == 0
-    assert empty.schema == whole.schema
+    assert empty.schema == complete.schema
 
 
 def test_schema_says_what_comes_out() -> None:

@@ -61,11 +61,11 @@ def test_a_commit_stands_unless_a_later_holder_has_committed(
     newest, expected = 0, dict[str, str]()
     touched: set[str] = set()
     for n, (token, early, day) in enumerate(commits):
-        began = Transaction(table, 0 if early else None, Fence("mine", token))
-        for other in (Fence("other", n), None):
-            Transaction(table, fence=other).replace("ds", ["z"], [], "")
+        open_transaction = Transaction(table, 0 if early else None, Fence("mine", token))
+        for fence in (Fence("other", n), None):
+            Transaction(table, fence=fence).replace("ds", ["z"], [], "")
         try:
-            began.replace("ds", [day], [add(day, str(n))], "")
+            open_transaction.replace("ds", [day], [add(day, str(n))], "")
         except LeaseLost:
             assert token < newest
         except UserError:
@@ -88,7 +88,7 @@ def test_who_is_paused_before_the_put(how: str, kind: str, tmp_path: Path, monke
         "append": lambda t, name: t.append([add("d1", name)], "", (name, -1)),
         "rewrite": lambda t, name: t.rewrite({"ds=d1/a": add("d1", name)}, ""),
     }
-    mine, real = Transaction(table, fence=Fence("l", 1)), transaction._put
+    paused_transaction, real = Transaction(table, fence=Fence("l", 1)), transaction._put
 
     def paused(*arguments: Any) -> bool:
         monkeypatch.setattr(transaction, "_put", real)
@@ -97,7 +97,7 @@ def test_who_is_paused_before_the_put(how: str, kind: str, tmp_path: Path, monke
 
     monkeypatch.setattr(transaction, "_put", paused)
     with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
-        commit[how](mine, "mine")
+        commit[how](paused_transaction, "mine")
     assert "mine" not in live(table)
     assert "theirs" in live(table)
     if how == "rewrite":  # the file is no more
@@ -116,10 +116,10 @@ def test_of_two_that_make_a_table_the_holder_of_the_older_lease_is_refused_after
     with pytest.raises(LeaseLost):
         Transaction(table, fence=Fence("l", 1)).append([add("d1", "b")], "", ("app", -1))
     # What an older one did before stays a conflict of its own.
-    began = Transaction(table, fence=Fence("l", 3))
+    open_transaction = Transaction(table, fence=Fence("l", 3))
     Transaction(table, fence=Fence("l", 2)).append([add("d1", "c")], "", ("app", -1))
     with pytest.raises(TransactionOvertaken):
-        began.append([add("d1", "d")], "", ("app", -1))
+        open_transaction.append([add("d1", "d")], "", ("app", -1))
 
 
 def test_application_versions_grow_within_what_delta_can_say(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_application_versions_grow_within_what_delta_can_say(tmp_path: Path) -> 
         for _ in range(3):
             Transaction(table, fence=lease.fence).replace("ds", ["d1"], [], "")
         log = DeltaLog(table)
-        found = [log.application_version(application_of(lease.fence), version) for version in (1, 2, 3)]
-    assert found == sorted({v for v in found if v is not None})
-    assert found[0] == lease.fence.token << 20
+        versions = [log.application_version(application_of(lease.fence), version) for version in (1, 2, 3)]
+    assert versions == sorted({v for v in versions if v is not None})
+    assert versions[0] == lease.fence.token << 20
     later = replace(lease.fence, token=lease.fence.token + 100 * 365 * 86_400_000)
     Transaction(table, fence=later).replace("ds", ["d1"], [], "")
     newest = log.application_version(application_of(later), 4)
@@ -148,13 +148,13 @@ def test_a_claim_refuses_what_an_earlier_holder_has_begun(tmp_path: Path) -> Non
     claim(table, Fence("l", 1))
     assert DeltaLog(table).version is None
     create_table(table, FIELDS, ["ds"], fence=Fence("l", 1))
-    began = Transaction(table, fence=Fence("l", 1))
+    open_transaction = Transaction(table, fence=Fence("l", 1))
     for _ in range(2):  # once: the newest token is its own then
         claim(table, Fence("l", 2))
     claim(table, None)
     assert DeltaLog(table).version == 1
     with pytest.raises(LeaseLost):
-        began.replace("ds", ["d1"], [add("d1", "a")], "")
+        open_transaction.replace("ds", ["d1"], [add("d1", "a")], "")
     with pytest.raises(LeaseLost):
         claim(table, Fence("l", 1))
     Transaction(table, fence=Fence("l", 2)).replace("ds", ["d1"], [add("d1", "b")], "")
@@ -165,16 +165,16 @@ def test_files_that_vacuum_removes_are_not_named_by_a_run_that_stood_still(tmp_p
     """No commit of the run that vacuums says that there is a later holder: a claim does."""
     spec, ws = load_spec("clicks", ["housekeeping.vacuum_hours=0"]), Workspace(tmp_path)
     table = ws.events("clicks")
-    began = None
+    open_transaction = None
     with run_lock(ws, "clicks") as paused:
         create_table(table, FIELDS, ["ds"], fence=paused.fence)
-        began = Transaction(table, fence=paused.fence)
+        open_transaction = Transaction(table, fence=paused.fence)
         (table / "ds=d1" / "orphan.parquet").put_text("PAR1")
     steps = [s for s in collect(spec, ws, datetime.now(UTC), delete=True) if s.kind == "vacuum"]
     assert len(steps) == 1
     assert not (table / "ds=d1" / "orphan.parquet").is_file()
     with pytest.raises(LeaseLost):
-        began.replace("ds", ["d1"], [add("d1", "orphan.parquet")], "")
+        open_transaction.replace("ds", ["d1"], [add("d1", "orphan.parquet")], "")
     assert live(table) == []
     # Where all that goes was in the log, nobody can name it again: no commit is made.
     version = DeltaLog(table).version
@@ -218,19 +218,19 @@ def test_of_two_lists_of_forgotten_values_neither_is_lost(tmp_path: Path, monkey
         return real(self, data, tag)
 
     monkeypatch.setattr(Location, "put_if", put_if)
-    found = listed_in(file, "user_id", ["1"])
-    assert found == ForgottenValues.load(file)
-    assert list(found.mask("user_id", pa.array([0, 1, 2, 3]))) == [True, True, True, False]
+    forgotten = listed_in(file, "user_id", ["1"])
+    assert forgotten == ForgottenValues.load(file)
+    assert list(forgotten.mask("user_id", pa.array([0, 1, 2, 3]))) == [True, True, True, False]
 
 
 def test_the_record_of_rewritten_files_is_not_written_over(tmp_path: Path) -> None:
     table = local(tmp_path / "table")
-    one, other = {"a": Replacement({"path": "b"}, 1)}, {"c": Replacement({"path": "d"}, 1)}
-    save_replacements(table, one, {})
+    first, second = {"a": Replacement({"path": "b"}, 1)}, {"c": Replacement({"path": "d"}, 1)}
+    save_replacements(table, first, {})
     with pytest.raises(LeaseLost, match="written by another run"):
-        save_replacements(table, other, {})
-    save_replacements(table, {**one, **other}, one)
-    assert replacements(table) == {**one, **other}
+        save_replacements(table, second, {})
+    save_replacements(table, {**first, **second}, first)
+    assert replacements(table) == {**first, **second}
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -241,22 +241,22 @@ def manifest(note: str) -> Manifest:
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-@pytest.mark.parametrize("there", [True, False], ids=["replaced", "new"])
+@pytest.mark.parametrize("is_present", [True, False], ids=["replaced", "new"])
 def test_a_manifest_is_written_on_the_condition_that_nobody_has_since(
-    there: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_present: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = home_of(kind, tmp_path, monkeypatch) / "train.json"
-    old, new, other = ((Fence(lease, token), Fence("x", 7)) for lease, token in (("l", 1), ("l", 2), ("m", 1)))
-    if there:
+    old, new, another_lease = ((Fence(lease, token), Fence("x", 7)) for lease, token in (("l", 1), ("l", 2), ("m", 1)))
+    if is_present:
         manifest("before").save(file, old)
     real = Location.put_if
 
-    def save(note: str, fences: tuple[Fence, ...], theirs: tuple[Fence, ...]) -> str:
-        """What is there in the end, where another one writes between the look and the PUT."""
+    def save(note: str, fences: tuple[Fence, ...], rival_fences: tuple[Fence, ...]) -> str:
+        """Save while another writer saves between the look and the PUT; return the note that is stored at the end."""
 
         def paused(self: Location, data: bytes, tag: str | None) -> bool:
             monkeypatch.setattr(Location, "put_if", real)
-            manifest("theirs").save(file, theirs)
+            manifest("theirs").save(file, rival_fences)
             return real(self, data, tag)
 
         monkeypatch.setattr(Location, "put_if", paused)
@@ -266,12 +266,12 @@ def test_a_manifest_is_written_on_the_condition_that_nobody_has_since(
 
     with pytest.raises(LeaseLost, match="written by a later run"):
         save("mine", old, new)
-    found = Manifest.load(file)
-    assert found is not None
-    assert (found.facts["note"], found.fences) == ("theirs", {"l": 2, "x": 7})
+    stored = Manifest.load(file)
+    assert stored is not None
+    assert (stored.facts["note"], stored.fences) == ("theirs", {"l": 2, "x": 7})
     # A later one, the same one and one of another lease go on behind it.
     assert save("later", new, new) == "later"
-    assert save("of another lease", other, new) == "of another lease"
+    assert save("of another lease", another_lease, new) == "of another lease"
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -303,28 +303,28 @@ class Commits:
         return Result(outputs=(Output(kind="delta", name="events", version=str(version)),))
 
 
-@pytest.mark.parametrize("at", ["the table's PUT", "the manifest's PUT"])
+@pytest.mark.parametrize("moment", ["the table's PUT", "the manifest's PUT"])
 @pytest.mark.parametrize("kind", ["objects", "a lock that a network file system has lost"])
 def test_a_run_that_is_paused_after_it_asked_for_its_lease(
-    kind: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "objects":
         # Two hosts, each with what a process of its own would know of the same objects.
         memory_home(monkeypatch, tmp_path / "cache", readers=("s3", "gs"))
-        mine, theirs = (Workspace(tmp_path, f"{s}://bucket/lake", f"{s}://bucket/store") for s in ("s3", "gs"))
+        paused_ws, rival_ws = (Workspace(tmp_path, f"{s}://bucket/lake", f"{s}://bucket/store") for s in ("s3", "gs"))
         # The holder stands still, and its thread with it; the other host's clock has gone on.
         monkeypatch.setattr(leases, "_RENEWED_AFTER", 1000)
         monkeypatch.setattr(leases, "SKEW_SECONDS", -2 * leases.SECONDS)
     else:
-        mine = theirs = Workspace(tmp_path)
+        paused_ws = rival_ws = Workspace(tmp_path)
         monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
     spec = load_spec("clicks")
 
     def overtake() -> None:
-        outcome = run_stage(Commits("theirs"), spec, theirs, DS)
+        outcome = run_stage(Commits("theirs"), spec, rival_ws, DS)
         assert not outcome.skipped
 
-    if at == "the table's PUT":
+    if moment == "the table's PUT":
         real_put = transaction._put
 
         def put(folder: Location, version: int, actions: Any) -> bool:
@@ -343,11 +343,11 @@ def test_a_run_that_is_paused_after_it_asked_for_its_lease(
             overtake()
 
         monkeypatch.setattr(RunLock, "check", check)
-    with pytest.raises(LeaseLost) as told:
-        run_stage(Commits("mine"), spec, mine, DS)
-    assert told.value.exit_code == EXIT_BUSY
-    assert live(theirs.events("clicks")) == ["theirs"]
-    found = Manifest.load(theirs.manifest("clicks", DS, "features"))
-    assert found is not None
-    assert found.output("delta").version == str(DeltaLog(theirs.events("clicks")).version)
-    assert run_stage(Commits("mine"), spec, mine, DS).skipped
+    with pytest.raises(LeaseLost) as raised:
+        run_stage(Commits("mine"), spec, paused_ws, DS)
+    assert raised.value.exit_code == EXIT_BUSY
+    assert live(rival_ws.events("clicks")) == ["theirs"]
+    stored = Manifest.load(rival_ws.manifest("clicks", DS, "features"))
+    assert stored is not None
+    assert stored.output("delta").version == str(DeltaLog(rival_ws.events("clicks")).version)
+    assert run_stage(Commits("mine"), spec, paused_ws, DS).skipped

@@ -1,4 +1,4 @@
-"""What errors of file systems are told as: one line, and an exit code by who can do something about it."""
+"""Messages of errors of file systems: one line, and an exit code by who can mend it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from headrace.lake.spark.errors import exit_message
 from headrace.storage import file_faults, local
 
 
-def of(number: int, name: str | None = "/mnt/a") -> OSError:
+def os_error(number: int, name: str | None = "/mnt/a") -> OSError:
     return OSError(number, os.strerror(number), name)
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "code"),
+    ("error", "beginning", "code"),
     [
-        (of(errno.EACCES), "/mnt/a: Permission denied. The user of this process must be allowed", EXIT_USER_ERROR),
-        (of(errno.EROFS), "/mnt/a: Read-only file system. Mount it for writing", EXIT_USER_ERROR),
-        (of(errno.ESTALE), "/mnt/a: Stale file handle. Its file system is away. Run this again", EXIT_INCOMPLETE),
-        (of(errno.ETIMEDOUT), "/mnt/a: Connection timed out. Its file system is away. Run", EXIT_INCOMPLETE),
-        (of(errno.EIO), "/mnt/a: Input/output error. Its disk, or the server of its file system,", EXIT_FAILURE),
+        (
+            os_error(errno.EACCES),
+            "/mnt/a: Permission denied. The user of this process must be allowed",
+            EXIT_USER_ERROR,
+        ),
+        (os_error(errno.EROFS), "/mnt/a: Read-only file system. Mount it for writing", EXIT_USER_ERROR),
+        (os_error(errno.ESTALE), "/mnt/a: Stale file handle. Its file system is away. Run this again", EXIT_INCOMPLETE),
+        (os_error(errno.ETIMEDOUT), "/mnt/a: Connection timed out. Its file system is away. Run", EXIT_INCOMPLETE),
+        (os_error(errno.EIO), "/mnt/a: Input/output error. Its disk, or the server of its file system,", EXIT_FAILURE),
         (
             PySparkException(
                 "Job aborted due to stage failure: PythonException: Traceback (most recent call last):\n"
@@ -45,9 +49,9 @@ def of(number: int, name: str | None = "/mnt/a") -> OSError:
         ),
     ],
 )
-def test_what_is_told_of_a_file(error: Exception, said: str, code: int) -> None:
-    message, found = exit_message(error) or ("", 0)
-    assert (message[: len(said)], found) == (said, code)
+def test_what_is_told_of_a_file(error: Exception, beginning: str, code: int) -> None:
+    message, exit_code = exit_message(error) or ("", 0)
+    assert (message[: len(beginning)], exit_code) == (beginning, code)
     assert "\n" not in message
 
 
@@ -55,12 +59,12 @@ FULL = "No space left on device"
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "has_name"),
+    ("error", "reason", "has_name"),
     [
-        (of(errno.ENOSPC, "{folder}/a"), FULL, True),
-        (of(errno.ENOSPC, None), FULL, False),
-        (of(errno.EDQUOT, None), "Disk quota exceeded", False),
-        (of(errno.EFBIG, "{folder}/a"), "File too large", True),
+        (os_error(errno.ENOSPC, "{folder}/a"), FULL, True),
+        (os_error(errno.ENOSPC, None), FULL, False),
+        (os_error(errno.EDQUOT, None), "Disk quota exceeded", False),
+        (os_error(errno.EFBIG, "{folder}/a"), "File too large", True),
         (sqlite3.OperationalError("database or disk is full"), FULL, False),
         (psycopg.errors.DiskFull('could not extend file "base/5/1": No space left on device'), FULL, False),
         (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), FULL, False),
@@ -91,10 +95,10 @@ FULL = "No space left on device"
             True,
         ),
     ],
-    ids=lambda of: f"{type(of).__module__}.{type(of).__name__}" if isinstance(of, Exception) else None,
+    ids=lambda value: f"{type(value).__module__}.{type(value).__name__}" if isinstance(value, Exception) else None,
 )
 def test_a_full_disk_is_one_line_with_the_folder_and_what_is_free(
-    error: Exception, said: str, has_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, reason: str, has_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever met it: Python, a library, the JVM."""
     free = {tmp_path: 4096 * 3, Path("/"): 10**12}
@@ -104,15 +108,15 @@ def test_a_full_disk_is_one_line_with_the_folder_and_what_is_free(
         error.filename = error.filename.replace("{folder}", str(tmp_path))
     if isinstance(error, PySparkException):
         error = PySparkException(str(error).replace("{folder}", str(tmp_path)))
-    where = f"{tmp_path}/a: " if has_name else ""
-    expected = f"{where}{said}: 12,288 bytes are free in {tmp_path}. Make room there, then run this again"
+    prefix = f"{tmp_path}/a: " if has_name else ""
+    expected = f"{prefix}{reason}: 12,288 bytes are free in {tmp_path}. Make room there, then run this again"
     assert exit_message(error, [Path("/"), tmp_path / "not made yet"]) == (expected, EXIT_INCOMPLETE)
 
 
 def test_a_full_disk_is_told_whatever_an_error_says_that_comes_of_it(tmp_path: Path) -> None:
     try:
         try:
-            raise of(errno.ENOSPC, str(tmp_path / "a"))
+            raise os_error(errno.ENOSPC, str(tmp_path / "a"))
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e
     except UserError as e:
@@ -124,7 +128,7 @@ def test_a_full_disk_is_told_whatever_an_error_says_that_comes_of_it(tmp_path: P
 def test_a_full_disk_is_told_where_its_handling_fails_in_other_words(tmp_path: Path) -> None:
     try:
         try:
-            raise of(errno.ENOSPC, str(tmp_path / "a"))
+            raise os_error(errno.ENOSPC, str(tmp_path / "a"))
         finally:
             raise RuntimeError("file metadata is only available after writer close")
     except RuntimeError as e:
@@ -178,7 +182,7 @@ def test_a_data_file_that_finds_no_room_ends_by_that(tmp_path: Path, monkeypatch
     writer = DataFileWriter(local(tmp_path), "2026-03-01", schema, "snappy")
     monkeypatch.setattr(data_file, "ROW_GROUP_ROWS", 1)
     rows = pa.table({"a": np.random.default_rng(0).integers(0, 2**60, 10_000)}, schema)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write() -> None:
         try:
@@ -189,12 +193,12 @@ def test_a_data_file_that_finds_no_room_ends_by_that(tmp_path: Path, monkeypatch
             writer.abandon()
             raise
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, previous_limits[1]))
     try:
         with pytest.raises(OSError, match="File too large") as raised:
             write()
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous_limits)
     assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     assert list((tmp_path / "ds=2026-03-01").iterdir()) == []
 
@@ -203,20 +207,20 @@ def test_a_data_file_that_finds_no_room_ends_by_that(tmp_path: Path, monkeypatch
     "read", [lambda f: f.read_bytes(), lambda f: pa.memory_map(str(f)), lambda f: pq.ParquetFile(f)]
 )
 def test_of_python_and_of_arrow(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    """As they come. A loop of links stands for what may not be read: root may read everything."""
+    """The error keeps its type. A loop of links stands for an unreadable file: root may read everything."""
     file = tmp_path / "a.parquet"
     file.touch()
-    other = tmp_path / "b.parquet"
-    other.symlink_to(other)
+    link = tmp_path / "b.parquet"
+    link.symlink_to(link)
     with pytest.raises(OSError, match="b\\.parquet") as raised:
-        read(other)
-    found = raised.value
-    assert found.errno == errno.ELOOP
-    assert exit_message(found) is None
+        read(link)
+    error = raised.value
+    assert error.errno == errno.ELOOP
+    assert exit_message(error) is None
     # The same error, with the number that another file system would have given.
-    found.errno = errno.ESTALE
-    assert exit_message(found) == (
-        f"{other}: Stale file handle. Its file system is away. Run this again later",
+    error.errno = errno.ESTALE
+    assert exit_message(error) == (
+        f"{link}: Stale file handle. Its file system is away. Run this again later",
         EXIT_INCOMPLETE,
     )
 
@@ -226,31 +230,31 @@ def test_what_cannot_be_read_while_its_file_system_is_away_is_told_as_that(is_na
     """Whoever cannot read a file says mostly that it is damaged, and that the user is to make it anew."""
     try:
         try:
-            raise of(errno.ESTALE)
+            raise os_error(errno.ESTALE)
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e if is_named else None
     except UserError as e:
-        found = exit_message(e)
-    assert found == ("/mnt/a: Stale file handle. Its file system is away. Run this again later", EXIT_INCOMPLETE)
+        message = exit_message(e)
+    assert message == ("/mnt/a: Stale file handle. Its file system is away. Run this again later", EXIT_INCOMPLETE)
 
 
 def test_what_is_damaged_on_a_disk_is_the_users_to_mend() -> None:
     try:
         try:
-            raise of(errno.EIO)
+            raise os_error(errno.EIO)
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e
     except UserError as e:
-        found = exit_message(e)
-    assert found == ("a is damaged: make it anew", EXIT_USER_ERROR)
+        message = exit_message(e)
+    assert message == ("a is damaged: make it anew", EXIT_USER_ERROR)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        of(errno.ETIMEDOUT, None),  # of a socket
-        of(errno.EACCES, None),
-        of(errno.ENOENT),
+        os_error(errno.ETIMEDOUT, None),  # of a socket
+        os_error(errno.EACCES, None),
+        os_error(errno.ENOENT),
         OSError("torn"),
         PySparkException(
             "OSError: [Errno 116] Stale file handle: '/mnt/a'\n\nDuring handling of the above exception, another "

@@ -49,15 +49,15 @@ SPEC = shop()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ws = Workspace(tmp_path_factory.mktemp("made") / "home")
     make_home(ws, SPEC)
     return ws.home
 
 
 @pytest.fixture
-def ws(made: Path, tmp_path: Path) -> Workspace:
-    shutil.copytree(made, tmp_path / "home")
+def ws(made_home: Path, tmp_path: Path) -> Workspace:
+    shutil.copytree(made_home, tmp_path / "home")
     return Workspace(tmp_path / "home")
 
 
@@ -75,8 +75,8 @@ def text_of(file: Path) -> str:
 
 
 def files_with(home: Path, values: list[str]) -> list[str]:
-    found = [f for f in home.rglob("*") if f.is_file() and any(v in text_of(f) for v in values)]
-    return sorted(str(f.relative_to(home)) for f in found)
+    files = [f for f in home.rglob("*") if f.is_file() and any(v in text_of(f) for v in values)]
+    return sorted(str(f.relative_to(home)) for f in files)
 
 
 def weights(folder: Path) -> list[torch.Tensor]:
@@ -85,23 +85,23 @@ def weights(folder: Path) -> list[torch.Tensor]:
     model = ShardedModel(card.dataset_schema, card.model, LocalCollective(), 9)
     model.embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
     restore(model, local(folder), with_optimizer=True)
-    states = [s for of in model.embeddings.states for _, s in sorted(of.items())]
+    states = [s for states_of_table in model.embeddings.states for _, s in sorted(states_of_table.items())]
     return [*model.embeddings.weights, *states, *load_file(folder / "dense.safetensors").values()]
 
 
-def without(rows: pa.Table) -> list[dict[str, Any]]:
+def without_persons(rows: pa.Table) -> list[dict[str, Any]]:
     return [r for r in rows.to_pylist() if not any(g in str(v) for v in r.values() for g in GONE)]
 
 
 def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
-    before, said = tables(ws.home), {m.ds + m.stage: m for _, m in manifests_of(ws, "clicks")}
+    old_tables, manifests = tables(ws.home), {m.ds + m.stage: m for _, m in manifests_of(ws, "clicks")}
     models = {d.name: weights(d / f"train-{d.name}/model") for d in (ws.home / "models/clicks").iterdir()}
     assert files_with(ws.home, GONE)
     listed = list(found_places(SPEC, ws, PERSONS, NOW))
     assert {p.kind for p in listed if p.act} == {
         *("dataset", "training", "cache", "log", "manifest", "model", "events", "quarantine", "table", "vocabulary")
     }
-    assert tables(ws.home).keys() == before.keys()
+    assert tables(ws.home).keys() == old_tables.keys()
     assert not ws.forgotten("clicks").exists()  # dry
     places, request = erase(ws)
     assert request.finished == NOW
@@ -110,15 +110,15 @@ def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
     assert {(p.kind, p.name, p.rows) for p in places} == {(p.kind, p.name, p.rows) for p in listed}
     for name, rows in tables(ws.home).items():
         if name == "vocabulary":
-            old, new = (t.sort_by("code").to_pylist() for t in (before[name], rows))
+            old, new = (t.sort_by("code").to_pylist() for t in (old_tables[name], rows))
             same = [(a, b) for a, b in zip(old, new, strict=True) if a["value"] not in GONE]
             assert len(same) == len(USERS) - len(GONE)
             assert all(a == b for a, b in same)
             assert [r["code"] for r in new] == [r["code"] for r in old]
             assert len({r["value"] for r in new}) == len(USERS)
         else:
-            assert rows.to_pylist() == without(before[name]), name
-            assert rows.num_rows < before[name].num_rows, name
+            assert rows.to_pylist() == without_persons(old_tables[name]), name
+            assert rows.num_rows < old_tables[name].num_rows, name
     codes = [2 + USERS.index(u) for u in GONE]
     for ds, old in models.items():
         folder = ws.home / f"models/clicks/{ds}/train-{ds}/model"
@@ -136,7 +136,7 @@ def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
     assert old[0][codes].any()
     # Nothing is stale, and what is gone is said to be.
     for _, manifest in manifests_of(ws, "clicks"):
-        assert identity(manifest) == identity(said[manifest.ds + manifest.stage])
+        assert identity(manifest) == identity(manifests[manifest.ds + manifest.stage])
         assert bool(manifest.removed) == (manifest.stage == "features")
     assert list(found_places(SPEC, ws, PERSONS, NOW)) == list(found_places(SPEC, ws, PERSONS, NOW))
     assert [p.kind for p in found_places(SPEC, ws, PERSONS, NOW)] == ["landing", "landing"]
@@ -159,36 +159,36 @@ def test_versions_that_manifests_pin_are_read_without_them(ws: Workspace) -> Non
         state = history.state(day(n))
         assert (state.damage, state.changed_by, state.rows) == (None, (), ROWS - 3 * ROWS // len(USERS))
         read = [pq.read_table(f.path) for f in log.files(version) or [] if f.partition["ds"] == day(n)]
-        assert pa.concat_tables(read).to_pylist() == without(events(n))
+        assert pa.concat_tables(read).to_pylist() == without_persons(events(n))
         scores = Manifest.load(ws.manifest("clicks", day(n), "score"))
         assert scores is not None
         assert verify_day(ws, scores.output("delta"), day(n)) is None
     # The version before a day was loaded again, too.
     old = [pq.read_table(f.path) for f in log.files(1) or []]
-    assert pa.concat_tables(old).to_pylist() == without(events(50))
+    assert pa.concat_tables(old).to_pylist() == without_persons(events(50))
     # And after somebody else is forgotten.
     erase(ws, persons=Persons("user_id", False, frozenset([USERS[5]])))
     old = [pq.read_table(f.path) for f in log.files(1) or []]
-    assert pa.concat_tables(old).to_pylist() == [r for r in without(events(50)) if r["user_id"] != USERS[5]]
+    assert pa.concat_tables(old).to_pylist() == [r for r in without_persons(events(50)) if r["user_id"] != USERS[5]]
 
 
 @pytest.mark.parametrize(("kills", "points"), [(False, 8), (True, 20)], ids=["fails", "killed"])
-def test_killed_at_many_calls(made: Path, tmp_path: Path, kills: bool, points: int) -> None:
+def test_killed_at_many_calls(made_home: Path, tmp_path: Path, kills: bool, points: int) -> None:
     """At calls that are spread over all of them, the first ones among them."""
-    shutil.copytree(made, tmp_path / "home")
+    shutil.copytree(made_home, tmp_path / "home")
     with faulty(10**9, False) as counted:
         erase(Workspace(tmp_path / "home"))
     shutil.rmtree(tmp_path / "home")
     assert counted.made > 100
-    wanted = tables(made)
+    expected = tables(made_home)
     for n in sorted({1, 2, 3, 5, *(counted.made * k // points for k in range(1, points + 1))}):
-        shutil.copytree(made, tmp_path / "home")
+        shutil.copytree(made_home, tmp_path / "home")
         ws = Workspace(tmp_path / "home")
         with faulty(n, kills), suppress(OSError, Killed):
             erase(ws)
         # From the first moment on nothing comes back, and what is there can be read.
         listed = ForgottenValues.load(ws.forgotten_values("clicks"))
-        if files_with(ws.home, GONE) != files_with(made, GONE):
+        if files_with(ws.home, GONE) != files_with(made_home, GONE):
             assert listed is not None
         for folder in sorted((ws.home / "models/clicks").glob("*/*/model")):
             load_predictor(local(folder))
@@ -203,7 +203,7 @@ def test_killed_at_many_calls(made: Path, tmp_path: Path, kills: bool, points: i
         assert files_with(ws.home, GONE) == [], n
         for name, rows in tables(ws.home).items():
             if name != "vocabulary":
-                assert rows.to_pylist() == without(wanted[name]), (n, name)
+                assert rows.to_pylist() == without_persons(expected[name]), (n, name)
         shutil.rmtree(ws.home)
 
 
@@ -282,22 +282,22 @@ def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.
 def test_a_store_that_is_away_is_no_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
     ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
-    torn, whole = (ws.table("clicks", "events") / f"{name}.parquet" for name in ("torn", "whole"))
+    torn, complete = (ws.table("clicks", "events") / f"{name}.parquet" for name in ("torn", "whole"))
     torn.put_text("PAR1")
     with pytest.raises(UserError, match=r"torn\.parquet cannot be read: restore or remove it"):
         erase(ws)
     torn.remove()
-    whole.put_bytes(text_table())
+    complete.put_bytes(text_table())
     real = calls.download
 
     def away(bucket: Any, key: str, file: Path) -> Any:
-        if key.endswith(whole.name):
+        if key.endswith(complete.name):
             raise StoreAway(f"{key}: the store is away")
         return real(bucket, key, file)
 
     with monkeypatch.context() as patch:
         patch.setattr(calls, "download", away)
-        with pytest.raises(StoreAway, match=rf"{whole.name}: the store is away$"):
+        with pytest.raises(StoreAway, match=rf"{complete.name}: the store is away$"):
             erase(ws)
     assert erase(ws)[1].finished == NOW
 
@@ -368,11 +368,15 @@ def test_a_search_at_work_is_for_a_later_run(ws: Workspace) -> None:
 
 
 def test_folders_of_other_hosts_are_named(ws: Workspace) -> None:
-    """Where hosts share no scratch folder; they are no reason not to have finished."""
+    """Hosts that share no scratch folder keep their own copies; these do not keep the request from finishing."""
     named = "encoded/clicks, mapped/clicks and copies of the store's files on other hosts"
-    for master, scratch, told in (("local[2]", "auto", 0), ("local[2]", "own", 1), ("spark://head:7077", "auto", 1)):
+    for master, scratch, listed_folders in (
+        ("local[2]", "auto", 0),
+        ("local[2]", "own", 1),
+        ("spark://head:7077", "auto", 1),
+    ):
         spec = SPEC.model_copy(update={"spark": Spark(master=master, scratch=scratch)})  # type: ignore[arg-type]
-        assert [p.name for p in found_places(spec, ws, PERSONS, NOW)].count(named) == told, master
+        assert [p.name for p in found_places(spec, ws, PERSONS, NOW)].count(named) == listed_folders, master
     _, request = erase(ws, spec)
     assert request.finished == NOW
     text = next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
@@ -386,10 +390,10 @@ def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Worksp
     save_file({**load_file(file), **graph}, file)
     state = WorkspaceState(SPEC, ws, NOW)
     for acts in (True, False, False):
-        (found,) = [p for p in model_places(state, PERSONS) if p.left]
-        assert (found.name, found.act is not None) == (ws.name_of(folder), acts)
-        if found.act is not None:
-            found.act()
+        (place,) = [p for p in model_places(state, PERSONS) if p.left]
+        assert (place.name, place.act is not None) == (ws.name_of(folder), acts)
+        if place.act is not None:
+            place.act()
     # A graph without edges of theirs, as of a later training with the same codes.
     save_file({**load_file(file), "network.graph_users": torch.tensor([2 + USERS.index(USERS[3])])}, file)
     assert not [p for p in model_places(state, PERSONS) if p.left]

@@ -31,10 +31,10 @@ def ws(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def files_with(ws: Workspace, values: list[str]) -> list[str]:
-    wanted = [v.encode() for v in values]
+    encoded = [v.encode() for v in values]
     files = [f for f in (ws.postgres / "data").rglob("*") if f.is_file()]
     assert len(files) > 100
-    return sorted(str(f.relative_to(ws.postgres)) for f in files if any(v in f.read_bytes() for v in wanted))
+    return sorted(str(f.relative_to(ws.postgres)) for f in files if any(v in f.read_bytes() for v in encoded))
 
 
 def publish(target: PostgresTarget) -> None:
@@ -67,7 +67,7 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
     with open_postgres(SPEC, ws) as target:
         assert isinstance(target, PostgresTarget)
         publish(target)
-        before = rows(target)
+        published = rows(target)
         assert any("pg_wal" in name for name in files_with(ws, GONE))
         assert target.rows_with("user_id", GONE) == {DAYS[0]: 10, DAYS[1]: 15}
         # Killed after the rows are deleted: a rerun knows that there is something to do, and does it.
@@ -85,7 +85,7 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
         assert target.erase("user_id", GONE) == ""
         assert target.leftovers("user_id", GONE) == 0
         assert target.not_reached == ""
-        assert rows(target) == [row for row in before if row[1] not in GONE]
+        assert rows(target) == [row for row in published if row[1] not in GONE]
         assert files_with(ws, GONE) == []
         assert target._conn.execute("SHOW wal_recycle").fetchone() == ("on",)
 
@@ -94,8 +94,8 @@ def test_the_proof_names_a_server_that_headrace_does_not_run(ws: Workspace) -> N
     with open_postgres(SPEC, ws) as target:
         assert isinstance(target, PostgresTarget)
         port = target._server.port
-        own = Warehouse(kind="postgres", port=port, password_file=str(ws.postgres / "password"))
+        warehouse = Warehouse(kind="postgres", port=port, password_file=str(ws.postgres / "password"))
         assert SPEC.publish is not None
-        spec = SPEC.model_copy(update={"publish": SPEC.publish.model_copy(update={"warehouse": own})})
-        with open_postgres(spec, ws) as theirs:
-            assert f"127.0.0.1:{port}/headrace" in theirs.not_reached or f":{port}/headrace" in theirs.not_reached
+        spec = SPEC.model_copy(update={"publish": SPEC.publish.model_copy(update={"warehouse": warehouse})})
+        with open_postgres(spec, ws) as external:
+            assert f"127.0.0.1:{port}/headrace" in external.not_reached or f":{port}/headrace" in external.not_reached

@@ -24,7 +24,7 @@ SPEC = shop()
 
 
 @pytest.mark.parametrize(
-    ("column", "text", "said"),
+    ("column", "text", "message"),
     [
         ("usr_id", "x", "did you mean 'user_id'"),
         ("item_id", "7\nseven\n", "line 2: it is no bigint"),
@@ -33,9 +33,9 @@ SPEC = shop()
         ("user_id", "a\nb \n", "line 2: it begins or ends with a blank"),
     ],
 )
-def test_refused(tmp_path: Path, column: str, text: str, said: str) -> None:
+def test_refused(tmp_path: Path, column: str, text: str, message: str) -> None:
     (tmp_path / "values").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_persons(SPEC, column, tmp_path / "values")
 
 
@@ -62,10 +62,10 @@ def test_the_search_trusts_short_values_in_their_own_column_alone(tmp_path: Path
     (ws.lake / "warehouse" / "visits_scores" / "half.parquet").put_text("user-0017")
     for kind in ("ingest", "tables", "vocabulary"):
         (ws.spark_local / kind / "clicks" / "half.parquet").put_text("PAR1")
-    found = scan(state, persons)
-    assert sorted(found.matches) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
+    result = scan(state, persons)
+    assert sorted(result.matches) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
     unread = [f"spark/{kind}/clicks/half.parquet" for kind in ("ingest", "tables", "vocabulary")]
-    assert sorted(found.unread) == unread
+    assert sorted(result.unread) == unread
 
 
 def test_the_search_finds_long_integers_in_texts_and_lists(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_the_search_finds_long_integers_in_texts_and_lists(tmp_path: Path) -> No
     for name, values in columns.items():
         with (ws.table("clicks", name) / "x.parquet").new_file() as file:
             pq.write_table(pa.table({name: values}), file)
-    found = scan(WorkspaceState(SPEC, ws, NOW), persons).matches
-    assert sorted(found) == [f"lake/clicks/{name}/x.parquet" for name in ("bins", "text", "user_id")]
+    matches = scan(WorkspaceState(SPEC, ws, NOW), persons).matches
+    assert sorted(matches) == [f"lake/clicks/{name}/x.parquet" for name in ("bins", "text", "user_id")]
 
 
 def test_the_most_frequent_values_in_statistics() -> None:
-    """Of the column as it came in, and of features with a vocabulary, whose categories have their values' names."""
+    """Statistics of the input column lose them, and those of features whose categories are named by values."""
     sides = [("input", "user_id"), ("feature", "user_id"), ("feature", "item_id"), ("input", "item_id")]
     bins = [{"value": v, "count": n} for n, v in enumerate(["7", "8", None])]
     rows = pa.table({"side": [s for s, _ in sides], "column": [c for _, c in sides], "histogram": [bins] * 3 + [None]})

@@ -25,8 +25,8 @@ PERSONS = Persons("user_id", False, frozenset(GONE))
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tracking_server(tmp_path_factory.mktemp("server")) as found:
-        yield found
+    with tracking_server(tmp_path_factory.mktemp("server")) as server_url:
+        yield server_url
 
 
 def registered(home: Path, url: str) -> tuple[Workspace, list[str]]:
@@ -52,7 +52,7 @@ def on_server(url: str, run: str, to: Path) -> Path:
 
 
 def values(artifact: Path) -> set[str]:
-    """Who is in the vocabularies of all models of an artifact."""
+    """Return the users in the vocabularies of all models of an artifact."""
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(f) for f in artifact.rglob("*.parquet")]
@@ -110,7 +110,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
     assert values(on_server(url, runs[1], tmp_path / "second")).isdisjoint([*GONE, USERS[4]])
 
     # Somebody else asks to be forgotten, of whom a model tells that the store has no more.
-    others = Persons("user_id", False, frozenset([USERS[3]]))
+    another_person = Persons("user_id", False, frozenset([USERS[3]]))
     ws.locate("models").remove()
     with pytest.raises(UserError, match=rf"not all is erased: .*clicks version 1 on {url}.*delete its run {runs[0]}"):
-        list(forget(shop(), ws, others, NOW))
+        list(forget(shop(), ws, another_person, NOW))

@@ -76,9 +76,9 @@ def publish(target: ParquetTarget, ds: str, token: str, *users: int) -> None:
 
 
 def users_of(folder: Location) -> list[int]:
-    """Of all files, whether a day has them or not."""
-    found = [pq.ParquetFile(f).read()["user_id"].to_pylist() for f in Path(folder).rglob("*.parquet")]
-    return sorted(user for users in found for user in users)
+    """Return the users in all files, also in those that no day lists."""
+    by_file = [pq.ParquetFile(f).read()["user_id"].to_pylist() for f in Path(folder).rglob("*.parquet")]
+    return sorted(user for users in by_file for user in users)
 
 
 def test_a_folder_of_files_has_days_that_were_dropped_and_versions_before(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_delta_table_whose_erasure_was_killed_before_files_were_removed(
 def test_the_record_of_a_day_whose_erasure_did_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """It says what the table has wherever the commit was not made; the same call sets right what a killed one left."""
+    """The record keeps the table's state until the commit; the same call mends what a killed one left."""
     spec, ws, target = delta(tmp_path)
     put_rows(target.folder, NEXT, scores(1, 6))
     target.records.save(NEXT, Record("k", 2, "m", "s", []))
@@ -204,10 +204,10 @@ def test_a_version_that_people_have_brought_back_is_counted_without_them(tmp_pat
     put_rows(target.folder, NEXT, scores(1, 6))
     log = DeltaLog(target.folder)
     assert log.version is not None
-    before = log.state(log.version, current=False)
-    assert before is not None
+    state = log.state(log.version, current=False)
+    assert state is not None
     list(places(spec, ws))
-    restored = "".join(json.dumps({"add": add}) + "\n" for add in before.adds if NEXT in str(add["path"]))
+    restored = "".join(json.dumps({"add": add}) + "\n" for add in state.adds if NEXT in str(add["path"]))
     assert log.version is not None
     removed = log.state(log.version, current=False)
     assert removed is not None
