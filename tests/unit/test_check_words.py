@@ -76,6 +76,16 @@ def test_two_classes_of_one_name_are_refused(tmp_path: Path, check: Check) -> No
     assert "a.py:4: class: RowBlock is also" in output
 
 
+def test_classes_of_tests_may_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    for folder in ("tests", "python"):
+        for name in ("a.py", "b.py"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / name).write_text('class Rows:\n    """Rows of one file."""\n')
+    assert check(tmp_path / "tests") == (0, "2 files, 0 refusals\n")
+    assert check(tmp_path / "python")[0] == 1
+
+
 def test_a_folder_that_is_missing(tmp_path: Path, check: Check) -> None:
     code, output = check(tmp_path / "nowhere")
     assert (code, output) == (2, f"no such file or folder: {tmp_path}/nowhere\n")
