@@ -223,14 +223,16 @@ def test_one_item_is_left_out_among_items_that_the_user_never_had(tmp_path: Path
     rng = np.random.default_rng(3)
     # Items of low numbers are popular: a left-out one is sometimes among the first.
     drawn = {user: np.minimum(rng.geometric(0.05, 40), 199) for user in range(1, 40)}
-    had = {user: list(dict.fromkeys(items.tolist()))[: 3 + user % 5] for user, items in drawn.items()} | {40: [199, 0]}
-    lines = [f"{user} {item}\n" for user, items in had.items() for item in items]
+    items_of_user = {user: list(dict.fromkeys(items.tolist()))[: 3 + user % 5] for user, items in drawn.items()} | {
+        40: [199, 0]
+    }
+    lines = [f"{user} {item}\n" for user, items in items_of_user.items() for item in items]
     (tmp_path / "all.txt").write_text("".join(lines))
     write_split(tmp_path / "all.txt", tmp_path, "x")
     train = [tuple(map(int, line.split()[:2])) for line in (tmp_path / "x.train.rating").read_text().splitlines()]
-    assert sorted(train) == sorted((user, item) for user, items in had.items() for item in items[:-1])
+    assert sorted(train) == sorted((user, item) for user, items in items_of_user.items() for item in items[:-1])
     tests = [tuple(map(int, line.split()[:2])) for line in (tmp_path / "x.test.rating").read_text().splitlines()]
-    assert tests == [(user, items[-1]) for user, items in had.items()]
+    assert tests == [(user, items[-1]) for user, items in items_of_user.items()]
     counts = Counter(item for _, item in train)
     hits, gain = 0, 0.0
     for (user, positive), line in zip(tests, (tmp_path / "x.test.negative").read_text().splitlines(), strict=True):
@@ -238,7 +240,7 @@ def test_one_item_is_left_out_among_items_that_the_user_never_had(tmp_path: Path
         assert head == f"({user},{positive})"
         negatives = {int(item) for item in rest}
         assert len(negatives) == len(rest) == 99
-        assert not negatives & set(had[user])
+        assert not negatives & set(items_of_user[user])
         place = sum(counts[item] >= counts[positive] for item in negatives)
         hits += place < 10
         gain += 1 / math.log2(place + 2) if place < 10 else 0.0

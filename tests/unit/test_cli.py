@@ -188,14 +188,14 @@ def test_a_snapshot_needs_no_day(yard: Yard, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("home", ["s3a://bucket/home", "hdfs://name:8020/home"])
 @pytest.mark.parametrize("line", [["run", "clicks", "--ds", DS], ["status"], ["generate", "clicks", "--days", "1"]])
-@pytest.mark.parametrize("by", ["option", "environment"])
+@pytest.mark.parametrize("set_by", ["option", "environment"])
 def test_a_home_in_another_store_is_refused(
-    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, line: list[str], by: str
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, line: list[str], set_by: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if by == "environment":
+    if set_by == "environment":
         monkeypatch.setenv("HEADRACE_HOME", home)
-    result = CliRunner().invoke(app, [*line, *(["--home", home] if by == "option" else [])])
+    result = CliRunner().invoke(app, [*line, *(["--home", home] if set_by == "option" else [])])
     assert result.exit_code == 2
     assert f"--home: '{home}' is a URI, and this takes a path on a file system" in result.stderr
     assert "URIs are taken by lake, store, source.path, source.complete" in result.stderr

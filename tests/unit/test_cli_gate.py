@@ -177,9 +177,9 @@ def test_models_promote_and_rollback(yard: Yard) -> None:
     assert "labels were late" in yard("models", "clicks").output
     # Overruled: the day's run is no longer told to be refused.
     assert yard.run(*GATE).exit_code == 0
-    back = yard("rollback", "clicks", "--reason", "clicks fell")
-    assert back.exit_code == 0, back.output
-    assert "is at version 1" in back.output
+    rolled_back = yard("rollback", "clicks", "--reason", "clicks fell")
+    assert rolled_back.exit_code == 0, rolled_back.output
+    assert "is at version 1" in rolled_back.output
     assert [json.loads(line)["action"] for line in ws.promotions("clicks").read_text().splitlines()] == [
         "promote",
         "override",

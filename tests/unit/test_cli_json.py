@@ -71,21 +71,21 @@ def test_status(yard: Yard) -> None:
 def test_lineage(yard: Yard) -> None:
     yard.run("--to", "train")
     lineage = document(yard("lineage", "clicks", "--json"))
-    seen: dict[str, Any] = {}
+    nodes: dict[str, Any] = {}
 
     def walk(node: dict[str, Any]) -> None:
         assert node.keys() <= promised("lineage"), node
-        seen[node.get("stage") or node["kind"]] = node
+        nodes[node.get("stage") or node["kind"]] = node
         for inner in node["inputs"]:
             walk(inner)
 
     walk(lineage)
-    assert {"model", "train", "features", "ingest", "landing"} <= seen.keys()
+    assert {"model", "train", "features", "ingest", "landing"} <= nodes.keys()
     manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
     assert manifest is not None
     assert (lineage["kind"], lineage["version"]) == ("model", manifest.key)
-    assert seen["train"]["outputs"] == [o.model_dump() for o in manifest.outputs]
-    assert seen["landing"]["version"] == "v1"
+    assert nodes["train"]["outputs"] == [o.model_dump() for o in manifest.outputs]
+    assert nodes["landing"]["version"] == "v1"
 
 
 def test_sharding_plan(yard: Yard) -> None:

@@ -53,7 +53,7 @@ def machine(tmp_path: Path) -> Mapping[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("lacks", "says"),
+    ("fault", "message"),
     [
         ("no java", "error: Spark needs Java: JAVA_HOME is not set, and PATH has no java. Install a JDK 17 or 21"),
         ("wrong JAVA_HOME", "nowhere, which has no bin/java. Install a JDK 17 or 21"),
@@ -61,18 +61,18 @@ def machine(tmp_path: Path) -> Mapping[str, dict[str, str]]:
         ("no bash", "error: Spark's scripts need bash, and PATH has none"),
     ],
 )
-@pytest.mark.parametrize("by", ["run", pytest.param("job", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", ["run", pytest.param("job", marks=pytest.mark.slow)])
 def test_what_spark_cannot_start_on(
-    home: Path, machine: Mapping[str, dict[str, str]], by: str, lacks: str, says: str
+    home: Path, machine: Mapping[str, dict[str, str]], program: str, fault: str, message: str
 ) -> None:
     """The command refuses, and so does the program that it starts, which clusters start as well."""
     lines = {
         "run": command(home, "run", "clicks", "--ds", DAY, settings={}),
         "job": [sys.executable, str(PROGRAM), "ingest", "clicks", "--ds", DAY, "--home", str(home)],
     }
-    refused = run(lines[by], **machine[lacks])
+    refused = run(lines[program], **machine[fault])
     assert refused.code == EXIT_USER_ERROR, refused.output
-    assert says in refused.output
+    assert message in refused.output
     assert len(refused.output.splitlines()) == 1
 
 

@@ -43,7 +43,7 @@ def test_how_far_a_stage_is() -> None:
 
 def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspace) -> None:
     """Its stage writes its progress to the application's file while it works."""
-    spec, seen = load_spec("clicks"), []
+    spec, observed_stages = load_spec("clicks"), []
 
     class Working(Fake):
         def run(self, ctx):  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspac
             while time.monotonic() < deadline:
                 running = RunningStage.read(ws, "clicks")
                 if running and running[0].progress:
-                    seen.append(running[0])
+                    observed_stages.append(running[0])
                     break
                 time.sleep(0.05)
             return super().run(ctx)
@@ -63,7 +63,7 @@ def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspac
             observed.done(run_stage(Working("ingest"), spec, ws, ds, observed.begin).manifest)
         assert RunningStage.read(ws, "clicks") == []
     observation.close()
-    first, second = seen
+    first, second = observed_stages
     assert (first.stage, first.ds, first.pid) == ("ingest", "2026-01-02", os.getpid())
     assert first.progress == Progress(3, 10, "steps", 2.0, 3.5)
     assert (first.expected_seconds, second.expected_seconds is not None) == (None, True)

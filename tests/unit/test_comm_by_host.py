@@ -104,8 +104,8 @@ def test_messages_arrive_as_between_threads(case: Case) -> None:
             assert torch.equal(got, expected_tensor)
             assert got_rows == rows
         alone = case.hosts[host_of[rank]] == 1
-        far = [r for r, host in enumerate(host_of) if not promised or alone or host != host_of[rank]]
-        assert carried == sum(rows[rank][r] for rows, _, _ in case.messages for r in far)
+        outside_host = [r for r, host in enumerate(host_of) if not promised or alone or host != host_of[rank]]
+        assert carried == sum(rows[rank][r] for rows, _, _ in case.messages for r in outside_host)
 
 
 def test_who_waits_for_a_rank_of_its_host_that_left_hears_which() -> None:

@@ -137,9 +137,9 @@ def test_models_are_trained_once_and_the_days_own_is_taken(
     run_stage(Compare(), spec_of({"deep": MODELS["deep"]}), ws, DS)
     assert len(launches.keys) == 3
     against_deep = {m["name"]: m["against"] for m in again.facts["models"]}
-    back = {m["name"]: m["against"] for m in manifest.facts["models"]}
-    assert against_deep["deep"] == back["as_it_is"] == {}
-    forward, backward = against_deep["as_it_is"]["auc"], back["deep"]["auc"]
+    against_reference = {m["name"]: m["against"] for m in manifest.facts["models"]}
+    assert against_deep["deep"] == against_reference["as_it_is"] == {}
+    forward, backward = against_deep["as_it_is"]["auc"], against_reference["deep"]["auc"]
     assert (forward["value"], forward["low"], forward["p"]) == (-backward["value"], -backward["high"], backward["p"])
     # A model that is gone is trained again, alone.
     local(folder).remove()

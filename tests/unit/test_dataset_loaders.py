@@ -199,18 +199,18 @@ def test_evaluation_gives_each_row_once_in_equal_steps(
     manifest: Manifest, home: Workspace, world: int, streams: int
 ) -> None:
     layout, schema = split_of(manifest, home, "valid", ["row"])
-    seen: list[Batch] = []
+    received: list[Batch] = []
     counts = set()
     for rank in range(world):
         with EvalLoader(layout, schema, World(rank, world), batch_size=32, streams=streams, carried=["row"]) as source:
             batches = list(source)
             counts.add(len(batches))
             assert len(batches) == source.steps
-            seen += [b for b in batches if b.rows]
+            received += [b for b in batches if b.rows]
     assert len(counts) == 1
     expected = pa.concat_tables([pq.read_table(f) for f in layout.files]).column("row").to_numpy()
     assert layout.rows == len(expected) == 203
-    np.testing.assert_array_equal(np.sort(rows_of(seen)), np.sort(expected))
+    np.testing.assert_array_equal(np.sort(rows_of(received)), np.sort(expected))
 
 
 def test_negatives_are_other_known_values_and_the_same_for_any_world(split: Split) -> None:

@@ -63,10 +63,10 @@ def test_negatives_that_a_user_has_not_seen() -> None:
     assert drawn.max() < 12
     for user in (3, 4, 6):
         negatives = drawn[(users == user) & (items == 5)]
-        left = set(range(2, 12)) - seen.get(user, set()) - {5}
-        assert set(np.unique(negatives)) == left
-        for item in left:
-            assert abs((negatives == item).mean() - 1 / len(left)) < 5 * np.sqrt(0.25 / negatives.size)
+        unseen = set(range(2, 12)) - seen.get(user, set()) - {5}
+        assert set(np.unique(negatives)) == unseen
+        for item in unseen:
+            assert abs((negatives == item).mean() - 1 / len(unseen)) < 5 * np.sqrt(0.25 / negatives.size)
 
 
 def test_pairs_that_a_split_has_seen(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:

@@ -172,8 +172,8 @@ def test_any_log(data: st.DataObject) -> None:
                 assert ours_at(table, version) == expected[version], version
                 assert files_at(table, version) == expected[version], version
             # What is left is found again.
-            left = unused_log_files(table, pinned, first, LATER)
-            assert {f.name for f in left} == {f.name for f in removable[ends:]}
+            remaining = unused_log_files(table, pinned, first, LATER)
+            assert {f.name for f in remaining} == {f.name for f in removable[ends:]}
     finally:
         shutil.rmtree(folder)
 

@@ -332,16 +332,16 @@ def breached(drift: Drift) -> dict[tuple[str, str], tuple[float, str, str]]:
 def test_limits() -> None:
     comparisons = judge(made_rows(), Drift())
     assert [c.column for c in comparisons] == ["few", "item", "price", "age", "at", "gone"]
-    by = {c.column: c for c in comparisons}
+    by_column = {c.column: c for c in comparisons}
     price = psi([5000, 5000], [500, 1500])
-    assert by["price"].psi == pytest.approx(price)
-    assert by["price"].ks == pytest.approx(0.25)
-    assert by["price"].mean == (1.0, 2.0)
-    assert by["age"].missing == (0.1, 0.6)
-    assert by["item"].oov == (0.0, 900 / 1900)
-    assert by["few"].max_psi is None
-    assert by["gone"].psi is None
-    standing = {
+    assert by_column["price"].psi == pytest.approx(price)
+    assert by_column["price"].ks == pytest.approx(0.25)
+    assert by_column["price"].mean == (1.0, 2.0)
+    assert by_column["age"].missing == (0.1, 0.6)
+    assert by_column["item"].oov == (0.0, 900 / 1900)
+    assert by_column["few"].max_psi is None
+    assert by_column["gone"].psi is None
+    expected = {
         ("price", "psi"): (0.25, "warn", "drift.max_psi"),
         ("item", "psi"): (0.25, "warn", "drift.max_psi"),
         ("item", "oov"): (0.3, "warn", "drift.max_oov_rate"),
@@ -349,8 +349,8 @@ def test_limits() -> None:
         ("gone", "missing"): (0.1, "warn", "drift.max_missing_change"),
     }
     assert (price or 0) > 0.25
-    assert breached(Drift()) == standing
-    assert breached(Drift(min_values=999)).keys() == {*standing, ("few", "psi")}
+    assert breached(Drift()) == expected
+    assert breached(Drift(min_values=999)).keys() == {*expected, ("few", "psi")}
     assert breached(Drift(max_psi=None, max_oov_rate=None, max_missing_change=None)) == {}
     columns = {
         "price": {"max_psi": 0.9},

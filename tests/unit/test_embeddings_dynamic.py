@@ -53,9 +53,9 @@ def test_the_map_is_a_dictionary(batches: list[list[int]], lookups: list[int]) -
         assert len(id_map) == len(expected)
         assert id_map.load <= 0.5
         assert id_map.find(np.array(lookups, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in lookups]
-        left = list(expected)[::2]
-        id_map.replace(np.array(left, dtype=np.int64))
-        remaining = {i: n for n, i in enumerate(left)}
+        retained_ids = list(expected)[::2]
+        id_map.replace(np.array(retained_ids, dtype=np.int64))
+        remaining = {i: n for n, i in enumerate(retained_ids)}
         assert id_map.find(np.array(lookups, dtype=np.int64)).tolist() == [remaining.get(i, -1) for i in lookups]
 
 

@@ -124,7 +124,7 @@ def test_bytes_between_machines_are_those_that_were_planned(exchange: str) -> No
     planned = plan_tables(tables, lookups, 4, batch_size=4_000, optimizer="sgd", settings=settings)
     assert planned.plan.ranks_per_node == (2 if exchange == "by_machine" else 1)
     assert planned.traffic is not None
-    way = planned.traffic.by_machine if exchange == "by_machine" else planned.traffic.direct
+    planned_bytes = planned.traffic.by_machine if exchange == "by_machine" else planned.traffic.direct
 
     def rank_main(c: ThreadCollective) -> tuple[int, int]:
         crossing = Crossing(c)
@@ -135,8 +135,8 @@ def test_bytes_between_machines_are_those_that_were_planned(exchange: str) -> No
         return crossing.inside, crossing.crossed
 
     inside, crossed = np.mean(run_ranks(4, rank_main), axis=0)
-    assert inside == pytest.approx(way.inside, rel=0.02)
-    assert crossed == pytest.approx(way.across, rel=0.02)
+    assert inside == pytest.approx(planned_bytes.inside, rel=0.02)
+    assert crossed == pytest.approx(planned_bytes.across, rel=0.02)
 
 
 def test_the_faster_way_is_planned() -> None:

@@ -48,13 +48,13 @@ def test_mapped_rows_are_those_that_were_saved(
     load_rows(loaded, local(folder), False)
     lookup_ids = np.array(data.draw(st.lists(st.sampled_from([*ids, 5, -(2**63), 2**63 - 1]), max_size=30)), np.int64)
     once = np.ones(len(lookup_ids), np.int64)
-    has = mapped.look_up(lookup_ids, once, False)
-    np.testing.assert_array_equal(has >= 0, np.isin(lookup_ids, ids))
+    positions = mapped.look_up(lookup_ids, once, False)
+    np.testing.assert_array_equal(positions >= 0, np.isin(lookup_ids, ids))
     expected = torch.stack(
         [values[row_of[i]] if i in row_of else torch.zeros(3) for i in lookup_ids.tolist()] or [values[:0]]
     )
-    assert torch.equal(mapped.rows_at(has), expected.view(-1, 3))
-    assert torch.equal(mapped.rows_at(has), loaded.rows_at(loaded.look_up(lookup_ids, once, False)))
+    assert torch.equal(mapped.rows_at(positions), expected.view(-1, 3))
+    assert torch.equal(mapped.rows_at(positions), loaded.rows_at(loaded.look_up(lookup_ids, once, False)))
     assert (len(mapped), mapped.report.rows, mapped.nbytes) == (len(ids), len(ids), 0)
     np.testing.assert_array_equal(np.sort(mapped.ids), np.sort(np.array(ids, np.int64)))
 

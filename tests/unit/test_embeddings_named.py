@@ -383,8 +383,8 @@ def test_jagged_tensors_are_lists_of_lists(matrix: Tensor, data: st.DataObject) 
     assert rows_of(JaggedTensor.of_lengths(jagged.values, jagged.lengths)) == lists
     assert rows_of(JaggedTensor.of_starts(jagged.values, jagged.offsets[:-1])) == lists
     vectors = JaggedTensor(some.flat().values.float().unsqueeze(1), some.flat().offsets)
-    for pooling, by in (("sum", sum), ("max", max), ("mean", np.mean)):
-        expected = [[float(by(row))] if row else [0.0] for row in lists[start:end]]
+    for pooling, pool in (("sum", sum), ("max", max), ("mean", np.mean)):
+        expected = [[float(pool(row))] if row else [0.0] for row in lists[start:end]]
         torch.testing.assert_close(vectors.pooled(pooling), torch.tensor(expected).view(-1, 1))
     # Of equal numbers the first has the gradient.
     leaf = vectors.values.requires_grad_()

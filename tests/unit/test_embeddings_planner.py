@@ -117,19 +117,19 @@ def test_everything_is_held_once_within_the_memory_or_it_says_why(
         if rule.kind == "table_wise":
             assert len(blocks) == 1
             assert blocks[0].ranks == 1
-        seen = np.zeros((t.rows, t.dim), dtype=int)
+        copies = np.zeros((t.rows, t.dim), dtype=int)
         for rank in range(world):
             for b in blocks:
                 rows = planned.plan.rows_on(b, rank)
                 if rank == 0 or not b.replicated:
-                    seen[rows.start : rows.stop : rows.step, b.columns.start : b.columns.stop] += 1
+                    copies[rows.start : rows.stop : rows.step, b.columns.start : b.columns.stop] += 1
                 width = len(b.columns)
                 state = 4 if optimizer == "rowwise_adagrad" else 4 * width * states[optimizer]
                 row = width * (2 if t.storage == "bf16" else 4) + state
                 cached = t.cached < 1 and not b.replicated
                 held[rank] += len(rows) * ((row + 25) * t.cached + 4 if cached else row)
                 in_host[rank] += len(rows) * row * cached
-        assert (seen == 1).all()
+        assert (copies == 1).all()
     np.testing.assert_allclose(planned.load.memory, held)
     np.testing.assert_allclose(planned.load.host, in_host)
     assert card or not in_host.any()
@@ -179,9 +179,9 @@ class Counting(ThreadCollective):
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
         got, counts = super().all_to_all(x, send_rows)
         row = x[:1].numel() * x.element_size() if len(x) else 0
-        back = got[:1].numel() * got.element_size() if len(got) else 0
+        received_row_bytes = got[:1].numel() * got.element_size() if len(got) else 0
         self.sent += (sum(send_rows) - send_rows[self.world.rank]) * row
-        self.received += (sum(counts) - counts[self.world.rank]) * back
+        self.received += (sum(counts) - counts[self.world.rank]) * received_row_bytes
         return got, counts
 
 

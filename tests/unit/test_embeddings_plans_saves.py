@@ -67,14 +67,14 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     # Tables that have grown since: old rows as they were, new ones at their own start, on any world.
     saved = load(on_one, LocalCollective(), tmp_path / "three")
-    was = full_tables(on_one.plan, [saved], [saved.weights])
+    initial_tables = full_tables(on_one.plan, [saved], [saved.weights])
     grown = tuple(Table(t.name, t.rows + 5, t.dim, t.storage) for t in tables)
     for world in (1, 2, 3, 4):
         case = Case(planned(KINDS[::-1] if world > 1 else KINDS, world, grown), ((4,) * world,) * 3, 8, optimizer)
         ranks = run_ranks(world, lambda c, case=case: load(case, c, tmp_path / "two"))
         fresh = run_ranks(world, lambda c, case=case: ShardedEmbeddings(case.plan, c, seed=99))
         now, start = (full_tables(case.plan, r, [e.weights for e in r]) for r in (ranks, fresh))
-        for name, initial in was.items():
+        for name, initial in initial_tables.items():
             assert torch.equal(now[name][: len(initial)], initial)
             assert torch.equal(now[name][len(initial) :], start[name][len(initial) :])
 

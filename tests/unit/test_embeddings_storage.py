@@ -139,9 +139,9 @@ def test_a_table_that_has_grown_keeps_the_start_of_its_new_rows(saved: Path) -> 
     loaded = load_shards(new, local(saved), with_optimizer=True)
     assert loaded.tables == {"users": 2_300, "tiny": 2, "items": 50}
     assert loaded.new_rows == {"users": 10, "new": 7}
-    for have, was in ((new.weight, old.weight), (new.state["sum"], old.state["sum"])):
-        assert torch.equal(have[:2_300], was[:2_300])
-        assert torch.equal(have[2_310:2_362], was[2_300:])
+    for loaded_rows, saved_rows in ((new.weight, old.weight), (new.state["sum"], old.state["sum"])):
+        assert torch.equal(loaded_rows[:2_300], saved_rows[:2_300])
+        assert torch.equal(loaded_rows[2_310:2_362], saved_rows[2_300:])
     assert float(old.state["sum"].max()) > 0
     fresh = torch.cat([torch.arange(2_300, 2_310), torch.arange(2_362, 2_369)])
     assert torch.equal(new.weight[fresh], start[fresh])

@@ -113,13 +113,13 @@ def test_bits_are_those_of_vectors_side_by_side(case: Case) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(case.threads)
-        ways = [everywhere(case, zero_copy=True)]
+        runs = [everywhere(case, zero_copy=True)]
         if case.plan.world_size > 1:
-            ways += [everywhere(case, zero_copy, shares=True) for zero_copy in (True, False)]
+            runs += [everywhere(case, zero_copy, shares=True) for zero_copy in (True, False)]
     finally:
         torch.set_num_threads(threads)
-    for way in ways:
-        for got, expected in zip(way, expected_by_rank, strict=True):
+    for tensors_by_rank in runs:
+        for got, expected in zip(tensors_by_rank, expected_by_rank, strict=True):
             assert len(got) == len(expected)
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 

@@ -48,11 +48,11 @@ EXCLUDED = [[], [0, 1, 3], [4, 5, 6, 7, 8, 9]]
 
 def rows_on(drawn: list[tuple[Any, ...]], positions: list[int], queries: np.ndarray) -> RelevantRows:
     """The rows of a rank, taken as they come."""
-    standing = RowsOfUsers()
+    representatives = RowsOfUsers()
     n = len(drawn)
     users, items = (np.array([r[i] for r in drawn], np.int64) for i in range(2))
     lists = [EXCLUDED[r[4]] for r in drawn]
-    standing.add(
+    representatives.add(
         [
             users,
             np.array([r[2] for r in drawn], np.float64),
@@ -62,7 +62,7 @@ def rows_on(drawn: list[tuple[Any, ...]], positions: list[int], queries: np.ndar
         ],
         JaggedArray(np.cumsum([0, *map(len, lists)]), np.array([c for x in lists for c in x], np.int64)),
     )
-    (user, order, position, row, vectors), excluded = standing.take()
+    (user, order, position, row, vectors), excluded = representatives.take()
     empty = np.empty(0, np.float32)
     return RelevantRows(users, items, Predictions(empty, empty), user, order, position, row, vectors, excluded)
 
@@ -70,7 +70,7 @@ def rows_on(drawn: list[tuple[Any, ...]], positions: list[int], queries: np.ndar
 @settings(max_examples=60, deadline=None)
 @given(ROWS, PAIRS, st.integers(1, 5), st.integers(0, 2**16), st.booleans())
 def test_full_rankings_equal_sorting_all_items(
-    drawn: list[Any], seen: list[Any], k: int, seed: int, in_groups: bool
+    drawn: list[Any], seen_pairs: list[Any], k: int, seed: int, in_groups: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     # Whole numbers: dot products are exact, and many are equal.
@@ -79,7 +79,7 @@ def test_full_rankings_equal_sorting_all_items(
     def evaluate(ranks: Ranks, owner: np.ndarray) -> Any:
         local_rows = np.flatnonzero(owner == ranks.world.rank).tolist()
         part = rows_on([drawn[i] for i in local_rows], local_rows, queries)
-        pairs = [p for i, p in enumerate(seen) if i % ranks.world.size == ranks.world.rank]
+        pairs = [p for i, p in enumerate(seen_pairs) if i % ranks.world.size == ranks.world.rank]
         parts = [tuple(np.array([p[i] for p in pairs[a::2]], np.int64) for i in range(2)) for a in range(2)]
         slices = [part.users % 2]
         lists = rank_all_items(ranks, part, slices, torch.from_numpy(items), FIRST, k, parts)
@@ -106,7 +106,7 @@ def test_full_rankings_equal_sorting_all_items(
     expected = {}
     for user, rows in by_user.items():
         _, _, query, excluded, _ = min(rows)
-        left_out = {i for i in [*EXCLUDED[excluded], *(i for u, i in seen if u == user)] if i >= FIRST}
+        left_out = {i for i in [*EXCLUDED[excluded], *(i for u, i in seen_pairs if u == user)] if i >= FIRST}
         relevant = {r[4] for r in rows} - left_out
         scores = items @ queries[query]
         ranked = [(-scores[i], i in relevant) for i in range(FIRST, 10) if i not in left_out]

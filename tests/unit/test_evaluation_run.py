@@ -94,10 +94,10 @@ def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, T
     job, report = evaluated
     rows, evaluation = predicted(job, "valid"), report.evaluation["valid"]
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
-    seen = set(pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])["user"])
+    known_users = set(pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])["user"])
     rows["third"] = np.select([rows["row"] < 1_000_300, rows["row"] < 1_000_600], ["first", "second"], "third")
     rows["odd"] = np.where(rows["row"] == 1_000_001, "true", "false")
-    rows["new_user"] = np.where(rows["user"].isin(seen), "known", "new")
+    rows["new_user"] = np.where(rows["user"].isin(known_users), "known", "new")
     expected = {("", ""): rows} | {
         (name, str(value)): part for name in ("third", "odd", "new_user") for value, part in rows.groupby(name)
     }

@@ -106,17 +106,19 @@ def test_two_stages_are_the_ranking_of_the_nearest_without_the_excluded(items_fr
     ]
     answers = repo.ask("clicks.two_stage", request(exclude))
     for row in range(USERS.num_rows):
-        left = [keys[i] for i in known[places[row]] if keys[i] not in exclude[row]]
-        assert list(answers["listed_item"][row, min(len(left), LISTED) :]) == [b""] * (LISTED - min(len(left), LISTED))
-        if not left:
+        candidates = [keys[i] for i in known[places[row]] if keys[i] not in exclude[row]]
+        assert list(answers["listed_item"][row, min(len(candidates), LISTED) :]) == [b""] * (
+            LISTED - min(len(candidates), LISTED)
+        )
+        if not candidates:
             continue
         pairs = pa.RecordBatch.from_pydict(
-            {n: USERS.column(n).take(pa.array([row] * len(left))) for n in USERS.schema.names}
-            | {"item": pa.array(left)}
+            {n: USERS.column(n).take(pa.array([row] * len(candidates))) for n in USERS.schema.names}
+            | {"item": pa.array(candidates)}
         )
         scores = support.predicted(ranker, pairs)
-        best = sorted(range(len(left)), key=lambda i: (-scores[i], keys.index(left[i])))[:LISTED]
-        assert [k.decode() for k in answers["listed_item"][row][: len(best)]] == [left[i] for i in best]
+        best = sorted(range(len(candidates)), key=lambda i: (-scores[i], keys.index(candidates[i])))[:LISTED]
+        assert [k.decode() for k in answers["listed_item"][row][: len(best)]] == [candidates[i] for i in best]
         np.testing.assert_allclose(answers["listed_score"][row][: len(best)], scores[best], rtol=1e-5)
     # Nobody has anything left, and the whole request is answered all the same.
     all_excluded = repo.ask("clicks.two_stage", request([keys] * USERS.num_rows))

@@ -100,16 +100,16 @@ def write(rows: pd.DataFrame, path: Path, text: pa.DataType) -> LakeFile:
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The limits of text, lowered; bytes of text that were decoded at a time."""
     monkeypatch.setattr(dictionary, "DECODED_TEXT", MOST)
-    decode, seen = DictionaryColumn.decode, list[int]()
+    decode, decoded_bytes = DictionaryColumn.decode, list[int]()
 
     def watched(self: DictionaryColumn) -> pa.Array:
         if pa.types.is_string(self.values.type) and self.indices is not None:
-            seen.append(int(self.text_bytes().sum()))
+            decoded_bytes.append(int(self.text_bytes().sum()))
         return decode(self)
 
     monkeypatch.setattr(DictionaryColumn, "decode", watched)
-    yield seen
-    assert max(seen, default=0) <= MOST
+    yield decoded_bytes
+    assert max(decoded_bytes, default=0) <= MOST
 
 
 def built(rows: LakeRows, folder: Path) -> dict[str, str]:
@@ -148,8 +148,8 @@ def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: li
     stored = pq.read_table(sorted((tmp_path / "mine").glob("*/*.parquet"))).to_pandas().set_index("id").sort_index()
     assert [None if pd.isna(t) else t for t in stored["body__carried"]] == rows["body"].tolist()
     train = rows[:TRAIN]
-    by = train.groupby(["body", "k"]).agg(n=("id", "size"), mean=("x", "mean")).reset_index()
-    joined = rows[["body", "k"]].merge(by, "left", ["body", "k"])
+    statistics = train.groupby(["body", "k"]).agg(n=("id", "size"), mean=("x", "mean")).reset_index()
+    joined = rows[["body", "k"]].merge(statistics, "left", ["body", "k"])
     assert stored["body_k_count"].tolist() == joined["n"].fillna(0).tolist()
     np.testing.assert_allclose(stored["body_k_x_mean"], joined["mean"].fillna(0), rtol=1e-6)
     n = rows["body"].map(train["body"].value_counts())
@@ -245,21 +245,21 @@ def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
         }
     )
     layout = RowGroupLayout({c.name: declared(c) for c in COLUMNS}, row_preparation(spec))
-    seen: list[int] = []
+    dictionary_bytes: list[int] = []
     cast = decode.kernels.used
 
     def watched(column: pa.DictionaryArray) -> pa.DictionaryArray:
         used = cast(column)
-        seen.append(used.dictionary.nbytes)
+        dictionary_bytes.append(used.dictionary.nbytes)
         return used
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode.kernels, "used", watched)
         ((piece,), _) = row_groups(file, local(tmp_path / "encoded"), layout)
-    left = rows[rows["k"] != 3]
-    assert piece.column("body").decode().to_pylist() == left["body"].tolist()
-    assert seen
-    assert max(seen) < sum(len(t) for t in left["body"].dropna()) / 10
+    passing = rows[rows["k"] != 3]
+    assert piece.column("body").decode().to_pylist() == passing["body"].tolist()
+    assert dictionary_bytes
+    assert max(dictionary_bytes) < sum(len(t) for t in passing["body"].dropna()) / 10
 
 
 def test_long_keys_are_not_broadcast() -> None:

@@ -99,10 +99,10 @@ def test_parts_merge_into_the_whole(rows: list[dict[str, Any]], cuts: list[int],
         all_rows = canonical(part(rows, statistic))
         assert canonical(merge(parts)).equals(all_rows), name
         # In pairs, from the other end, in another order.
-        right = merge([parts[0], merge(parts[1:])])
-        left = merge([merge(parts[:-1]), parts[-1]])
+        right_first = merge([parts[0], merge(parts[1:])])
+        left_first = merge([merge(parts[:-1]), parts[-1]])
         random.shuffle(parts)
-        assert canonical(right).equals(canonical(left)), name
+        assert canonical(right_first).equals(canonical(left_first)), name
         assert canonical(merge(parts)).equals(all_rows), name
 
 

@@ -223,7 +223,7 @@ def test_other_types_and_missing_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "type_", "seen", "missing"),
+    ("values", "type_", "expected", "missing"),
     [
         ([1.0, float("nan"), None], pa.float64(), [1.0, None, None], [False, True, True]),
         ([1, None], pa.int32(), [1, None], [False, True]),
@@ -232,9 +232,9 @@ def test_other_types_and_missing_columns() -> None:
         ([["a"], [None], None], pa.list_(pa.string()), [["a"], [None], []], [False, False, True]),
     ],
 )
-def test_what_is_missing(values: list[Any], type_: pa.DataType, seen: list[Any], missing: list[bool]) -> None:
+def test_what_is_missing(values: list[Any], type_: pa.DataType, expected: list[Any], missing: list[bool]) -> None:
     x = input_values(pa.array(values, type_))
-    assert x.to_pylist() == seen
+    assert x.to_pylist() == expected
     assert is_missing(x).tolist() == missing
 
 

@@ -228,12 +228,12 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     assert [bool(p.left) for p in listed] == [False, True]
     # A writer that was killed an hour ago, or is at work: nobody knows. A later run removes it.
     until = datetime.fromtimestamp(upload.stat().st_mtime + 86_400, UTC)
-    left = rf"{upload.parent}: files on their way to the store.* from {until:%Y-%m-%d %H:%M:%S} UTC on"
-    with pytest.raises(IncompleteError, match=rf"not all is erased yet: {left}"):
+    unfinished = rf"{upload.parent}: files on their way to the store.* from {until:%Y-%m-%d %H:%M:%S} UTC on"
+    with pytest.raises(IncompleteError, match=rf"not all is erased yet: {unfinished}"):
         erase(ws)
     (proof,) = (f for f in ws.forgotten("clicks").files() if f.name == "proof.txt")
     assert "NOT FINISHED" in proof.read_text()
-    assert re.search(f"\n  LEFT: {left}", proof.read_text())
+    assert re.search(f"\n  LEFT: {unfinished}", proof.read_text())
     assert files_with(tmp_path / "cache", GONE) == [str(upload.relative_to(tmp_path / "cache"))]
     copies.drop(upload)
     places, request = erase(ws)
@@ -389,9 +389,9 @@ def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Worksp
     graph = {"network.graph_users": torch.tensor([2 + USERS.index(GONE[0])])}
     save_file({**load_file(file), **graph}, file)
     state = WorkspaceState(SPEC, ws, NOW)
-    for acts in (True, False, False):
+    for can_erase in (True, False, False):
         (place,) = [p for p in model_places(state, PERSONS) if p.left]
-        assert (place.name, place.act is not None) == (ws.name_of(folder), acts)
+        assert (place.name, place.act is not None) == (ws.name_of(folder), can_erase)
         if place.act is not None:
             place.act()
     # A graph without edges of theirs, as of a later training with the same codes.

@@ -96,9 +96,9 @@ def test_the_most_frequent_values_in_statistics() -> None:
         kind, change, _ = places_module.change_of(spec, "statistics", persons)
         new, count = change.apply(rows)
         assert (kind, count) == ("statistics", 2)
-        left = [None if h is None else [b["value"] for b in h] for h in new["histogram"].to_pylist()]
-        assert left[2:] == [["7", "8", None], None]
-        assert all(h is not None and "7" not in h and h[1:] == ["8", None] for h in left[:2])
+        remaining = [None if h is None else [b["value"] for b in h] for h in new["histogram"].to_pylist()]
+        assert remaining[2:] == [["7", "8", None], None]
+        assert all(h is not None and "7" not in h and h[1:] == ["8", None] for h in remaining[:2])
         assert new["histogram"].type == rows["histogram"].type
 
 

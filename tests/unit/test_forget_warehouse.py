@@ -138,8 +138,8 @@ def delta(folder: Path) -> tuple[Spec, Workspace, DeltaTarget]:
 def test_a_delta_table_has_files_of_older_versions(tmp_path: Path) -> None:
     spec, ws, target = delta(tmp_path)
     assert target.rows_with("user_id", [1, 9]) == {}
-    ((rows, files, left),) = places(spec, ws)
-    assert (rows, left) == (0, "")
+    ((rows, files, not_erased),) = places(spec, ws)
+    assert (rows, not_erased) == (0, "")
     assert files >= 2
     assert list(places(spec, ws)) == []
     for table in (target.folder, target.current):
@@ -221,6 +221,6 @@ def test_a_version_that_people_have_brought_back_is_counted_without_them(tmp_pat
 def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path) -> None:
     spec, ws, target = delta(tmp_path)
     (target.folder / f"ds={DS}" / "half.parquet").put_text("PAR1")
-    ((_, _, left),) = places(spec, ws)
-    assert left is not None
-    assert "half.parquet cannot be read" in left
+    ((_, _, not_erased),) = places(spec, ws)
+    assert not_erased is not None
+    assert "half.parquet cannot be read" in not_erased
