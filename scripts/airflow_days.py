@@ -173,7 +173,7 @@ def main() -> int:
                 service.trigger("headrace_site_retrain", {"ds": day}, f"day_{day}")
                 if day == bad:
                     bad_day(service, folder, day)
-                service.ended("headrace_site_score", number)
+                service.final_states("headrace_site_score", number)
             show(service, ds, reader)
     print(f"\n{reader.reads:,} reads of the newest day, {reader.faults} faults")
     return 1 if reader.faults else 0

@@ -35,7 +35,7 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.rows: list[tuple[Any, ...]] = []
-        self.made: set[str] = set()
+        self.created_tables: set[str] = set()
         #: The highest token of a lease, as one answer after the other says.
         self.tokens: list[int | None] = []
         self.description: Any = None
@@ -56,10 +56,10 @@ class Recorded:
         elif statement.startswith("SELECT count(*)"):
             self.rows = [(12,)]
         elif "column_name" in statement or "FROM system.columns" in statement:
-            known = next((name for name in self.made if f"'{name}'" in query_text), None)
+            known = next((name for name in self.created_tables if f"'{name}'" in query_text), None)
             self.rows = [(c,) for c in COLUMNS] if known else []
         elif creation := re.match(r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (\S+)", statement):
-            self.made.add(re.split(r"[`\".]+", creation[1].strip('`"'))[-1])
+            self.created_tables.add(re.split(r"[`\".]+", creation[1].strip('`"'))[-1])
         self.description = True if self.rows or statement.startswith("SELECT") else None
 
     # A DB-API connection and cursor.
@@ -195,7 +195,7 @@ MakeClient = Callable[[Recorded], SqlClient]
 
 
 def target_of(path: Path, client: MakeClient, connection: Recorded, lock: RunLock | None = None) -> SqlTarget:
-    """The table of the shipped pipeline `clicks` in a warehouse whose connection is `told`."""
+    """The table of the shipped pipeline `clicks` in a warehouse whose connection is `connection`."""
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
@@ -224,7 +224,7 @@ def fenced(path: Path, client: MakeClient, *tokens: int | None, connection: Reco
     target = target_of(path, client, connection, holding(7))
     connection.tokens = [None]
     target.create(TYPES)
-    assert "clicks_scores_fences" in connection.made
+    assert "clicks_scores_fences" in connection.created_tables
     connection.calls.clear()
     connection.tokens = list(tokens)
     rows = staged(path, good_rows(), "k")
@@ -262,12 +262,12 @@ def check_erasure(path: Path, client: MakeClient, statements: list[str]) -> None
 class Granting(Recorded):
     """Answers what rights are on record."""
 
-    ours: tuple[tuple[str, str], ...] = ()
+    grants: tuple[tuple[str, str], ...] = ()
 
     def note(self, statement: str, params: Any = None) -> None:
         super().note(statement, params)
         if "headrace_grants" in statement and statement.startswith(("SELECT `priv", 'SELECT "priv')):
-            self.rows, self.description = list(self.ours), True
+            self.rows, self.description = list(self.grants), True
 
 
 def check_rights(path: Path, client: MakeClient, granted: list[str], taken: list[str]) -> None:
@@ -284,7 +284,7 @@ def check_rights(path: Path, client: MakeClient, granted: list[str], taken: list
     assert words[2].startswith("INSERT INTO")
     assert words[3:] == granted
     connection.calls.clear()
-    connection.ours = (("select", "old"), ("select", "new"))
+    connection.grants = (("select", "old"), ("select", "new"))
     target.grant({"select": ["new"]})
     words = [c.split(" (")[0].split(" WHERE")[0] for c in connection.calls if "column" not in c]
     assert words[0].startswith("SELECT")
@@ -303,7 +303,7 @@ def conf(kind: str, *more: str) -> list[str]:
 _STAGES = {"redshift": "s3://bucket/in", "databricks": "/Volumes/main/a/b"}
 
 
-def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+def client_arguments(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
     """The arguments that a client library connects with."""
     received: dict[str, Any] = {}
 
@@ -321,7 +321,7 @@ def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) ->
 
 def check_options(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each argument that the library is given without options is refused as one; what it does not know is told."""
-    received = given(kind, path, monkeypatch, "password_env=SCORES_PASSWORD")
+    received = client_arguments(kind, path, monkeypatch, "password_env=SCORES_PASSWORD")
     for name in received:
         with pytest.raises(UserError) as refused:
             load_spec("clicks", conf(kind, f"options.{name}=7"))
@@ -365,7 +365,7 @@ def check_missing_library(kind: str, package: str, path: Path, monkeypatch: pyte
             pass
 
 
-class Gone(Exception):
+class CleanUpFailed(Exception):
     """What a call that cleans up raises."""
 
 
@@ -374,15 +374,15 @@ class Failing:
 
     description: Any = None
 
-    def __init__(self, at: str, error: Exception, cleaning: tuple[str, ...] = ()) -> None:
-        self.at, self.error, self.cleaning = at, error, cleaning
+    def __init__(self, failing_call: str, error: Exception, cleaning: tuple[str, ...] = ()) -> None:
+        self.failing_call, self.error, self.cleaning = failing_call, error, cleaning
         self.calls: list[str] = []
 
     def note(self, call: str) -> None:
         self.calls.append(call)
         if call.startswith(self.cleaning):
-            raise Gone("Gone")
-        if call.startswith(self.at):
+            raise CleanUpFailed("Gone")
+        if call.startswith(self.failing_call):
             raise self.error
 
     @contextmanager

@@ -31,7 +31,7 @@ from headrace.workspace import Workspace
 
 #: Everybody, and those who are forgotten: one at each end of the range, so that statistics have them.
 USERS = [f"user-{n:04d}" for n in range(20)]
-GONE = [USERS[0], USERS[7], USERS[19]]
+FORGOTTEN = [USERS[0], USERS[7], USERS[19]]
 DAYS = 3
 ROWS = 40
 
@@ -126,7 +126,11 @@ def make_home(ws: Workspace, spec: Spec) -> None:
             {
                 "_source_file": ["f"] * 3,
                 "_source_line": pa.array(range(3), pa.int64()),
-                "_raw": [f'{{"user_id": "{GONE[1]}", "click": "x"}}', f"{GONE[0]};;", f'{{"user_id": "{USERS[3]}"}}'],
+                "_raw": [
+                    f'{{"user_id": "{FORGOTTEN[1]}", "click": "x"}}',
+                    f"{FORGOTTEN[0]};;",
+                    f'{{"user_id": "{USERS[3]}"}}',
+                ],
                 "_reason": ["click: 'x'", "no JSON", f"{USERS[3]} has no click"],
             }
         )
@@ -139,7 +143,7 @@ def make_home(ws: Workspace, spec: Spec) -> None:
             {},
             lake_output,
             Output(kind="quarantine", name=name(ws.table("clicks", "quarantine")), version=str(quarantine), rows=3),
-            facts={"days": [ds], "reasons": {}, "example": f"such as {GONE[0]}"},
+            facts={"days": [ds], "reasons": {}, "example": f"such as {FORGOTTEN[0]}"},
         )
         codes = pa.table(
             {
@@ -171,13 +175,13 @@ def make_home(ws: Workspace, spec: Spec) -> None:
             kind="delta", name=name(ws.table("clicks", "scores")), version=str(version), rows=2 * len(USERS)
         )
         save(ws, ds, "score", {"features": features}, scores_output)
-        ws.log("clicks", ds, "ingest").put_text(f"{GONE[2]} was here\n" if n else "nobody was here\n")
+        ws.log("clicks", ds, "ingest").put_text(f"{FORGOTTEN[2]} was here\n" if n else "nobody was here\n")
     # What a reader of changes, a killed run and a killed erasure leave.
     with (ws.table("clicks", "events") / "_change_data" / "cdc-1.parquet").new_file() as path:
         pq.write_table(events(9), path)
     of_stages = [ws.spark_local / kind / "clicks" for kind in ("ingest", "score", "vocabulary", "tables")]
     for place in (ws.encoded("clicks"), ws.mapped("clicks"), *of_stages):
-        (place / "piece").put_text(GONE[0])
+        (place / "piece").put_text(FORGOTTEN[0])
     save_models(ws, spec)
 
 
@@ -216,7 +220,7 @@ def save_models(ws: Workspace, spec: Spec) -> None:
             metrics={"auc": 0.6},
             changes=Changes(folders[0], 1.0) if n else None,
         )
-        (folder.parent / "checkpoints" / "step-1" / "rows").put_text(GONE[0])
+        (folder.parent / "checkpoints" / "step-1" / "rows").put_text(FORGOTTEN[0])
         output = Output(kind="model", name=ws.name_of(folder), version=f"train-{day(n)}")
         save(ws, day(n), "train", {}, output)
     (ws.spark_local / "workflow").remove()

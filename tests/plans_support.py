@@ -126,12 +126,12 @@ class DenseOptimizer:
 
     def __init__(self, tables: dict[str, torch.nn.Parameter], conf: EmbeddingOptimizer) -> None:
         self.tables, self.conf = tables, conf
-        groups = [{"params": [p], "lr": self.of(name, "learning_rate")} for name, p in tables.items()]
+        groups = [{"params": [p], "lr": self.setting(name, "learning_rate")} for name, p in tables.items()]
         kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
         self.torch = kinds[conf.kind](groups, lr=1.0) if conf.kind in kinds else None
         self.sums = {name: torch.zeros(len(p), 1) for name, p in tables.items()}
 
-    def of(self, table: str, key: str) -> float:
+    def setting(self, table: str, key: str) -> float:
         override = getattr(self.conf.tables.get(table, TableOptimizer()), key)
         return getattr(self.conf, key) if override is None else override
 
@@ -146,11 +146,11 @@ class DenseOptimizer:
             if name not in grads:
                 continue
             with torch.no_grad():
-                values[name] += self.of(name, "weight_decay") * p[rows[name]]
+                values[name] += self.setting(name, "weight_decay") * p[rows[name]]
                 if self.torch is None:
                     self.sums[name][rows[name]] += values[name].square().mean(1, keepdim=True)
                     step = values[name] / (self.sums[name][rows[name]].sqrt() + 1e-10)
-                    p[rows[name]] -= self.of(name, "learning_rate") * step
+                    p[rows[name]] -= self.setting(name, "learning_rate") * step
                 p.grad = torch.sparse_coo_tensor(
                     rows[name][None], values[name], p.shape, is_coalesced=True, check_invariants=False
                 )

@@ -26,19 +26,19 @@ class Killed(BaseException):
 class Faulty:
     """Stands between the store and the system: the n-th call fails, or it and all later ones do, as after a kill."""
 
-    def __init__(self, at: int, kills: bool, done: bool = False) -> None:
-        self.at, self.kills, self.done, self.made = at, kills, done, 0
+    def __init__(self, failing_call: int, kills: bool, done: bool = False) -> None:
+        self.failing_call, self.kills, self.done, self.calls_made = failing_call, kills, done, 0
 
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            self.made += 1
-            if self.made == self.at:
+            self.calls_made += 1
+            if self.calls_made == self.failing_call:
                 if self.done:
                     real(*arguments)
                 else:
                     _half(name, *arguments)
                 raise Killed if self.kills else OSError(errno.ENOSPC, "no room")
-            if self.made > self.at and self.kills:
+            if self.calls_made > self.failing_call and self.kills:
                 raise Killed
             return real(*arguments)
 
@@ -60,7 +60,7 @@ def faulty(failing_call: int, kills: bool, calls: ModuleType = system, done: boo
     """Within, the n-th of a module's calls fails.
 
     Args:
-        at: n, from 1.
+        failing_call: n, from 1.
         kills: so do all that come after it.
         calls: the module: `headrace.storage.system`, or `headrace.storage.objects.calls`.
         done: the call does its work before it fails, as when its answer is lost.

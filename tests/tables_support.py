@@ -208,7 +208,7 @@ def finite(x: Any) -> float | None:
     return None if x is None or not math.isfinite(x) else float(x)
 
 
-def before(
+def rows_before(
     rows: list[Row],
     row: Row,
     keys: Iterable[str],
@@ -280,7 +280,7 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
     for i, r in enumerate(rows):
         e: Row = {}
         for name, window in (("1d", DAY), ("2.5d", 2.5 * DAY), ("all", None)):
-            earlier = before(rows, r, ["user"], window=window)
+            earlier = rows_before(rows, r, ["user"], window=window)
             e[f"user_count_{name}"] = len(earlier)
             for c in ("price", "big", "click"):
                 n, ones, total = _sums(earlier, c)
@@ -288,13 +288,13 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
                 e[f"user_{c}_mean_{name}"] = total / n if n else None
                 e[f"user_{c}_rate_{name}"] = ones / n if n else None
 
-        def kept(x: Row) -> bool:
+        def is_kept(x: Row) -> bool:
             price = x["price"]
             return x["click"] == 1 or (price is not None and not math.isnan(price) and price > 0.4)
 
-        e["item_user_count_3d"] = len(before(rows, r, ["item", "user"], 6 * HOUR, 3 * DAY, kept))
+        e["item_user_count_3d"] = len(rows_before(rows, r, ["item", "user"], 6 * HOUR, 3 * DAY, is_kept))
 
-        earlier = before(rows, r, ["user"])
+        earlier = rows_before(rows, r, ["user"])
         for c in ("price", "n", "flag", "odd.na`me"):
             current, last = r[c], earlier[-1][c] if earlier else None
             is_missing = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (current, last))
@@ -309,7 +309,7 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
         )
         for c in ("item", "big"):
             e[f"{c}_history"] = [x[c] for x in earlier if x[c] is not None][-3:]
-        recent = before(rows, r, ["day"], 6 * HOUR, keep=lambda x: x["flag"] is not None)
+        recent = rows_before(rows, r, ["day"], 6 * HOUR, keep=lambda x: x["flag"] is not None)
         values = [x["price"] for x in recent if x["price"] is not None and not math.isnan(x["price"])]
         e["price_recent"] = values[-2:][::-1]
 
@@ -327,9 +327,9 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
             [x["n"] for x in earlier if x["ts"] >= starts[i] and x["n"] is not None][-5:] if i in starts else []
         )
 
-        n, _, y = _sums(before(rows, r, ["item"], 12 * HOUR), "click")
+        n, _, y = _sums(rows_before(rows, r, ["item"], 12 * HOUR), "click")
         e["item_target"] = (y + 2 * 0.25) / (n + 2)
-        n, _, y = _sums(before(rows, r, ["flag", "n"]), "click")
+        n, _, y = _sums(rows_before(rows, r, ["flag", "n"]), "click")
         prior = None
         if r["ts"] is not None:
             midnight = r["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
@@ -400,7 +400,7 @@ def check_negatives(
             # Nobody in particular has seen nothing.
             assert user is None or positive[user] is None or (positive[user], row[item]) not in clicked
             positive_row = {**positive, item: row[item]}
-            newest = before(rows, positive_row, [item])[-1]
+            newest = rows_before(rows, positive_row, [item])[-1]
             positive_row |= {c: newest[c] for c in params.get("item_columns", ())}
         for name in TYPES:
             assert same(row[name], positive_row[name]) or (name == "click" and row["__query"]), (
@@ -409,7 +409,7 @@ def check_negatives(
                 positive_row[name],
             )
         if "item_count_2d" in row:
-            assert row["item_count_2d"] == len(before(rows, positive_row, [item], window=2 * DAY))
+            assert row["item_count_2d"] == len(rows_before(rows, positive_row, [item], window=2 * DAY))
     assert negatives.num_rows == len(rows) + sum(drawn.values())
     assert all(n <= params["per_positive"] for n in drawn.values())
     return sum(drawn.values())

@@ -8,18 +8,18 @@ import pyarrow.compute as pc
 
 from headrace.features.table_ops.joins import JoinAsof, JoinExternal, refuse_duplicates
 from tests.arrow_table_ops.context import ArrowTableContext
-from tests.arrow_table_ops.windows import I64, codes_of, micros_of, newest_at, one, replaced, take
+from tests.arrow_table_ops.windows import I64, codes_of, column_array, micros_of, newest_at, replaced, take
 
 
 def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     other_keys, other_rows = list(op.keys.values()), context.read(op.external(context.schema))
     n, m = table.num_rows, other_rows.num_rows
-    both = [_together(one(table, a), one(other_rows, b)) for a, b in op.keys.items()]
+    both = [_together(column_array(table, a), column_array(other_rows, b)) for a, b in op.keys.items()]
     codes = codes_of(both, n + m)
     event_codes, other_codes = codes[:n], codes[n:]
     rows = np.flatnonzero(other_codes >= 0)
     if op.on_duplicate == "first":
-        ranks = [_rank(one(other_rows, name.removeprefix("-")), name.startswith("-")) for name in op.order]
+        ranks = [_rank(column_array(other_rows, name.removeprefix("-")), name.startswith("-")) for name in op.order]
         rows = rows[np.lexsort((*(r[rows] for r in reversed(ranks)), other_codes[rows]))]
         first = np.concatenate([np.ones(min(1, len(rows)), bool), other_codes[rows][1:] != other_codes[rows][:-1]])
         leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
@@ -31,7 +31,7 @@ def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext)
     matched_rows = np.where(event_codes >= 0, row_of_code[np.maximum(event_codes, 0)], -1)
     out = table
     for added, name in zip(op.added(context.schema), op.add, strict=True):
-        values_ = one(other_rows, name)
+        values_ = column_array(other_rows, name)
         if not m:
             out = replaced(out, added, pa.nulls(n, values_.type))
         else:
@@ -47,10 +47,13 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     assert op.valid_from is not None
     other_rows, needed = context.read(external), [*op.keys.values(), op.valid_from]
     n, m = table.num_rows, other_rows.num_rows
-    both = [pa.concat_arrays([one(table, a), one(other_rows, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
+    both = [
+        pa.concat_arrays([column_array(table, a), column_array(other_rows, b).cast(column_array(table, a).type)])
+        for a, b in op.keys.items()
+    ]
     codes = codes_of(both, n + m)
-    t, timed = micros_of(one(table, time), schema.types[time])
-    since, valid = micros_of(one(other_rows, op.valid_from), external.columns[op.valid_from])
+    t, timed = micros_of(column_array(table, time), schema.types[time])
+    since, valid = micros_of(column_array(other_rows, op.valid_from), external.columns[op.valid_from])
     group, its = np.where(timed, codes[:n], -1), codes[n:]
     rows = np.flatnonzero((its >= 0) & valid)
     rows = rows[np.lexsort((since[rows], its[rows]))]
@@ -62,7 +65,7 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
         versions = np.where((versions >= 0) & (s[np.maximum(versions, 0)] > t - op._tolerance), versions, -1)
     out = table
     for added, name in zip(op.added(context.schema), op.add, strict=True):
-        x = one(other_rows, name)
+        x = column_array(other_rows, name)
         if not len(rows):
             out = replaced(out, added, pa.nulls(n, x.type))
         else:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from headrace.features.table_ops.base import FILE, LINE, QUERY
 from headrace.features.table_ops.negatives import _MARK, _WEIGHT_OF_ONE, NEGATIVE, SLOTS, Negatives, _salt
 from tests.arrow_table_ops.context import ArrowTableContext
-from tests.arrow_table_ops.windows import I64, Past, codes_of, hashes, newest_at, one, places, replaced, take
+from tests.arrow_table_ops.windows import I64, Past, codes_of, column_array, hashes, newest_at, places, replaced, take
 
 
 def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.Table:
@@ -19,11 +19,11 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
     assert train is not None
     time = schema.needs_time()
     past = Past(table, [op.item], time, schema.types[time])
-    items = one(table, op.item)
-    label = one(table, schema.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
+    items = column_array(table, op.item)
+    label = column_array(table, schema.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
     positive = past.event & (label == 1.0)
     if train.column is not None:
-        split = pc.equal(one(table, train.column).cast(pa.string()), "train")
+        split = pc.equal(column_array(table, train.column).cast(pa.string()), "train")
         inside = pc.fill_null(split, False).to_numpy(zero_copy_only=False)
     else:
         inside = (past.time >= train.start) & (past.time < train.end)
@@ -39,7 +39,7 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
         rows = np.flatnonzero(positive)
         rows = rows[batches.sizes(rows) > 0]
         row, slot = _slots(op, table, rows, lambda row: batches.sizes(row))
-        pick = np.searchsorted(codes, past.group[batches.at(row, slot)])
+        pick = np.searchsorted(codes, past.group[batches.pool_rows(row, slot)])
     else:
         weight = _weights(op, count)
         order = _order(op, items, first_rows)
@@ -54,7 +54,7 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
     good = (codes[pick] != past.group[row]) & (since[pick] < past.time[row]) if len(row) else np.zeros(0, bool)
     if op.exclude_seen:
         assert op.user is not None
-        user = codes_of([one(table, op.user)], table.num_rows)
+        user = codes_of([column_array(table, op.user)], table.num_rows)
         width = int(past.group.max(initial=0)) + 1
         clicked = inside & positive & (user >= 0)
         seen = np.unique(user[clicked] * width + past.group[clicked])
@@ -70,13 +70,13 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
     zero = pa.array(np.zeros(len(row), np.int8)).cast(schema.types[schema.label].arrow)
     drawn = replaced(drawn, schema.label, zero)
     mark = pa.array(number).cast(pa.string())
-    drawn = replaced(drawn, FILE, pc.binary_join_element_wise(one(drawn, FILE), pa.scalar(_MARK), mark, ""))
+    drawn = replaced(drawn, FILE, pc.binary_join_element_wise(column_array(drawn, FILE), pa.scalar(_MARK), mark, ""))
     drawn = replaced(drawn, QUERY, pa.array([NEGATIVE] * len(row), pa.string()))
     if op.item_columns:
         events = past.rows
         versions = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
         for c in op.item_columns:
-            values = one(table, c)
+            values = column_array(table, c)
             then = take(values, events[np.maximum(versions, 0)], versions >= 0) if len(row) else values.slice(0, 0)
             drawn = replaced(drawn, c, then)
     return pa.concat_tables([table, drawn])
@@ -86,7 +86,10 @@ def _slots(op: Negatives, table: pa.Table, rows: I64, size: Callable[[I64], I64 
     """All draws of rows: the row of each, and the slot of so many that it falls on."""
     row = np.repeat(rows, op._draws)
     j = np.tile(np.arange(op._draws), len(rows))
-    files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
+    files, lines = (
+        column_array(table, FILE).take(pa.array(row)),
+        column_array(table, LINE).take(pa.array(row)).cast(pa.string()),
+    )
     name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(op.seed)), ":")
     slots: I64 = hashes(name) % size(row)
     return row, slots
@@ -117,7 +120,7 @@ class ArrowBatches:
     def __init__(self, table: pa.Table, pool: I64, rows: int, seed: int) -> None:
         """`pool`: rows of the table that are positives of the training range."""
         number = max(1, -(-len(pool) // rows))
-        file, line = one(table, FILE), one(table, LINE)
+        file, line = column_array(table, FILE), column_array(table, LINE)
         name = pc.binary_join_element_wise(file, line.cast(pa.string()), pa.scalar(_salt(seed)[1:]), ":")
         #: By row of the table.
         self._batch: I64 = hashes(name) % number
@@ -132,7 +135,7 @@ class ArrowBatches:
         sizes_: I64 = self._start[batch + 1] - self._start[batch]
         return sizes_
 
-    def at(self, rows: I64, slot: I64) -> I64:
+    def pool_rows(self, rows: I64, slot: I64) -> I64:
         """The row of the pool at a slot of each row's batch."""
         values: I64 = self._pool[self._start[self._batch[rows]] + slot]
         return values

@@ -16,7 +16,18 @@ from headrace.features.table_ops.sequences import _BETWEEN, _UNITS, History, Lag
 from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.sums import halves, joined, to_grid
-from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take
+from tests.arrow_table_ops.windows import (
+    I64,
+    Bits,
+    Past,
+    column_array,
+    hashes,
+    micros_of,
+    nan_to_null,
+    nulled,
+    replaced,
+    take,
+)
 
 F64 = npt.NDArray[np.float64]
 
@@ -32,7 +43,7 @@ def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) ->
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
     condition = Predicate(op.where, context.schema.types)
-    mask: Bits = condition.arrow(lambda name: one(table, name)).to_numpy(zero_copy_only=False)
+    mask: Bits = condition.arrow(lambda name: column_array(table, name)).to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -41,9 +52,9 @@ def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Tabl
     ok = chosen(op, table, context)
     out = table
     for value in op.values:
-        x = nan_to_null(one(table, value))
-        events = past.of(ok & x.is_valid().to_numpy(zero_copy_only=False))
-        end = np.where(past.known, events.before(op.delay), 0)
+        x = nan_to_null(column_array(table, value))
+        events = past.select(ok & x.is_valid().to_numpy(zero_copy_only=False))
+        end = np.where(past.known, events.counts_before(op.delay), 0)
         start = np.maximum(np.where(past.known, events.start, 0), end - op.length)
         lengths = end - start
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -58,13 +69,13 @@ def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Tabl
 
 def lag(op: Lag, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     past = past_of(op, table, context)
-    end = past.all.before()
+    end = past.all.counts_before()
     has_event = past.known & (end - op.shift >= past.all.start)
     last = np.zeros(table.num_rows, np.int64)
     last[has_event] = past.rows[end[has_event] - op.shift]
     out = table
     for v in op.values:
-        x = doubles(nan_to_null(one(table, v)))
+        x = doubles(nan_to_null(column_array(table, v)))
         earlier_values = take(x, last, has_event)
         both = x.is_valid().to_numpy(zero_copy_only=False) & earlier_values.is_valid().to_numpy(zero_copy_only=False)
         with np.errstate(all="ignore"):
@@ -81,7 +92,7 @@ def sessions(op: Sessions, table: pa.Table, context: ArrowTableContext) -> pa.Ta
     events = past.all
     # Sessions of the events, in their order: the time before is that of the instant before.
     t = past.time[events.rows]
-    end = events.before()
+    end = events.counts_before()
     has = past.known & (end > events.start)
     earlier_counts = np.zeros(table.num_rows, np.int64)
     earlier_counts[has] = past.time[events.rows[end[has] - 1]]
@@ -94,8 +105,8 @@ def sessions(op: Sessions, table: pa.Table, context: ArrowTableContext) -> pa.Ta
     start[inside] = t[firsts[end[inside] - 1]]
     # An instant at which several events begin a session is one beginning: count from its first event.
     position = np.zeros(table.num_rows, np.int64)
-    position[inside] = (end - events.at(past.group, start))[inside]
-    text = [part for k in op.keys for part in (one(table, k).cast(pa.string()), pa.scalar(_BETWEEN))]
+    position[inside] = (end - events.counts_at(past.group, start))[inside]
+    text = [part for k in op.keys for part in (column_array(table, k).cast(pa.string()), pa.scalar(_BETWEEN))]
     joined = pc.binary_join_element_wise(*text, pa.array(start).cast(pa.string()), "")
     ids = hashes(joined)
     p = op.prefix
@@ -109,12 +120,12 @@ def trailing(op: Trailing, table: pa.Table, context: ArrowTableContext) -> pa.Ta
     types = context.schema.types
     past = past_of(op, table, context)
     ok = chosen(op, table, context)
-    events = past.of(ok)
-    numbers = {v: to_grid(one(table, v), types[v]) for v in op.values}
+    events = past.select(ok)
+    numbers = {v: to_grid(column_array(table, v), types[v]) for v in op.values}
     out = table
     for w, length in enumerate(op._micros):
-        end = events.before(op.delay)
-        start = events.start if length is None else events.before(op.delay + length)
+        end = events.counts_before(op.delay)
+        start = events.start if length is None else events.counts_before(op.delay + length)
         if "count" in op.stats:
             count = np.where(past.known, end - start, 0)
             out = replaced(out, op._name("count", None, w), pa.array(count, pa.int64()))
@@ -142,10 +153,10 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, context: Arrow
     types = context.schema.types
     target = op.target or context.schema.label
     past = past_of(op, table, context)
-    q, has_value = to_grid(one(table, target), types[target])
+    q, has_value = to_grid(column_array(table, target), types[target])
     high, low = halves(np.where(has_value, q, 0))
     events = past.all
-    end, start = events.before(op.delay), events.start
+    end, start = events.counts_before(op.delay), events.start
     n = events.sums(has_value.astype(np.int64), start, end).astype(np.float64)
     y = joined(events.sums(high, start, end), events.sums(low, start, end), types[target])
     m = float(op.smoothing)
@@ -164,8 +175,8 @@ def _prior(
 ) -> F64:
     """As `_with_prior`; NaN where there is none."""
     time = context.schema.needs_time()
-    t, timed = micros_of(one(table, time), context.schema.types[time])
-    event = timed & has_value & ~one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
+    t, timed = micros_of(column_array(table, time), context.schema.types[time])
+    event = timed & has_value & ~column_array(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
     known = (t[event] + op.delay) // DAY_MICROS
     order = np.argsort(known, kind="stable")
     earlier_days = np.searchsorted(known[order], t // DAY_MICROS)

@@ -20,7 +20,7 @@ I64 = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]
 
 
-def one(table: pa.Table, name: str) -> pa.Array:
+def column_array(table: pa.Table, name: str) -> pa.Array:
     """A column as one array."""
     x = table.column(name)
     if isinstance(x, pa.ChunkedArray):
@@ -72,20 +72,20 @@ class Past:
     def __init__(self, table: pa.Table, keys: Sequence[str], time: str, type_: ValueType) -> None:
         """`table` has the keys, the time and META."""
         n = table.num_rows
-        t, timed = micros_of(one(table, time), type_)
-        group = codes_of([one(table, k) for k in keys], n)
+        t, timed = micros_of(column_array(table, time), type_)
+        group = codes_of([column_array(table, k) for k in keys], n)
         #: By row: the group (-1: a key or the time is null, so nothing is before it), and the time.
         self.group: I64 = np.where(timed, group, -1)
         self.time: I64 = t
         self.known: Bits = self.group >= 0
-        query = one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
+        query = column_array(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
         self.event: Bits = self.known & ~query
-        file, line = places(n, one(table, FILE), one(table, LINE))
+        file, line = places(n, column_array(table, FILE), column_array(table, LINE))
         rows = np.flatnonzero(self.event)
         #: Rows of the events, in order.
         self.rows: I64 = rows[np.lexsort((line[rows], file[rows], t[rows], self.group[rows]))]
 
-    def of(self, keep: Bits) -> Selected:
+    def select(self, keep: Bits) -> Selected:
         """The events among the rows [n] that `keep` [n] is true for."""
         return Selected(self, self.rows[keep[self.rows]])
 
@@ -105,14 +105,14 @@ class Selected:
         rank = np.searchsorted(self._times, past.time[rows])
         self._sorted = past.group[rows] * self._width + rank
 
-    def before(self, back: int = 0) -> I64:
+    def counts_before(self, back: int = 0) -> I64:
         """For each row [n]: how many of these events, in their order, come before (its key, its time - back).
 
         The events of its own key among them are those from `start` on.
         """
-        return self.at(self.past.group, self.past.time - back)
+        return self.counts_at(self.past.group, self.past.time - back)
 
-    def at(self, group: I64, time: I64) -> I64:
+    def counts_at(self, group: I64, time: I64) -> I64:
         """How many of these events come before (group, time)."""
         rank = np.searchsorted(self._times, time)
         return np.searchsorted(self._sorted, group * self._width + rank)

@@ -29,7 +29,7 @@ from headrace.workspace import Workspace, checkout
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "airflow"
 DAGS = checkout() / "airflow_dags"
 #: Of a run and of a task.
-ENDED = ("success", "failed")
+FINAL_STATES = ("success", "failed")
 
 
 def free_port() -> int:
@@ -163,12 +163,12 @@ class Service:
         dag_runs = self.api("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"]
         return {r["dag_run_id"]: r["state"] for r in dag_runs}
 
-    def ended(self, dag_id: str, runs: int = 1, seconds: float = 900) -> dict[str, str]:
+    def final_states(self, dag_id: str, runs: int = 1, seconds: float = 900) -> dict[str, str]:
         """Wait until a DAG has so many runs, and all of them have ended."""
 
         def look() -> dict[str, str] | None:
             states = self.runs(dag_id)
-            return states if len(states) >= runs and all(s in ENDED for s in states.values()) else None
+            return states if len(states) >= runs and all(s in FINAL_STATES for s in states.values()) else None
 
         return self.until(look, seconds)
 

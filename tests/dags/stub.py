@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 #: As headrace.stages: a lease of their own.
-OWN = ("train", "baseline")
+LEASE_STAGES = ("train", "baseline")
 
 
 def make(folder: Path) -> Path:
@@ -92,7 +92,7 @@ def main() -> int:
     if word.isdigit() and int(word) and stage != "gate":
         print(f"error: {stage} of {pipeline} answers {word}", file=sys.stderr)
         return int(word)
-    leases = [stage] if stage in OWN else ["pipeline", *OWN]
+    leases = [stage] if stage in LEASE_STAGES else ["pipeline", *LEASE_STAGES]
     held = []
     for lease in leases:
         held.append((folder / f"{pipeline}.{lease}.lock").open("w"))

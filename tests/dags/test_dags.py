@@ -67,7 +67,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
             )
             migrated = True
         done = subprocess.run(
-            [*without(hidden), AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
+            [*hiding_command(hidden), AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
             env=variables,
             capture_output=True,
             text=True,
@@ -80,7 +80,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     return call
 
 
-def without(folders: Sequence[Path]) -> list[str]:
+def hiding_command(folders: Sequence[Path]) -> list[str]:
     """What begins a command that runs where folders are empty: in a mount namespace of its own."""
     hide = " && ".join(f"mount -t tmpfs none {shlex.quote(str(f))}" for f in folders)
     return ["unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"] if folders else []
@@ -299,7 +299,7 @@ def test_a_worker_that_reaches_neither_store_nor_environment(ask: Ask, tmp_path:
     home.mkdir()
     (home / "here").touch()
     hidden = (home, python.parent)
-    sees = subprocess.run([*without(hidden), "ls", "-A", *hidden], capture_output=True, text=True, check=False)
+    sees = subprocess.run([*hiding_command(hidden), "ls", "-A", *hidden], capture_output=True, text=True, check=False)
     if sees.returncode:
         pytest.skip(f"no mount namespaces here: {sees.stderr.strip()}")
     assert "here" not in sees.stdout

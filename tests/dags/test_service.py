@@ -177,7 +177,7 @@ class Days:
         """Of the stage's program."""
         return [c for c in started(self.folder, pipeline, stage) if runs_stage(c)]
 
-    def made(self, pipeline: str) -> dict[str, str]:
+    def outputs(self, pipeline: str) -> dict[str, str]:
         """What its stages have written."""
         return {p.name: p.read_text() for p in (self.folder / "home" / "made" / pipeline).iterdir()}
 
@@ -289,18 +289,18 @@ def play(service: Service, folder: Path) -> dict[str, Any]:
     seen = {"late": service.tasks(*task)["ingest"]["state"]}
     (folder / "orders" / f"late.{DS}.late").unlink()
     for ds in DAYS[1:]:
-        service.ended("headrace_daily_score", DAYS.index(ds))
+        service.final_states("headrace_daily_score", DAYS.index(ds))
         service.trigger("headrace_daily_retrain", {"ds": ds}, f"r{ds}")
     for name in ("late", "good", "refusing", "daily", "remote", "pods"):
-        service.ended(f"headrace_{name}_score", len(DAYS) if name == "daily" else 1)
+        service.final_states(f"headrace_{name}_score", len(DAYS) if name == "daily" else 1)
     for name in ("mend", "broken"):
-        service.ended(f"headrace_{name}_retrain")
-    service.ended("headrace_past_backfill", len(DAYS))
+        service.final_states(f"headrace_{name}_retrain")
+    service.final_states("headrace_past_backfill", len(DAYS))
     # Last, as all tasks that are at work go with the machine of the scheduler: a model is being trained.
     service.until(lambda: started(folder, "killed", "train"), 600)
     service.kill("scheduler")
     service.launch("scheduler")
-    service.ended("headrace_killed_score")
+    service.final_states("headrace_killed_score")
     return seen
 
 
@@ -345,8 +345,8 @@ def test_a_refused_model_is_not_promoted_and_the_day_is_scored(days: Days) -> No
         "success",
     )
     assert list(days.service.runs("headrace_refusing_score").values()) == ["success"]
-    assert f"{DS}.promote" not in days.made("refusing")
-    assert f"{DS}.publish" in days.made("refusing")
+    assert f"{DS}.promote" not in days.outputs("refusing")
+    assert f"{DS}.publish" in days.outputs("refusing")
 
 
 def test_what_the_user_must_mend_is_not_tried_again_and_a_failure_twice(days: Days) -> None:
@@ -367,8 +367,8 @@ def test_killed_tasks_and_a_killed_scheduler(days: Days) -> None:
 def test_a_backfill_of_three_days_is_three_daily_runs(days: Days) -> None:
     assert set(days.service.runs("headrace_past_backfill").values()) == {"success"}
     assert set(days.service.runs("headrace_daily_score").values()) == {"success"}
-    assert days.made("past") == days.made("daily")
-    assert len({days.made("past")[f"{ds}.publish"] for ds in DAYS}) == 3
+    assert days.outputs("past") == days.outputs("daily")
+    assert len({days.outputs("past")[f"{ds}.publish"] for ds in DAYS}) == 3
     # Oldest first, and a day is published before the next one is begun.
     ends = [c for c in stub.calls(days.folder) if c["pipeline"] == "past" and c["stage"] in ("ingest", "publish")]
     assert [(c["ds"], c["stage"]) for c in ends] == [(ds, stage) for ds in DAYS for stage in ("ingest", "publish")]

@@ -61,7 +61,7 @@ ORDERS = {
     LONG: {"session": True, "until": "back", "code": 0},
 }
 #: Of a stage without Spark.
-HERE = "2026-02-06"
+LOCAL_DAY = "2026-02-06"
 
 #: A stage of a day. Before it, the secrets are used as far as they go: a task of an executor fails to connect with the
 #: password, and the JVM with the keys. Then it waits until the test has looked around.
@@ -107,7 +107,7 @@ class _Jobs:
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.applications: dict[str, str] = {}
-        self.said: list[str] = []
+        self.log_lines: list[str] = []
         self._process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=env["AIRFLOW_HOME"]
         )
@@ -117,11 +117,11 @@ class _Jobs:
     def _read(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self.said.append(line)
+            self.log_lines.append(line)
             if match := re.match(r"(\S+) deferred (application_\d+_\d+)", line):
                 self.applications[match[1]] = match[2]
 
-    def ended(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """What it answers."""
         assert self._process.stdout is not None
         answer = self._process.stdout.read()
@@ -143,7 +143,7 @@ class _Jobs:
     @property
     def log(self) -> str:
         """The end of what it said."""
-        return "".join(self.said)[-6000:]
+        return "".join(self.log_lines)[-6000:]
 
 
 def _airflow(home: Path) -> dict[str, str]:
@@ -206,19 +206,19 @@ def test_the_states_of_real_applications(tmp_path: Path) -> None:
     program.write_text(_PROGRAM)
     (tmp_path / "orders.json").write_text(json.dumps(ORDERS))
     with yarn(tmp_path / "yarn", tmp_path / "conf", memory_mb=16384, cores=16) as place:
-        jobs = _start(tmp_path, place, str(program), *(w for ds in ORDERS for w in ("ingest", ds)), "report", HERE)
+        jobs = _start(tmp_path, place, str(program), *(w for ds in ORDERS for w in ("ingest", ds)), "report", LOCAL_DAY)
         try:
             _until(lambda: KILLED in jobs.applications, jobs)
             place.kill_application(jobs.applications[KILLED])
-            _until(lambda: all(_ended(place, jobs.applications.get(ds)) for ds in ORDERS if ds != LONG), jobs)
+            _until(lambda: all(_is_over(place, jobs.applications.get(ds)) for ds in ORDERS if ds != LONG), jobs)
             _until(lambda: (tmp_path / f"began.{LONG}").exists() and LONG in jobs.applications, jobs)
             place.resourcemanager.kill()
             place.restart()
             (tmp_path / "back").touch()
-            outcomes = jobs.ended()
+            outcomes = jobs.results()
         finally:
             jobs.stop()
-    assert outcomes.pop(HERE) == {"event": None, "ends": None}, jobs.log
+    assert outcomes.pop(LOCAL_DAY) == {"event": None, "ends": None}, jobs.log
     assert set(jobs.applications) == set(ORDERS)
     assert list(tmp_path.glob("reports/**/*.html"))
     assert {ds: outcome["ends"] for ds, outcome in outcomes.items()} == {
@@ -245,7 +245,7 @@ def test_the_states_of_real_applications(tmp_path: Path) -> None:
     assert "was killed by user" in outcomes[KILLED]["says"]
 
 
-def _ended(place: Yarn, application: str | None) -> bool:
+def _is_over(place: Yarn, application: str | None) -> bool:
     return application is not None and Cluster("yarn", place.rest).state(application).ended
 
 
@@ -342,7 +342,7 @@ def test_no_secret_of_an_application_is_to_be_seen(tmp_path: Path) -> None:
                 during = _files_with_secrets(tmp_path)
                 exposed = [file for file in during if _others_can_read(file, tmp_path)]
                 (tmp_path / "go").touch()
-                outcomes = jobs.ended()
+                outcomes = jobs.results()
             finally:
                 jobs.stop()
         after = _files_with_secrets(tmp_path)
@@ -366,7 +366,7 @@ def test_no_secret_of_an_application_is_to_be_seen(tmp_path: Path) -> None:
     assert any("org.apache.spark.deploy.SparkSubmit" in line for line in lines)
     assert any("org.apache.spark.deploy.yarn.ApplicationMaster" in line for line in lines)
     assert any("YarnCoarseGrainedExecutorBackend" in line for line in lines)
-    for text in (logs, events, "".join(jobs.said), *lines):
+    for text in (logs, events, "".join(jobs.log_lines), *lines):
         assert not [secret for secret in SECRETS if secret in text]
 
 
@@ -447,5 +447,5 @@ def _until(done: Callable[[], bool], jobs: _Jobs) -> None:
     end = time.monotonic() + 240
     while not done():
         assert time.monotonic() < end, jobs.log
-        assert jobs.at_work, f"{jobs.log}{jobs.ended()}"
+        assert jobs.at_work, f"{jobs.log}{jobs.results()}"
         time.sleep(0.1)

@@ -34,7 +34,10 @@ from tests.support import DAY, NEXT_DAY, SMALL, Run, assert_same, everything, he
 from tests.users_package import model_of
 
 #: A class of the user's in place of the DLRM.
-OWN = {**SMALL, **{f"model.{key}": flow(value) for key, value in model_of("user_id", "item_id", "item_tags").items()}}
+OWN_MODEL = {
+    **SMALL,
+    **{f"model.{key}": flow(value) for key, value in model_of("user_id", "item_id", "item_tags").items()},
+}
 
 #: Tables of the lake with one row for each event, or user and item.
 WITH_USERS = ("events", "scores", "published")
@@ -60,8 +63,8 @@ def two_days(
     try:
         run(NEXT_DAY, "ingest", "train", SMALL)
         earlier_manifests = manifests(home, NEXT_DAY)
-        run(DAY, "train", "train", OWN)
-        run(NEXT_DAY, "score", "publish", OWN)  # without XGBoost and the report
+        run(DAY, "train", "train", OWN_MODEL)
+        run(NEXT_DAY, "score", "publish", OWN_MODEL)  # without XGBoost and the report
         yield home, earlier_manifests
     finally:
         headrace(home, "warehouse", "stop", settings={})

@@ -55,7 +55,7 @@ FIFTEEN = TINY | {
     "gate": "{metrics: {auc: {min: 0}}}",
 }
 #: Not recorded: PostgreSQL syncs its files itself, and as root it runs as an account that cannot reach the log.
-WITHOUT = ("postgres",)
+EXCLUDED = ("postgres",)
 #: Folders of a home that hold nothing for the next run: no cut is drawn at their writes.
 _PASSING = ("spark", "logs", "running")
 #: What is drawn as a cut's event.
@@ -119,8 +119,8 @@ class RecordedDays:
         home = work / "home"
         generated = headrace(home, "generate", "clicks", "--until", days[-1], "--no-spark", settings=settings)
         assert generated.code == 0, generated.output
-        (work / "baseline").write_bytes(pickle.dumps(Baseline.of(home, WITHOUT)))
-        variables = environment(home, work / "log", WITHOUT)
+        (work / "baseline").write_bytes(pickle.dumps(Baseline.read(home, EXCLUDED)))
+        variables = environment(home, work / "log", EXCLUDED)
         for ds in days:
             with open(work / f"run-{ds}.txt", "w") as output:
                 done = subprocess.run(
@@ -134,7 +134,7 @@ class RecordedDays:
         recorded = RecordedDays(work, days, settings)
         disk = recorded.disk()
         disk.replay(len(recorded.recording.records))
-        missed = disk.differences(home, WITHOUT)
+        missed = disk.differences(home, EXCLUDED)
         assert not missed, f"the recording missed changes: {missed[:10]}"
         home.rename(recorded.calm)
         return recorded

@@ -82,12 +82,12 @@ class Record:
     length: int
     flags: int
     path: str
-    other: str
+    second_path: str
     data: memoryview
 
     def __str__(self) -> str:
         place = self.path or f"inode {self.inode}"
-        return f"{self.kind.name.lower()} {place}{f' -> {self.other}' if self.other else ''}"
+        return f"{self.kind.name.lower()} {place}{f' -> {self.second_path}' if self.second_path else ''}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def environment(folder: Path, log: Path, excluded: Sequence[str] = ()) -> dict[s
     Args:
         folder: what is recorded; its present content is the disk's (copy it before: `RecordedDisk` asks for it).
         log: a new file, outside of the folder, for the records.
-        without: names directly below the folder that are not recorded.
+        excluded: names directly below the folder that are not recorded.
 
     Raises:
         OSError: the log's lock cannot be made.
@@ -185,7 +185,7 @@ class Baseline:
     inodes: dict[int, File | Folder]
 
     @staticmethod
-    def of(folder: Path, excluded: Sequence[str] = ()) -> Baseline:
+    def read(folder: Path, excluded: Sequence[str] = ()) -> Baseline:
         """Read a folder into memory."""
         inodes: dict[int, File | Folder] = {}
 
@@ -268,7 +268,9 @@ class Recording:
         Raises:
             LookupError: there is none.
         """
-        renamed = next((n for n, r in enumerate(self.records) if r.kind is RecordKind.RENAME and r.other == path), None)
+        renamed = next(
+            (n for n, r in enumerate(self.records) if r.kind is RecordKind.RENAME and r.second_path == path), None
+        )
         if renamed is None:
             raise LookupError(f"nothing was renamed to {path}")
         folder = path.rpartition("/")[0]
@@ -296,7 +298,7 @@ class RecordedDisk:
         self._dirty: dict[File | Folder, None] = {}
         for number, node in enumerate(self._inodes.values()):
             node.number = number
-        self._made = len(self._inodes)
+        self._next_number = len(self._inodes)
 
     def replay(self, until: int) -> None:
         """Replay the records below number `until`."""
@@ -312,18 +314,18 @@ class RecordedDisk:
         kind = record.kind
         if kind is RecordKind.CREATE or kind is RecordKind.MAKE_FOLDER:
             node = File() if kind is RecordKind.CREATE else Folder()
-            node.number, self._made = self._made, self._made + 1
+            node.number, self._next_number = self._next_number, self._next_number + 1
             self._inodes[record.inode] = node
-            self._rename((*self._at(record.path), node))
+            self._rename((*self._parent_of(record.path), node))
         elif kind is RecordKind.SYMLINK:
-            self._rename((*self._at(record.path), Link(record.other)))
+            self._rename((*self._parent_of(record.path), Link(record.second_path)))
         elif kind is RecordKind.LINK:
-            self._rename((*self._at(record.path), self._inodes[record.inode]))
+            self._rename((*self._parent_of(record.path), self._inodes[record.inode]))
         elif kind is RecordKind.UNLINK or kind is RecordKind.REMOVE_FOLDER:
-            self._rename((*self._at(record.path), None))
+            self._rename((*self._parent_of(record.path), None))
         elif kind is RecordKind.RENAME:
             self._infer(record.path, record.inode)
-            source, target = self._at(record.path), self._at(record.other)
+            source, target = self._parent_of(record.path), self._parent_of(record.second_path)
             moved = source[0].live[source[1]]
             left = target[0].live[target[1]] if record.flags & _RENAME_EXCHANGE else None
             if source != target and moved is not target[0].live.get(target[1]):
@@ -375,7 +377,7 @@ class RecordedDisk:
         source = _name_of(self.root, node)
         if source is not None:
             self.inferred.append(self.position)
-            self._rename((*source, None), (*self._at(path), node))
+            self._rename((*source, None), (*self._parent_of(path), node))
 
     def _sync(self, node: File | Folder) -> None:
         if isinstance(node, File):
@@ -392,7 +394,7 @@ class RecordedDisk:
             raise KeyError(inode)
         return node
 
-    def _at(self, path: str) -> tuple[Folder, str]:
+    def _parent_of(self, path: str) -> tuple[Folder, str]:
         """Return the folder of a path, and the name in it."""
         *parents, name = path.split("/")
         folder = self.root
@@ -406,7 +408,7 @@ class RecordedDisk:
     def find(self, path: str) -> Node | None:
         """Return what programs see at a path, or None."""
         try:
-            folder, name = self._at(path)
+            folder, name = self._parent_of(path)
         except KeyError:
             return None
         return folder.live.get(name)
@@ -447,7 +449,7 @@ class RecordedDisk:
         Args:
             survival: as of `rebuild`.
             seed: as of `rebuild`.
-            without: names directly below the folder that do not count.
+            excluded: names directly below the folder that do not count.
         """
         names = self._names(survival, seed)
         digest = hashlib.blake2b()
@@ -506,7 +508,7 @@ class RecordedDisk:
     def differences(self, folder: Path, excluded: Sequence[str] = ()) -> list[str]:
         """Compare what programs see by the records with a real folder; each difference in words.
 
-        A recording that missed nothing has none. `without`: names directly below the folder that are not compared.
+        A recording that missed nothing has none. `excluded`: names directly below the folder that are not compared.
         """
         return list(_differences(self.root, folder, PurePosixPath(), excluded))
 

@@ -21,7 +21,7 @@ class Recorded:
     """A Python program that has run in a folder, and its records."""
 
     def __init__(self, folder: Path, program: str) -> None:
-        self.home, self.baseline, log = folder / "home", Baseline.of(folder / "home"), folder / "log"
+        self.home, self.baseline, log = folder / "home", Baseline.read(folder / "home"), folder / "log"
         subprocess.run(
             [sys.executable, "-c", f"import os\nos.chdir({str(self.home)!r})\n{_HELP}\n{program}"],
             env={**os.environ, **environment(self.home, log)},

@@ -117,7 +117,7 @@ TABLES = (Table("a", 60, DIM), Table("b", 24, DIM))
 LOOKUPS = (Lookup("x", "a"), Lookup("y", "b", 3, True, "mean"), Lookup("z", "a", 2, True, "max"))
 
 
-def made(collective: Collective, share: float, storage: Any = "fp32", kind: Any = "rowwise_adagrad") -> Any:
+def make_embeddings(collective: Collective, share: float, storage: Any = "fp32", kind: Any = "rowwise_adagrad") -> Any:
     tables = tuple(replace(t, storage=storage, cached=share) for t in TABLES)
     embeddings = ShardedEmbeddings(row_wise(tables, LOOKUPS, collective.world.size), collective, 3, device=DEVICE)
     embeddings.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1))
@@ -156,7 +156,7 @@ def test_training_is_as_if_all_rows_were_here(
     """Bit for bit: vectors, rows, states; rows rounded by chance too."""
 
     def both(collective: Collective) -> None:
-        cached, uncached = (made(collective, s, storage, kind) for s in (share, 1.0))
+        cached, uncached = (make_embeddings(collective, s, storage, kind) for s in (share, 1.0))
         assert all(torch.equal(x, y) for x, y in zip(trained(cached), trained(uncached), strict=True))
         for e in (cached, uncached):
             e.age_state(0.5)
@@ -182,11 +182,11 @@ def looked_up() -> int:
 
 
 def test_saves_and_dumps_are_those_of_any_table(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
-    cached = made(LocalCollective(), 0.3)
+    cached = make_embeddings(LocalCollective(), 0.3)
     trained(cached, 2)
     save_shards(cached.snapshot(), local(tmp_path / "save"), with_optimizer=True)
     write_index(local(tmp_path / "save"))
-    twins = [made(LocalCollective(), share) for share in (1.0, 0.5)]
+    twins = [make_embeddings(LocalCollective(), share) for share in (1.0, 0.5)]
     trained(twins[1], 1)  # what is on the device must not outlive the load
     for twin in twins:
         load_shards(twin, local(tmp_path / "save"), with_optimizer=True)
@@ -194,7 +194,7 @@ def test_saves_and_dumps_are_those_of_any_table(tmp_path: Path, kernels_everywhe
     outs = [trained(e, 2, first=2) for e in (cached, *twins)]
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*outs, strict=True))
     save_changes(cached, local(tmp_path / "changes"))
-    follower = made(LocalCollective(), 0.5)
+    follower = make_embeddings(LocalCollective(), 0.5)
     load_shards(follower, local(tmp_path / "save"), with_optimizer=False)
     apply_changes(follower, local(tmp_path / "changes"))
     assert torch.equal(follower.weight, twins[0].weight.cpu())

@@ -26,14 +26,14 @@ from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE
 from tests.unit import test_embeddings_dynamic as dynamic
 
-WHERE = torch.device(DEVICE)
+TARGET_DEVICE = torch.device(DEVICE)
 EDGES = [0, 1, -1, -(2**63), 2**63 - 1, 2**40, 2**53 + 1]
 
 
 def test_hashes_and_starts_have_the_bits_of_cpus() -> None:
     rng = np.random.default_rng(1)
     ids = np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 500)]).astype(np.int64)
-    on_device = torch.from_numpy(ids).to(WHERE)
+    on_device = torch.from_numpy(ids).to(TARGET_DEVICE)
     for salt in (0, 1, 2 + 1_000_003 * 17):
         hashed, expected = hashing.mix(on_device, salt), mix(ids, salt)
         assert np.array_equal(hashed.cpu().numpy().view(np.uint64), expected)
@@ -51,28 +51,30 @@ def test_the_map_is_that_of_cpus() -> None:
     rng = np.random.default_rng(2)
     ids = np.unique(np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 400), np.arange(100) << 32]))
     rng.shuffle(ids)
-    cpu_map, device_map = IdMap(), DeviceMap(WHERE)
+    cpu_map, device_map = IdMap(), DeviceMap(TARGET_DEVICE)
     for part in np.split(ids, [1, 40, 41, 300]):  # it grows in between
-        assert np.array_equal(device_map.add(torch.from_numpy(part).to(WHERE)).cpu().numpy(), cpu_map.add(part))
+        assert np.array_equal(device_map.add(torch.from_numpy(part).to(TARGET_DEVICE)).cpu().numpy(), cpu_map.add(part))
     requested = np.concatenate([rng.permutation(ids), rng.integers(0, 2**31, 200)])
-    assert np.array_equal(device_map.find(torch.from_numpy(requested).to(WHERE)).cpu().numpy(), cpu_map.find(requested))
+    assert np.array_equal(
+        device_map.find(torch.from_numpy(requested).to(TARGET_DEVICE)).cpu().numpy(), cpu_map.find(requested)
+    )
     assert (len(device_map), device_map.load, device_map.nbytes) == (len(cpu_map), cpu_map.load, cpu_map.nbytes)
-    assert len(DeviceMap(WHERE).find(torch.empty(0, dtype=torch.int64, device=WHERE))) == 0
+    assert len(DeviceMap(TARGET_DEVICE).find(torch.empty(0, dtype=torch.int64, device=TARGET_DEVICE))) == 0
 
 
-class There(DynamicEmbeddings):
+class DeviceEmbeddings(DynamicEmbeddings):
     """The tables of a GPU, also where the interpreter plays one."""
 
-    where = WHERE
+    target_device = TARGET_DEVICE
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, device=self.where, **more)
+        super().__init__(*args, device=self.target_device, **more)
 
     def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> Any:
-        return DeviceRows(spec, self.collective.world, seed, self.where, init_bound=init_bound)
+        return DeviceRows(spec, self.collective.world, seed, self.target_device, init_bound=init_bound)
 
 
-class OneThere(dynamic.One, There):
+class OneOnDevice(dynamic.One, DeviceEmbeddings):
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return super().__call__(ids).cpu()
 
@@ -98,7 +100,7 @@ def test_rows_come_and_go_as_in_a_dictionary(
     kernels_everywhere: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dynamic, "One", OneThere)
+    monkeypatch.setattr(dynamic, "One", OneOnDevice)
     spec = DynamicSpec("t", dynamic.DIM, admit_after=admit_after, max_rows=rows, evict=evict)
     assert (dynamic.compare(spec, world, batches(world, 4)).evicted > 0) == (rows is not None)
 
@@ -106,7 +108,7 @@ def test_rows_come_and_go_as_in_a_dictionary(
 @pytest.mark.skipif(HAS_GPU, reason="there is a real one")
 def test_no_tensor_is_on_the_wrong_device(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the pretended device, by one rank and by two."""
-    monkeypatch.setattr(dynamic, "One", type("OneElsewhere", (OneThere,), {"where": ELSEWHERE}))
+    monkeypatch.setattr(dynamic, "One", type("OneElsewhere", (OneOnDevice,), {"target_device": ELSEWHERE}))
     assert dynamic.compare(DynamicSpec("t", dynamic.DIM, max_rows=7), 1, batches(1, 4)).evicted > 0
     dynamic.compare(DynamicSpec("t", dynamic.DIM, admit_after=2), 2, batches(2, 4))
 
@@ -118,7 +120,7 @@ def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, id_batches: list[lis
     return tables
 
 
-def told(tables: DynamicEmbeddings) -> DynamicReport:
+def report_without_bytes(tables: DynamicEmbeddings) -> DynamicReport:
     """Without the bytes: spare room is memory on a GPU, and none elsewhere."""
     return replace(tables.report()["t"], nbytes=0)
 
@@ -143,9 +145,9 @@ def test_all_that_is_saved_is_that_of_cpus(
 ) -> None:
     """Ids, counts, who waits, admissions and evictions exactly; weights but for rounding; each opens the other's."""
     id_batches = [b[0] for b in batches(1, 9)] * 2
-    cpu_tables, device_tables = train(DynamicEmbeddings, spec, id_batches), train(There, spec, id_batches)
+    cpu_tables, device_tables = train(DynamicEmbeddings, spec, id_batches), train(DeviceEmbeddings, spec, id_batches)
     assert cpu_tables.report()["t"].admitted > 0
-    assert told(cpu_tables) == told(device_tables)
+    assert report_without_bytes(cpu_tables) == report_without_bytes(device_tables)
     for actual, expected in zip(device_tables.tables[0].dump(), cpu_tables.tables[0].dump(), strict=True):
         assert actual.keys() == expected.keys()
         for name, values in expected.items():
@@ -166,17 +168,17 @@ def test_all_that_is_saved_is_that_of_cpus(
     torch.testing.assert_close(
         changes["weight"][order], expected_changes["weight"][expected_order], rtol=1e-5, atol=1e-6
     )
-    for kind in (There, DynamicEmbeddings):
+    for kind in (DeviceEmbeddings, DynamicEmbeddings):
         follower = kind([spec], LocalCollective(), seed=7)
         follower.tables[0].put_changes(changes)
         assert sorted(follower.tables[0].ids.tolist()) == changes["ids"][order].tolist()
     save_dynamic(device_tables, local(tmp_path))
-    both_loaded = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
+    both_loaded = [kind([spec], LocalCollective(), seed=7) for kind in (DeviceEmbeddings, DynamicEmbeddings)]
     for loaded in both_loaded:
         loaded.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
         load_dynamic(loaded, local(tmp_path), with_optimizer=True)
         one_by_one(loaded, id_batches[:2])
-    assert told(both_loaded[0]) == told(both_loaded[1])
+    assert report_without_bytes(both_loaded[0]) == report_without_bytes(both_loaded[1])
     twin = device_tables.snapshot()
     dump_before = {k: v.clone() for k, v in twin.tables[0].dump()[0].items()}
     one_by_one(device_tables, id_batches[2:4])

@@ -30,10 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 class OnDevice(ShardedEmbeddings):
     """Tables on the device of the test; vectors come to the host, where the tests compare them."""
 
-    where: Any = DEVICE
+    target_device: Any = DEVICE
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, device=self.where, **more)
+        super().__init__(*args, device=self.target_device, **more)
 
     def step(self, *args: Any) -> None:
         super().step(*args)
@@ -139,7 +139,7 @@ def test_the_pretended_device_refuses_tensors_of_the_host() -> None:
 def test_no_tensor_is_on_the_wrong_device(
     optimizer: Any, elsewhere: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(plans, "ShardedEmbeddings", type("There", (OnDevice,), {"where": ELSEWHERE}))
+    monkeypatch.setattr(plans, "ShardedEmbeddings", type("PretendedTables", (OnDevice,), {"target_device": ELSEWHERE}))
     settings = EmbeddingOptimizer(kind=optimizer, learning_rate=0.1)
     plans.check_any(plans.Case(plans.planned(["row_wise"] * 4, 1), ((3,),) * 2, 8, settings))
     some_cached = tuple(replace(t, cached=0.5 if t.name in "ab" else 1.0) for t in plans.TABLES)
@@ -147,7 +147,9 @@ def test_no_tensor_is_on_the_wrong_device(
     cached = optimizer == "adam"
     tables = [replace(t, storage="int8", cached=0.5) for t in TABLES] if cached else TABLES
     with pretend():
-        device_tables = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
+        device_tables = trained(
+            type("PretendedTables", (OnDevice,), {"target_device": ELSEWHERE}), 2, tables, optimizer
+        )
         device_tables.track_changes()
         save_shards(device_tables, local(tmp_path), with_optimizer=True)
         write_index(local(tmp_path))
@@ -159,5 +161,5 @@ def test_no_tensor_is_on_the_wrong_device(
         assert all(isinstance(x, Elsewhere) for c in device_tables.caches if c is not None for x in c.on_device)
         if cached:  # int8 by the draws of CPUs
             host_tables = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
-            again = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
+            again = trained(type("PretendedTables", (OnDevice,), {"target_device": ELSEWHERE}), 2, tables, optimizer)
             torch.testing.assert_close(decode(again.weight), decode(host_tables.weight), rtol=0, atol=2e-3)

@@ -25,12 +25,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         load.cache_clear()
 
 
-def told() -> dict[str, doctor.Finding]:
+def native_findings() -> dict[str, doctor.Finding]:
     return {f.what: f for f in doctor.native()}
 
 
 def test_nothing_is_built(elsewhere: Path) -> None:
-    findings = told()
+    findings = native_findings()
     native_libraries = findings.pop("native libraries")
     assert native_libraries.state == "missing"
     assert {f.state for f in findings.values()} == {"optional"}
@@ -46,7 +46,7 @@ def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Pa
     for name in ("headrace-udfs.jar", "headrace-udfs-api.jar"):
         with zipfile.ZipFile(elsewhere / "udfs" / name, "w") as jar:
             jar.writestr("native/linux-amd64/libheadrace_columns.so", b"")
-    findings = told()
+    findings = native_findings()
     assert findings["CUDA objects"].state == "warning"
     assert (findings["UDF jar"].state, findings["UDF jar"].found) == ("ok", "headrace-udfs.jar with CPU")
     assert "make native-cuda" in findings["UDF jar"].todo
@@ -56,7 +56,7 @@ def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Pa
 def test_what_is_here_is_told() -> None:
     if not library.cuda_path().is_file():
         pytest.skip("the CUDA library is not here: make native-cuda")
-    findings = told()
+    findings = native_findings()
     assert findings["CUDA objects"].found == "sm_80, sm_90, compute_90"
     assert findings["UDF jar"].found == "headrace-udfs.jar with CPU, CUDA, RAPIDS"
 

@@ -44,7 +44,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
 
 
 @pytest.fixture(scope="module")
-def said(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], list[str]]:
+def job_report(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], list[str]]:
     """What a Spark job says, and the requests that the store has refused its driver: some of those that commit."""
     log, file = tmp_path_factory.mktemp("outage") / "log", local(hosts[0].folder) / OUTAGE.name
     start_outage(hosts[0], log)
@@ -58,15 +58,17 @@ def said(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[M
     return json.loads(printed.splitlines()[-1]), log.read_text().splitlines()
 
 
-def test_executors_of_two_hosts_share_the_store_and_nothing_else(said: tuple[Mapping[str, Any], list[str]]) -> None:
-    tasks = said[0]["tasks"]
+def test_executors_of_two_hosts_share_the_store_and_nothing_else(
+    job_report: tuple[Mapping[str, Any], list[str]],
+) -> None:
+    tasks = job_report[0]["tasks"]
     assert sorted(host for host, _, _ in tasks) == ["host1", "host2"]
     assert sum(part for _, part, _ in tasks) == 4950
     assert all(fresh for _, _, fresh in tasks)
 
 
-def test_a_commit_outlasts_refusals_of_a_busy_store(said: tuple[Mapping[str, Any], list[str]]) -> None:
-    job, refused = said
+def test_a_commit_outlasts_refusals_of_a_busy_store(job_report: tuple[Mapping[str, Any], list[str]]) -> None:
+    job, refused = job_report
     assert len(refused) == 4
     assert job["total"] == 10_000 * 9_999 // 2
 

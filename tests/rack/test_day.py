@@ -18,7 +18,7 @@ from headrace.workspace import checkout, s3_dir
 from tests.s3_server import jars
 
 DS = "2026-01-02"
-ONE = PRIVATE / "home" / "one"
+ONE_MACHINE = PRIVATE / "home" / "one"
 
 
 def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
         trial.run_part("train")
         assert trial.scratch(hosts[1])
         assert trial.losses(hosts[0]) == Losses(0, {}, 0)
-        cluster.run_alone(ONE, "one.log", "generate", PIPELINE, "--until", DS)
-        cluster.run_alone(ONE, "one.log", "run", PIPELINE, "--ds", DS, "--to", "train")
-        output = hosts[0].run([sys.executable, "-m", "bench.rack.compare", str(ONE), trial.root, DS, "train"])
+        cluster.run_alone(ONE_MACHINE, "one.log", "generate", PIPELINE, "--until", DS)
+        cluster.run_alone(ONE_MACHINE, "one.log", "run", PIPELINE, "--ds", DS, "--to", "train")
+        output = hosts[0].run([sys.executable, "-m", "bench.rack.compare", str(ONE_MACHINE), trial.root, DS, "train"])
     assert "dataset: " in output
     assert "model: " in output

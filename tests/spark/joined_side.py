@@ -32,7 +32,7 @@ from tests.score_support import DS, scores, spec
 from tests.spark_settings import FEW_ROWS
 
 
-class Said(AccumulatorParam[list[Any]]):
+class ListAccumulator(AccumulatorParam[list[Any]]):
     """All that was said, one behind another."""
 
     def zero(self, value: list[Any]) -> list[Any]:
@@ -64,7 +64,7 @@ def main(home: Path, out: Path) -> None:
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
     scored_rows._TASK_PAIRS = 60  # many parts
     with session(conf, ws, "joined") as spark:
-        reports = spark.sparkContext.accumulator([], Said())
+        reports = spark.sparkContext.accumulator([], ListAccumulator())
         original: Callable[..., DataFrame] = joined_rows.map_with_table_rows
 
         def looked_at(*args: Any) -> DataFrame:

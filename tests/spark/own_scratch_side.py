@@ -120,12 +120,12 @@ def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
     tables = report["tables"] = {"arrow": list[str](), "spark": list[str]()}
 
     def noted(engine: str) -> Callable[..., Any]:
-        def made(*args: Any) -> Any:
+        def noting_tables(*args: Any) -> Any:
             by_key = transport.keyed_tables(*args)
             tables[engine] += sorted(name for learned in by_key.values() for name in learned.tables)
             return by_key
 
-        return made
+        return noting_tables
 
     # The driver may copy and describe such a table's file, and not take it into its memory.
     FileKeyedTable.table = property(refused)  # type: ignore[assignment, method-assign]

@@ -115,7 +115,7 @@ def test_small_files_of_a_table_that_only_grows(
 def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, vectors: str) -> None:
     """Spark reads the newest and the pinned versions after they are gone, and no other one."""
 
-    def at(version: int) -> list[tuple[int, str]]:
+    def rows_at(version: int) -> list[tuple[int, str]]:
         frame = spark.read.format("delta").option("versionAsOf", version).load(str(tmp_path))
         return sorted((r["id"], r["ds"]) for r in frame.collect())
 
@@ -131,16 +131,16 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     join_files(table, days, 1 << 20, None)
     assert crowded(table, 2, 1 << 20) == ([], 0)
     assert remove_days_before(table, "d1") == 7
-    rows_before = {version: at(version) for version in range(8)}
+    rows_before = {version: rows_at(version) for version in range(8)}
     unused = unused_files(table, {3}, None, 2**62)
     assert unused
     for file in [*unused, *unused_log_files(table, {3}, None, 2**62)]:
         file.remove()
     spark.catalog.clearCache()
-    assert [at(3), at(7)] == [rows_before[3], rows_before[7]]
+    assert [rows_at(3), rows_at(7)] == [rows_before[3], rows_before[7]]
     assert {ds for _, ds in rows_before[7]} == {"d1"}
     with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
-        at(6)
+        rows_at(6)
     assert unused_files(table, {3}, None, 2**62) == []
     # Of a pinned version, too, days go that the table does not keep.
     assert {f.parent.name for f in unused_files(table, {3}, "d1", 2**62)} <= {"ds=d0", tmp_path.name}

@@ -56,7 +56,7 @@ def inodes(folder: Path, day: str) -> dict[str, int]:
     return {p.name: p.stat().st_ino for p in files}
 
 
-def whole(folder: Path) -> pd.DataFrame:
+def all_rows(folder: Path) -> pd.DataFrame:
     """All rows, with their split, by event_id."""
     parts = [read(folder, split).assign(split=split) for split in ("train", "valid")]
     return pd.concat(parts).set_index("event_id").sort_index()
@@ -110,7 +110,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
         "kept": [],
         "written": [day_of(d) for d in (2, 3, 4, 5)],
     }
-    assert_rows(whole(base), expected(of_days(2, 5, 5), learned_from), [*NUMBERS, *rest])
+    assert_rows(all_rows(base), expected(of_days(2, 5, 5), learned_from), [*NUMBERS, *rest])
     for split in ("train", "valid"):
         assert first.facts["splits"][split]["row_groups"] >= 4
 
@@ -147,7 +147,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     assert [i.name for i in second.inputs if i.kind == "dataset"] == [first.output("dataset").name]
 
     # What the documentation says it equals. Days taken over: the base's fit, codes and numbers.
-    actual = whole(folder)
+    actual = all_rows(folder)
     kept_rows, new = of_days(3, 5, 6), of_days(6, 6, 6)
     assert actual.loc[kept_rows["event_id"], "split"].eq("train").all()
     assert actual.loc[new["event_id"], "split"].eq("valid").all()
@@ -161,7 +161,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     run(plain, second_ws, day_of(5))
     put(6, second_ws)
     full = run(plain, second_ws, day_of(6)).manifest
-    assert_rows(new_rows, whole(dataset(second_ws, full)).loc[new_rows.index], rest)
+    assert_rows(new_rows, all_rows(dataset(second_ws, full)).loc[new_rows.index], rest)
     assert full.dataset_schema == second.dataset_schema
     assert full.rows == second.rows
     for split in full.rows:
@@ -183,7 +183,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     for number in (5, 6):
         assert inodes(latest, day_of(number)) == inodes(folder, day_of(number))
     assert not set(inodes(latest, day_of(4)).values()) & set(inodes(folder, day_of(4)).values())
-    actual = whole(latest)
+    actual = all_rows(latest)
     assert sorted(actual.index) == sorted(of_days(4, 7, 7)["event_id"])
     assert set(events["event_id"].iloc[late]) <= set(actual.index)
     assert_rows(actual, expected(of_days(4, 7, 7), learned_from), NUMBERS)

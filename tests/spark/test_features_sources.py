@@ -93,7 +93,7 @@ def run(spark: SparkSession, rows: list[Row], bought: list[Row]) -> dict[tuple[s
     return by_identity(frame.toArrow())
 
 
-class Told:
+class PandasHistory:
     """What pandas says of the purchases before a row."""
 
     def __init__(self, bought: list[Row]) -> None:
@@ -102,7 +102,9 @@ class Told:
         self.all["us"] = [None if r["at"] is None else micros(r["at"]) for r in bought]
         self.all = self.all[self.all["us"].notna()]
 
-    def before(self, row: Row, key: tuple[str, str], delay: int = 0, window: int | None = None) -> pd.DataFrame:
+    def purchases_before(
+        self, row: Row, key: tuple[str, str], delay: int = 0, window: int | None = None
+    ) -> pd.DataFrame:
         if row["ts"] is None or row[key[0]] is None:
             return self.all.iloc[:0]
         t = micros(row["ts"]) - delay
@@ -115,18 +117,18 @@ class Told:
         e: Row = {}
         by, day, six = ("user", "buyer"), DAY // DAY.resolution, 6 * HOUR // HOUR.resolution
         for name, window in (("1d", day), ("all", None)):
-            purchases = self.before(row, by, window=window)
+            purchases = self.purchases_before(row, by, window=window)
             e[f"user_bought_count_{name}"] = len(purchases)
             finite = [v for v in purchases["amount"] if v is not None and math.isfinite(v)]
             total = sum(round(v * 2**20) for v in finite) / 2**20
             e[f"user_bought_amount_sum_{name}"] = float(total)
             e[f"user_bought_amount_mean_{name}"] = total / len(finite) if finite else None
-        purchases = self.before(row, ("item", "thing"), six, 5 * day // 2)
+        purchases = self.purchases_before(row, ("item", "thing"), six, 5 * day // 2)
         e["item_bought_count_2.5d"] = sum(n is not None and n > 0 for n in purchases["n"])
-        purchases = self.before(row, by)
+        purchases = self.purchases_before(row, by)
         e["bought_thing_history"] = [v for v in purchases["thing"] if v is not None][-3:]
         e["bought_n_history"] = [v for v in purchases["n"] if v is not None][-3:]
-        purchases = self.before(row, by, six)
+        purchases = self.purchases_before(row, by, six)
         known = [v for v in purchases["n"] if v is not None]
         e["bought_n_recent"] = known[-2:][::-1]
         prior = None
@@ -136,13 +138,13 @@ class Told:
             prior = sum(earlier) / len(earlier) if earlier else None
         smooth = (sum(known) + 1.5 * prior) / (len(known) + 1.5) if prior is not None else None
         e["user_bought_target"] = smooth if prior is not None else sum(known) / len(known) if known else None
-        known = [v for v in self.before(row, by)["n"] if v is not None]
+        known = [v for v in self.purchases_before(row, by)["n"] if v is not None]
         e["p_target"] = (sum(known) + 20 * 0.5) / (len(known) + 20)
-        last = self.before({**row, "ts": row["ts"] and row["ts"] + DAY.resolution}, by)
+        last = self.purchases_before({**row, "ts": row["ts"] and row["ts"] + DAY.resolution}, by)
         near = last[-1:] if row["ts"] is None else last[last["us"] > micros(row["ts"]) - 2 * day][-1:]
         for c in ("thing", "amount"):
             e[f"last_{c}"] = None if near.empty else near.iloc[0][c]
-        purchases = self.before(row, by)
+        purchases = self.purchases_before(row, by)
         e["before_n"] = None if purchases.empty else purchases.iloc[-1]["n"]
         e["plan_n"] = None if last.empty else last.iloc[-1]["n"]
         return e
@@ -152,7 +154,7 @@ class Told:
 @given(ROWS, PURCHASES)
 def test_what_was_before_in_another_source(spark: SparkSession, rows: list[Row], bought: list[Row]) -> None:
     rows, bought = number(rows), number(bought)
-    actual, history = run(spark, rows, bought), Told(bought)
+    actual, history = run(spark, rows, bought), PandasHistory(bought)
     assert len(actual) == len(rows)
     for row in rows:
         actual_row = actual[row["_source_file"], row["_source_line"]]
@@ -202,7 +204,7 @@ LABELS: list[dict[str, Any]] = [
     {**_LABEL, "within": "1.5 days", "where": "n > 0", "credit": "last"},
     {**_LABEL, "within": "36 hours", "credit": "first"},
 ]
-WITHIN = (6 * HOUR, 36 * HOUR, 36 * HOUR)
+WINDOWS = (6 * HOUR, 36 * HOUR, 36 * HOUR)
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -210,7 +212,7 @@ WITHIN = (6 * HOUR, 36 * HOUR, 36 * HOUR)
 def test_labels_are_what_follows_in_another_source(spark: SparkSession, rows: list[Row], bought: list[Row]) -> None:
     rows, bought = number(rows), number(bought)
     impressions = pd.DataFrame([{"user": r["user"], "ts": r["ts"]} for r in rows if r["user"] and r["ts"]] or None)
-    for op, window in zip(LABELS, WITHIN, strict=True):
+    for op, window in zip(LABELS, WINDOWS, strict=True):
         actual = labels(spark, rows, bought, op)
         # To whom each purchase is credited: (user, instant).
         credited = set()

@@ -44,7 +44,6 @@ from tests.tables_support import (
     as_table,
     assert_rows,
     assert_same_rows,
-    before,
     check_negatives,
     commit_delta,
     external,
@@ -53,9 +52,10 @@ from tests.tables_support import (
     past_of,
     perturbed,
     prepare,
+    rows_before,
 )
 
-OTHERS: list[dict[str, Any]] = [
+OTHER_OPS: list[dict[str, Any]] = [
     {"filter": {"where": "not (n = 3 and flag) or ts >= '2026-01-04 06:00:00'"}},
     {"dropna": {"subset": ["user", "item", "tags", "price"], "how": "all"}},
     {
@@ -107,7 +107,7 @@ def test_spark_equals_arrow(
     rows = [{**r, "__query": p} for r, p in zip(number(rows), queries, strict=False)]
     # Lists of three and five values are then put together from lists of two, as those of hundreds are.
     with mock.patch.object(sequences, "_CHUNK", 2):
-        both(spark, prepare(*OTHERS[:-1], *PAST, OTHERS[-1]), rows, tmp_path_factory.mktemp("tables"))
+        both(spark, prepare(*OTHER_OPS[:-1], *PAST, OTHER_OPS[-1]), rows, tmp_path_factory.mktemp("tables"))
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -128,7 +128,7 @@ def test_negatives_are_the_same_by_both(
 
 def test_tables_without_rows(spark: SparkSession, tmp_path: Path) -> None:
     train = TrainRange(0, 1)
-    assert both(spark, prepare(NEGATIVES, *OTHERS[:-1], *PAST, OTHERS[-1]), [], tmp_path, train).num_rows == 0
+    assert both(spark, prepare(NEGATIVES, *OTHER_OPS[:-1], *PAST, OTHER_OPS[-1]), [], tmp_path, train).num_rows == 0
 
 
 def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_nothing_of_the_future_is_seen_by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], later_rows: list[Row], quarter: int
 ) -> None:
     reader = external(tmp_path_factory.mktemp("leak"))
-    p = prepare(*OTHERS[:-1], *PAST, OTHERS[-1])
+    p = prepare(*OTHER_OPS[:-1], *PAST, OTHER_OPS[-1])
     now, then = perturbed(rows, later_rows, START + quarter * DAY / 4)
     features = [
         past_of(p.spark(as_frame(spark, as_table(r)), reader).toArrow(), START + quarter * DAY / 4) for r in (now, then)
@@ -368,7 +368,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
         assert u["item_history"] == [r["item"] for r in clicked(known, query)]
         assert np.float32(u["user_target"]) == np.float32(target(known, query))
     for i in items:
-        item_past = before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
+        item_past = rows_before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
         assert i["item_count_3d"] == len(item_past) > 0
         assert i["item_click_rate_3d"] == sum(r["click"] for r in item_past) / len(item_past)
         number_ = int(i["item"][1:])
@@ -399,19 +399,19 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
 
 
 def clicked(known: list[Row], row: Row) -> list[Row]:
-    return before(known, row, ["user"], HOUR, keep=lambda r: r["click"] == 1)[-3:]
+    return rows_before(known, row, ["user"], HOUR, keep=lambda r: r["click"] == 1)[-3:]
 
 
 def target(known: list[Row], row: Row) -> float:
     midnight = row["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
     prior = [r["click"] for r in known if r["ts"] + HOUR < midnight]
-    clicks = [r["click"] for r in before(known, row, ["user"], HOUR)]
+    clicks = [r["click"] for r in rows_before(known, row, ["user"], HOUR)]
     return (sum(clicks) + 3 * (sum(prior) / len(prior))) / (len(clicks) + 3)
 
 
 def expected_features(known: list[Row], row: Row) -> tuple[Any, ...]:
     """A row of the dataset, but for the codes."""
-    item_past = before(known, row, ["item"], window=3 * DAY)
+    item_past = rows_before(known, row, ["item"], window=3 * DAY)
     rate = float(np.float32(sum(r["click"] for r in item_past) / len(item_past))) if item_past else 0.0
     return (
         row["user"],
@@ -425,7 +425,7 @@ def expected_features(known: list[Row], row: Row) -> tuple[Any, ...]:
 
 def test_every_operator_is_tested() -> None:
     """A new operator comes with its comparison of both engines."""
-    tested = {name for op in [*PAST, *OTHERS, NEGATIVES] for name in op} | {"lambda"}
+    tested = {name for op in [*PAST, *OTHER_OPS, NEGATIVES] for name in op} | {"lambda"}
     # Beside sources, in test_features_sources.
     tested |= {"attribution"}
     assert tested == set(TABLE_OPERATORS.builtin)

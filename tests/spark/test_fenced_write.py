@@ -58,14 +58,14 @@ def test_of_two_first_commits_the_later_holders_stands(spark: SparkSession, tmp_
     """Where there is no table yet when both begin."""
     table, new = local(tmp_path / "table"), Fence("l", 2)
 
-    def theirs() -> None:
+    def commit_as_later_holder() -> None:
         if later == "with rows":
             assert save_delta(writer(rows(spark, 8)), table, new) == 0
         else:
             day = {"name": "ds", "type": "string", "nullable": True, "metadata": {}}
             assert create_table(table, [day], ["ds"], fence=new, configuration={})
 
-    paused_while(rows(spark, 7), table, theirs)
+    paused_while(rows(spark, 7), table, commit_as_later_holder)
     assert DeltaLog(table).version == 0
     assert save_delta(writer(rows(spark, 9)).option("mergeSchema", "true"), table, new) == 1
     assert [tuple(r) for r in spark.read.format("delta").load(str(table)).select("id", "ds").collect()] == [(9, "d1")]
@@ -75,22 +75,22 @@ def test_of_two_holders_the_later_one_commits(spark: SparkSession, tmp_path: Pat
     table = local(tmp_path / "table")
     old, new = Fence("l", 1), Fence("l", 2)
 
-    def there() -> list[int]:
+    def ids_in_table() -> list[int]:
         return [r["id"] for r in spark.read.format("delta").load(str(table)).collect()]
 
     # Several commits of one holder: none is taken for one that was made before. Others' say nothing.
     for n, fence in enumerate((old, old, Fence("other", 9), None, old)):
         assert save_delta(writer(rows(spark, n)), table, fence) == n
-        assert there() == [n]
+        assert ids_in_table() == [n]
 
     # Of another day: by its rows alone it would stand in nobody's way.
     paused_while(rows(spark, 7), table, lambda: Transaction(table, fence=new).replace("ds", ["d2"], [], "theirs"))
-    assert there() == [4]
+    assert ids_in_table() == [4]
     with pytest.raises(LeaseLost):
         save_delta(writer(rows(spark, 8)), table, old)
     assert DeltaLog(table).version == 5
     assert save_delta(writer(rows(spark, 9)), table, new) == 6
-    assert there() == [9]
+    assert ids_in_table() == [9]
 
 
 def test_a_commit_that_delta_passes_over_is_noticed(
@@ -129,14 +129,14 @@ def test_files_are_joined_by_the_holder_alone(
     days: list[str | None] = ["d1"] if partitioned else [None]
     log = DeltaLog(table)
 
-    def there() -> list[int]:
+    def ids_in_table() -> list[int]:
         return sorted(r["id"] for r in spark.read.format("delta").load(str(table)).collect())
 
     join_files(table, days, 1 << 20, old)
     assert log.version == 5
     (file,) = log.files(5) or []
     assert (file.rows, file.deleted, file.vector) == (7, 0, "")
-    assert there() == [0, 1, 2, 4, 5, 6, 7]
+    assert ids_in_table() == [0, 1, 2, 4, 5, 6, 7]
     assert not any(a.data_change for c in log.commits() if c.version == 5 for a in (*c.adds, *c.removes))
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 5)
     assert feed.load(str(table)).count() == 0

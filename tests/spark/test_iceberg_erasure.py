@@ -107,20 +107,20 @@ def test_killed_at_each_step(
 ) -> None:
     """Until it has ended something is said to be left, whether a snapshot names the files or not."""
 
-    def before(_: Callable[..., Any], *args: Any) -> None:
+    def fail_before(_: Callable[..., Any], *args: Any) -> None:
         pass
 
-    def after(real: Callable[..., Any], *args: Any) -> None:
+    def fail_after(real: Callable[..., Any], *args: Any) -> None:
         real(*args)
 
-    def within(real: Callable[..., Any], self: SnapshotExpiry, io: Any, paths: list[str]) -> None:
+    def fail_halfway(real: Callable[..., Any], self: SnapshotExpiry, io: Any, paths: list[str]) -> None:
         real(self, io, paths[:1])
 
     kills: list[tuple[type, str, Callable[..., None]]] = [
-        (IcebergErasure, "_rewrite", before),
-        (IcebergErasure, "_write_manifests", after),
-        (SnapshotExpiry, "_expire", after),
-        (SnapshotExpiry, "_delete", within),
+        (IcebergErasure, "_rewrite", fail_before),
+        (IcebergErasure, "_write_manifests", fail_after),
+        (SnapshotExpiry, "_expire", fail_after),
+        (SnapshotExpiry, "_delete", fail_halfway),
     ]
     forgotten = [USERS[0], USERS[7], USERS[29]]
     spark.sql(f"DROP TABLE {target.current} PURGE")

@@ -84,14 +84,14 @@ def once(action: Callable[[], object]) -> Callable[[], None]:
 class Operations:
     """Of a table, as Iceberg has them; something is done before a commit, by others and to other objects."""
 
-    def __init__(self, real: Any, before: Callable[[], object]) -> None:
-        self.real, self.before = real, before
+    def __init__(self, real: Any, before_commit: Callable[[], object]) -> None:
+        self.real, self.before_commit = real, before_commit
 
     def refresh(self) -> Any:
         return self.real.refresh()
 
     def commit(self, base: Any, changed: Any) -> None:
-        self.before()
+        self.before_commit()
         self.real.commit(base, changed)
 
 
@@ -114,15 +114,15 @@ def test_of_two_holders_the_later_one_commits(
     table.add(2, Fence("other", 9))
     table.add(3, None)
 
-    def theirs() -> None:
+    def other_writer() -> None:
         if later == "adds":
             table.add(7, NEW)
         else:
             claim(table.spark, table.name, "the table", NEW)
 
-    then = once(theirs if paused == "after its write" else lambda: None)
+    then = once(other_writer if paused == "after its write" else lambda: None)
     if paused == "before its commit":
-        before_the_commit(monkeypatch, theirs)
+        before_the_commit(monkeypatch, other_writer)
     with pytest.raises(LeaseLost, match="the table: a later run of the pipeline has been at work"):
         table.add(4, OLD, then)
     expected_rows = [1, 2, 3, 7] if later == "adds" else [1, 2, 3]
@@ -142,16 +142,16 @@ def test_who_is_no_holder_of_the_lease_refuses_nobody(
     """Rows of both are there, and the change is written once more upon theirs."""
     written = list[int]()
 
-    def theirs() -> None:
+    def other_writer() -> None:
         table.add(7, Fence("other", 9))
 
     def then() -> None:
         written.append(1)
         if paused == "after its write" and len(written) == 1:
-            theirs()
+            other_writer()
 
     if paused == "before its commit":
-        before_the_commit(monkeypatch, theirs)
+        before_the_commit(monkeypatch, other_writer)
     table.add(4, OLD, then)
     assert (table.rows(), written) == ([4, 7], [1, 1])
     # What changes the table's properties alone is in nobody's way.
@@ -182,7 +182,7 @@ def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conf
     monkeypatch.setattr(iceberg_fencing, "time", SimpleNamespace(sleep=waits.append))
     monkeypatch.setattr(iceberg_fencing, "random", SimpleNamespace(uniform=lambda least, most: most))
 
-    def theirs(statement: str) -> None:
+    def other_writer(statement: str) -> None:
         other_commits.append(len(other_commits))
         assert len(other_commits) < 20, "it has no end"
         table.spark.sql(statement.format(table=table.name, n=len(other_commits)))
@@ -193,17 +193,17 @@ def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conf
         monkeypatch.setattr(
             iceberg_fencing._Change,
             "_commit",
-            lambda self, ops, *arguments: real(self, Operations(ops, lambda: theirs(alter)), *arguments),
+            lambda self, ops, *arguments: real(self, Operations(ops, lambda: other_writer(alter)), *arguments),
         )
 
     def write(branch: str) -> None:
         table.spark.sql(f"INSERT INTO {branch} SELECT 0")
         if conflict == "with rows of others":
-            theirs("INSERT INTO {table} SELECT {n}")
+            other_writer("INSERT INTO {table} SELECT {n}")
         elif conflict == "before its commit":
             ops = load_table(table.spark, table.name).operations()
             base = ops.current()
-            theirs(alter)
+            other_writer(alter)
             jvm: Any = table.spark._jvm
             changed = jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setProperties({"b": "1"}).build()
             ops.commit(base, changed)
@@ -290,7 +290,7 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
                 then()
                 target.swap(staged, "s", [])
 
-    def there() -> list[list[tuple[str, str]]]:
+    def published_versions() -> list[list[tuple[str, str]]]:
         frames = [places.read("iceberg", ws, DS, current=current) for current in (False, True)]
         return [sorted({*zip(f["ds"], f["model_version"], strict=True)}) for f in frames]
 
@@ -307,13 +307,13 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
     with pytest.raises(LeaseLost):
         publish("old", 3, holding(1))
     publish("new", 3, holding(2))
-    assert there() == [[(DS, "new")]] * 2
+    assert published_versions() == [[(DS, "new")]] * 2
     with opened(holding(3)) as later:
         with pytest.raises(LeaseLost):
             publish("paused", 4, holding(2), then=later.claim)
-        assert there() == [[(DS, "new")]] * 2
+        assert published_versions() == [[(DS, "new")]] * 2
     publish("newest", 5, holding(3))
-    assert there() == [[(DS, "newest")]] * 2
+    assert published_versions() == [[(DS, "newest")]] * 2
     with opened(holding(2)) as late:
         assert isinstance(late, IcebergTarget)
         rows = spark.table(late.table).where("user_id < 2")
@@ -330,9 +330,9 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
         assert late.published(DS).key == "newest"  # type: ignore[union-attr]
         assert late.rows_by_day() == {DS: 5}
     assert len(places.read("iceberg", ws, DS)) == 5
-    assert there() == [[(DS, "newest")]] * 2
+    assert published_versions() == [[(DS, "newest")]] * 2
     publish("next", 2, holding(3), NEXT)
-    assert there() == [[(DS, "newest")], []]
+    assert published_versions() == [[(DS, "newest")], []]
     with opened(holding(3)) as target:
         # A day whose run was killed before its record.
         target.write_day(

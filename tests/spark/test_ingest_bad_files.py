@@ -61,7 +61,7 @@ def spec_with(most: int) -> Spec:
     return make_spec(expectations={"max_bad_rate": 1, "max_bad_files": most})
 
 
-def told(manifest: Manifest) -> list[str]:
+def status_lines(manifest: Manifest) -> list[str]:
     return [line for line in data_lines({"ingest": manifest}, manifest.ds) if line]
 
 
@@ -93,7 +93,7 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     assert reason in bad["reason"]
     check = next(c for c in manifest.facts["expectations"] if c["name"] == "max_bad_files")
     assert (check["value"], check["limit"], check["ok"]) == (1, 1, True)
-    assert told(manifest)[0] == f"warning: landing file in/{D1}/{name} was left out: {bad['reason']}"
+    assert status_lines(manifest)[0] == f"warning: landing file in/{D1}/{name} was left out: {bad['reason']}"
     blocks = data_quality(Day(spec_with(1), D1, {"ingest": manifest})).blocks
     (table,) = (b for b in blocks if isinstance(b, Table) and b.title == "Files left out")
     assert table.rows == ((D1, Cell(f"in/{D1}/{name}", code=True), bad["reason"]),)
@@ -107,7 +107,7 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     rows = 3000 if len(content) > 3000 else 30
     assert sorted(ids(ws)[D1]) == sorted([*other_ids, *(f"e{n}" for n in range(100, 100 + rows))])
     assert "bad_files" not in manifest.facts
-    assert told(manifest) == []
+    assert status_lines(manifest) == []
 
 
 def test_more_of_them_than_the_spec_allows(spark: SparkSession, ws: Workspace) -> None:

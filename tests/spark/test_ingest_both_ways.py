@@ -28,7 +28,7 @@ COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
     SPARK_ENDING: lambda body: pa.compress(body, "zstd", asbytes=True),
     ARROW_ENDING: bz2.compress,
 }
-WHOLE = (
+COMPLETE_LINE = (
     '{"id": "e1", "ts": "2026-03-01T05:06:07Z", "at": 1772323200000, "i": 3, "b": -4, "f": 1.5, "d": 0.1, "ok": true, '
     '"day": "2026-03-01", "tags": ["a", null], "sizes": [1], "weights": [0.5]}'
 )
@@ -72,7 +72,7 @@ def test_both_ways_commit_the_same(
     # So that hashes of keys are compared range by range.
     monkeypatch.setattr(arrow_rows, "_HASHES_AT_ONCE", 16)
     numbers, row_count = count(), 0
-    lines = st.lists(st.one_of(st.just(WHOLE), json_lines()), min_size=30, max_size=80)
+    lines = st.lists(st.one_of(st.just(COMPLETE_LINE), json_lines()), min_size=30, max_size=80)
     records = st.lists(st.one_of(st.just(PLAIN), csv_lines()), min_size=30, max_size=80)
 
     # Each example is four loads of Spark's.
@@ -89,7 +89,7 @@ def test_both_ways_commit_the_same(
         header = ",".join([*NAMES[:5], "z", *NAMES[6:]])
         days = {
             # A row that is whole, and so every column is there.
-            D1: {"a.jsonl": "\n".join([WHOLE, *first]).encode() + b'\n{"id": "\xff"}'},
+            D1: {"a.jsonl": "\n".join([COMPLETE_LINE, *first]).encode() + b'\n{"id": "\xff"}'},
             D2: {
                 "a.json": "\n".join([*second, *first[:10]]).encode(),
                 "b.csv": end.join([header, PLAIN, *fields]).encode(),

@@ -27,7 +27,7 @@ from tests.ingest_support import D1, D2, D3, D4, event, ids, jsonl, make_spec, p
 
 NOW = datetime(2026, 3, 9, tzinfo=UTC)
 USERS = [2**53 + n for n in (3, 7)]
-GONE = Persons("user", True, frozenset(map(str, USERS)))
+FORGOTTEN = Persons("user", True, frozenset(map(str, USERS)))
 
 
 def files(ds: str, start: int) -> list[dict[str, Any] | str]:
@@ -50,7 +50,7 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     version = int(first.output("delta").version)
     tables_before = {name: table(spark, ws, name) for name in ("events", "quarantine")}
     assert (len(tables_before["events"]), len(tables_before["quarantine"])) == (40, 3)
-    *_, (request, _) = forget(spec, ws, GONE, NOW)
+    *_, (request, _) = forget(spec, ws, FORGOTTEN, NOW)
     assert request.finished  # type: ignore[union-attr]
     remaining = {
         "events": [r for r in tables_before["events"] if r["user"] not in USERS],

@@ -25,7 +25,7 @@ from headrace.workspace import Workspace
 #: Lists that are published by now are there before these days are.
 FIRST = date(2126, 1, 1)
 USERS, ITEMS, K, LATE = 60, 15, 5, 2
-WITHIN = {"click": 1, "purchase": 3}
+WINDOW_DAYS = {"click": 1, "purchase": 3}
 
 
 def day(number: int) -> str:
@@ -37,7 +37,7 @@ def make_spec(**section: Any) -> Spec:
         return [{"name": k, "type": v} for k, v in types.items()]
 
     outcomes: dict[str, Any] = {
-        "labels": {"click": {}, "purchase": {"from": "orders", "within_days": WITHIN["purchase"]}},
+        "labels": {"click": {}, "purchase": {"from": "orders", "within_days": WINDOW_DAYS["purchase"]}},
         "history_days": 3,
         "k": [1, 3],
         "slices": {"country": "country"},
@@ -158,15 +158,18 @@ class Shop:
         for row in self.lists[self.lists.ds.isin(served)].to_dict("records"):
             start = pd.Timestamp(row["ds"], tz="UTC") + pd.Timedelta(days=1)
 
-            def of(
+            def events_within(
                 frame: pd.DataFrame, days: int, row: dict[str, Any] = row, start: pd.Timestamp = start
             ) -> pd.DataFrame:
                 matching = frame[(frame.user == row["user"]) & (frame.item == row["item"]) & (frame.landed <= ds)]
                 return matching[(matching["at"] >= start) & (matching["at"] < start + pd.Timedelta(days=days))]
 
-            impressions = of(self.events, 1)
+            impressions = events_within(self.events, 1)
             if len(impressions):
-                clicks, orders = impressions[impressions.clicked > 0], of(self.orders, WITHIN["purchase"])
+                clicks, orders = (
+                    impressions[impressions.clicked > 0],
+                    events_within(self.orders, WINDOW_DAYS["purchase"]),
+                )
                 first = impressions.sort_values("at").iloc[0]
                 records.append(
                     row
@@ -254,7 +257,7 @@ def check_metrics(metrics: pd.DataFrame, rows: pd.DataFrame) -> None:
     seen = 0
     for dimension in dimensions:
         for (served, value), group in rows.groupby(["ds", dimension]):
-            for label in WITHIN:
+            for label in WINDOW_DAYS:
                 actual = metrics[
                     (metrics.served_ds == served)
                     & (metrics.label == label)

@@ -17,8 +17,8 @@ from headrace.lake.delta.redact import exactly, redact_log
 from headrace.storage import local
 
 #: The smallest of one file, the largest of another.
-GONE = [1001, 9999]
-VALUES = {"user_id": exactly(frozenset(map(str, GONE)))}
+FORGOTTEN = [1001, 9999]
+VALUES = {"user_id": exactly(frozenset(map(str, FORGOTTEN)))}
 DAYS = {"d0": [1001, 1005, 1006], "d1": [2001, 2002, 9999], "d2": [3001, 3002]}
 SETTINGS = {
     "parts": {"spark.databricks.delta.checkpoint.partSize": "1"},
@@ -27,12 +27,12 @@ SETTINGS = {
 }
 
 
-def without(rows: pa.Table) -> tuple[pa.Table, int]:
-    remaining = rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(GONE, pa.int64()))))
+def without_forgotten(rows: pa.Table) -> tuple[pa.Table, int]:
+    remaining = rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(FORGOTTEN, pa.int64()))))
     return remaining, rows.num_rows - remaining.num_rows
 
 
-def said(log: Path) -> str:
+def checkpoint_texts(log: Path) -> str:
     """All that checkpoints say of files."""
     texts = [f.read_text() for f in log.rglob("*.checkpoint.*.json")]
     for file in log.rglob("*.parquet"):
@@ -71,7 +71,7 @@ def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     spark.sql(f"DELETE FROM delta.`{path}` WHERE ds = 'd0'")
     for version in range(3):
         (log / f"{version:020d}.json").unlink()
-    assert all(str(user) in said(log) for user in GONE)
+    assert all(str(user) in checkpoint_texts(log) for user in FORGOTTEN)
     assert redact_log(local(tmp_path), VALUES, delete=False) > 0
 
     def answers() -> dict[str, list[int]]:
@@ -86,10 +86,10 @@ def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
         f"at < {instant(2002)}": [2001],
         f"at >= {instant(3002)}": [3002],
     }
-    assert erase(local(tmp_path), Change(("user_id",), without), "request", delete=True).left == []
+    assert erase(local(tmp_path), Change(("user_id",), without_forgotten), "request", delete=True).left == []
     assert answers() == conditions
     redact_log(local(tmp_path), VALUES, delete=True)
-    assert not any(str(user) in said(log) for user in GONE)
+    assert not any(str(user) in checkpoint_texts(log) for user in FORGOTTEN)
     assert redact_log(local(tmp_path), VALUES, delete=False) == 0
 
     # To us the pinned version stands, without their rows.

@@ -36,7 +36,7 @@ from headrace.workspace import Workspace
 
 DS = "2026-01-05"
 END = datetime(2026, 1, 6, tzinfo=UTC)
-STEPS, ONE = 1 << 20, 1 << 40
+STEPS, FIXED_ONE = 1 << 20, 1 << 40
 TYPES = {"user": "bigint", "land": "string", "item": "string", "price": "double", "ts": "timestamp", "click": "int"}
 LANDS = ["CH", "DE", None]
 SPEC: dict[str, Any] = {
@@ -173,7 +173,7 @@ class Shop:
                 if a == had:
                     c = together * STEPS / min(share[a], share[b])
                     similarity = min(1.0, c / math.sqrt(float(n[a]) * n[b]))
-                    sums[b] += math.floor(similarity * c / (c + 10.0) * ONE)
+                    sums[b] += math.floor(similarity * c / (c + 10.0) * FIXED_ONE)
         return sorted(sums, key=lambda r: (-sums[r], r))
 
     @property

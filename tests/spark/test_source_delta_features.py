@@ -29,7 +29,7 @@ from tests.source_table_support import (
 )
 
 
-def at(version: int) -> str:
+def commit_time(version: int) -> str:
     return f"2026-03-10T12:{version:02d}:00+00:00"
 
 
@@ -63,7 +63,7 @@ def test_v2_checkpoints_mapping_by_id_wider_types_and_local_times(spark: SparkSe
                 # A log that was cleaned up to its checkpoint.
                 commit.unlink()
                 continue
-            os.utime(commit, (datetime.fromisoformat(at(version)).timestamp(),) * 2)
+            os.utime(commit, (datetime.fromisoformat(commit_time(version)).timestamp(),) * 2)
         times = {r["version"]: r["timestamp"] for r in spark.sql("DESCRIBE HISTORY newer.events").collect()}
         assert {v: datetime.fromtimestamp(t / 1e3, UTC) for v, t in commit_times(DeltaLog(local(path))).items()} == {
             v: t.astimezone(UTC) for v, t in times.items()
@@ -78,7 +78,7 @@ def test_v2_checkpoints_mapping_by_id_wider_types_and_local_times(spark: SparkSe
         ]
         source = {"table": "newer.events", "day": {"time": "at"}, "timezone": "America/New_York"}
         workflow = [{"columns": ["price"], "ops": []}, {"columns": ["user", "item"], "ops": ["categorify"]}]
-        for pin, version in (({"as_of": at(4)}, 4), ({"version": 5}, 5), ({}, 7)):
+        for pin, version in (({"as_of": commit_time(4)}, 4), ({"version": 5}, 5), ({}, 7)):
             spec = make_spec(source | pin, {"columns": columns, "late_days": 3}, {"workflow": workflow})
             home = Workspace(ws.home / str(version))
             manifest = ingest(spec, home, D3)
@@ -93,7 +93,7 @@ def test_v2_checkpoints_mapping_by_id_wider_types_and_local_times(spark: SparkSe
             every = pd.concat(frames.values()).set_index("id")["price"].sort_index()
             assert every.to_dict() == local_rows.set_index("id")["price"].loc[every.index].to_dict()
         with pytest.raises(UserError, match=r"source\.as_of: the log of newer\.events has no commit up to"):
-            ingest(make_spec(source | {"as_of": at(2)}, {"columns": columns}), Workspace(ws.home / "none"), D3)
+            ingest(make_spec(source | {"as_of": commit_time(2)}, {"columns": columns}), Workspace(ws.home / "none"), D3)
     finally:
         spark.sql("DROP DATABASE newer CASCADE")
 
@@ -116,7 +116,7 @@ def test_tables_as_named_sources(spark: SparkSession, ws: Workspace, tmp_path: P
         str(tmp_path / "plans")
     )
 
-    def of(name: str, format_: str, columns: dict[str, str], time: str) -> dict[str, object]:
+    def source_of(name: str, format_: str, columns: dict[str, str], time: str) -> dict[str, object]:
         table = {"columns": [{"name": n, "type": t} for n, t in columns.items()], "event_time": time}
         return {"source": {"format": format_, "path": str(tmp_path / name)}, "table": table}
 
@@ -132,8 +132,8 @@ def test_tables_as_named_sources(spark: SparkSession, ws: Workspace, tmp_path: P
         {},
         features,
         {
-            "purchases": of("purchases", "delta", {"buyer": "string", "paid_at": "timestamp"}, "paid_at"),
-            "plans": of("plans", "parquet", {"user": "string", "plan": "int", "since": "timestamp"}, "since"),
+            "purchases": source_of("purchases", "delta", {"buyer": "string", "paid_at": "timestamp"}, "paid_at"),
+            "plans": source_of("plans", "parquet", {"user": "string", "plan": "int", "since": "timestamp"}, "since"),
         },
     )
     manifest = ingest(spec, ws, D3)

@@ -93,7 +93,7 @@ def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
+def case_at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(case).replace("ROOT", str(root)))
     return fields
 
@@ -115,11 +115,11 @@ def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location,
     (bucket / "others").copy_from(local(tmp_path / "tables"))
     store_cases: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
-        local_spec = make_spec(**at(case, tmp_path / "tables"))
+        local_spec = make_spec(**case_at(case, tmp_path / "tables"))
         ws = Workspace(tmp_path / "disk" / name)
         ingest(local_spec, ws, D3)
         dataset(local_spec, ws, D3)
-        store_cases[str(tmp_path / "s3" / name)] = at(case, bucket / "others")
+        store_cases[str(tmp_path / "s3" / name)] = case_at(case, bucket / "others")
     named = {"table": f"{CATALOG}.db.events", "day": {"partition": "dt"}}
     if iceberg_jars():
         store_cases[str(tmp_path / "s3" / "iceberg")] = {"source": named}

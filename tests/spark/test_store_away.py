@@ -66,7 +66,7 @@ def of_column(spark: SparkSession, error: Exception) -> DataFrame:
         (of_column, StoreAway("s3://b/a: the store is away")),
     ],
 )
-@pytest.mark.parametrize("use", [lambda df, at: df.collect(), lambda df, at: df.write.parquet(at)])
+@pytest.mark.parametrize("use", [lambda df, path: df.collect(), lambda df, path: df.write.parquet(path)])
 def test_a_task_of_a_stage(
     spark: SparkSession,
     tmp_path: Path,

@@ -171,7 +171,7 @@ def test_a_server_that_polls_never_sees_a_part(kills: bool, tmp_path: Path) -> N
         for previous, version in ((None, 3), (3, 4), (4, 5)):
             with faulty(n, kills) as fault, contextlib.suppress(OSError, UserError, Killed):
                 write(saved[version], repo, version)
-            calls.append(fault.made)
+            calls.append(fault.calls_made)
             assert seen(repo) in (previous, version)
             write(saved[version], repo, version)  # the rerun
             assert seen(repo) == version

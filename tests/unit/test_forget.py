@@ -39,12 +39,12 @@ from headrace.stage import identity, run_lock
 from headrace.storage import StoreAway, local
 from headrace.storage.objects import calls, copies
 from headrace.workspace import Workspace
-from tests.forget_support import DAYS, GONE, ROWS, USERS, events, make_home, put_rows, record, shop, tables
+from tests.forget_support import DAYS, FORGOTTEN, ROWS, USERS, events, make_home, put_rows, record, shop, tables
 from tests.storage_faults import Killed, faulty
 from tests.storage_homes import memory_home
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
-PERSONS = Persons("user_id", False, frozenset(GONE))
+PERSONS = Persons("user_id", False, frozenset(FORGOTTEN))
 SPEC = shop()
 
 
@@ -90,13 +90,13 @@ def weights(folder: Path) -> list[torch.Tensor]:
 
 
 def without_persons(rows: pa.Table) -> list[dict[str, Any]]:
-    return [r for r in rows.to_pylist() if not any(g in str(v) for v in r.values() for g in GONE)]
+    return [r for r in rows.to_pylist() if not any(g in str(v) for v in r.values() for g in FORGOTTEN)]
 
 
 def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
     old_tables, manifests = tables(ws.home), {m.ds + m.stage: m for _, m in manifests_of(ws, "clicks")}
     models = {d.name: weights(d / f"train-{d.name}/model") for d in (ws.home / "models/clicks").iterdir()}
-    assert files_with(ws.home, GONE)
+    assert files_with(ws.home, FORGOTTEN)
     listed = list(found_places(SPEC, ws, PERSONS, NOW))
     assert {p.kind for p in listed if p.act} == {
         *("dataset", "training", "cache", "log", "manifest", "model", "events", "quarantine", "table", "vocabulary")
@@ -105,21 +105,21 @@ def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
     assert not ws.forgotten("clicks").exists()  # dry
     places, request = erase(ws)
     assert request.finished == NOW
-    assert files_with(ws.home, GONE) == []
+    assert files_with(ws.home, FORGOTTEN) == []
     # The same places as were listed, with the same counts.
     assert {(p.kind, p.name, p.rows) for p in places} == {(p.kind, p.name, p.rows) for p in listed}
     for name, rows in tables(ws.home).items():
         if name == "vocabulary":
             old, new = (t.sort_by("code").to_pylist() for t in (old_tables[name], rows))
-            same = [(a, b) for a, b in zip(old, new, strict=True) if a["value"] not in GONE]
-            assert len(same) == len(USERS) - len(GONE)
+            same = [(a, b) for a, b in zip(old, new, strict=True) if a["value"] not in FORGOTTEN]
+            assert len(same) == len(USERS) - len(FORGOTTEN)
             assert all(a == b for a, b in same)
             assert [r["code"] for r in new] == [r["code"] for r in old]
             assert len({r["value"] for r in new}) == len(USERS)
         else:
             assert rows.to_pylist() == without_persons(old_tables[name]), name
             assert rows.num_rows < old_tables[name].num_rows, name
-    codes = [2 + USERS.index(u) for u in GONE]
+    codes = [2 + USERS.index(u) for u in FORGOTTEN]
     for ds, old in models.items():
         folder = ws.home / f"models/clicks/{ds}/train-{ds}/model"
         new, rows = weights(folder), [c for c in range(22) if c not in codes]
@@ -179,16 +179,16 @@ def test_killed_at_many_calls(made_home: Path, tmp_path: Path, kills: bool, poin
     with faulty(10**9, False) as counted:
         erase(Workspace(tmp_path / "home"))
     shutil.rmtree(tmp_path / "home")
-    assert counted.made > 100
+    assert counted.calls_made > 100
     expected = tables(made_home)
-    for n in sorted({1, 2, 3, 5, *(counted.made * k // points for k in range(1, points + 1))}):
+    for n in sorted({1, 2, 3, 5, *(counted.calls_made * k // points for k in range(1, points + 1))}):
         shutil.copytree(made_home, tmp_path / "home")
         ws = Workspace(tmp_path / "home")
         with faulty(n, kills), suppress(OSError, Killed):
             erase(ws)
         # From the first moment on nothing comes back, and what is there can be read.
         listed = ForgottenValues.load(ws.forgotten_values("clicks"))
-        if files_with(ws.home, GONE) != files_with(made_home, GONE):
+        if files_with(ws.home, FORGOTTEN) != files_with(made_home, FORGOTTEN):
             assert listed is not None
         for folder in sorted((ws.home / "models/clicks").glob("*/*/model")):
             load_predictor(local(folder))
@@ -200,7 +200,7 @@ def test_killed_at_many_calls(made_home: Path, tmp_path: Path, kills: bool, poin
                     assert pq.read_metadata(file.path).num_rows == file.rows
         _, request = erase(ws)
         assert request.finished == NOW
-        assert files_with(ws.home, GONE) == [], n
+        assert files_with(ws.home, FORGOTTEN) == [], n
         for name, rows in tables(ws.home).items():
             if name != "vocabulary":
                 assert rows.to_pylist() == without_persons(expected[name]), (n, name)
@@ -220,10 +220,10 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     held = (ws.dataset("visits", day(0), "theirs") / "f").local_path().open()
     fetching = copies.folder() / "files" / "0123abcd" / "killed.partial"
     fetching.parent.mkdir()
-    fetching.write_text(GONE[0])
-    assert {p.parts[0] for p in map(Path, files_with(tmp_path / "cache", GONE))} == {"files", "folders"}
+    fetching.write_text(FORGOTTEN[0])
+    assert {p.parts[0] for p in map(Path, files_with(tmp_path / "cache", FORGOTTEN))} == {"files", "folders"}
     upload = copies.new_path("part-0.parquet")
-    upload.write_text(GONE[1])
+    upload.write_text(FORGOTTEN[1])
     listed = [p for p in found_places(SPEC, ws, PERSONS, NOW) if str(copies.folder()) in p.name]
     assert [bool(p.left) for p in listed] == [False, True]
     # A writer that was killed an hour ago, or is at work: nobody knows. A later run removes it.
@@ -234,7 +234,7 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     (proof,) = (f for f in ws.forgotten("clicks").files() if f.name == "proof.txt")
     assert "NOT FINISHED" in proof.read_text()
     assert re.search(f"\n  LEFT: {unfinished}", proof.read_text())
-    assert files_with(tmp_path / "cache", GONE) == [str(upload.relative_to(tmp_path / "cache"))]
+    assert files_with(tmp_path / "cache", FORGOTTEN) == [str(upload.relative_to(tmp_path / "cache"))]
     copies.drop(upload)
     places, request = erase(ws)
     assert request.finished == NOW
@@ -243,7 +243,7 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     with ws.dataset("clicks", day(0), "anew").new_folder() as folder:
         (folder / "x").put_text("x")
     upload = copies.new_path("part-1.parquet")
-    upload.write_text(GONE[1])
+    upload.write_text(FORGOTTEN[1])
     with pytest.raises(IncompleteError, match=rf"not all is erased yet: {upload.parent}"):
         erase(ws)
     assert "NOT FINISHED" in proof.read_text()
@@ -256,14 +256,14 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     # What is read now has none of them.
     for file in (*ws.lake.files(), *ws.store.files()):
         file.local_path()
-    assert files_with(tmp_path / "cache", GONE) == []
+    assert files_with(tmp_path / "cache", FORGOTTEN) == []
 
 
 def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
     ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
     landed = ws.landing("clicks") / day(0) / "a.jsonl"
-    landed.put_text(GONE[0])
+    landed.put_text(FORGOTTEN[0])
     real = copies.remove_cached_files
 
     def remove_and_read() -> None:
@@ -316,7 +316,7 @@ def test_values_that_somebody_brings_back_go_again(ws: Workspace) -> None:
     put_rows(ws.table("clicks", "events"), day(0), events(0), record(day(0), ROWS))
     _, request = erase(ws)
     assert request.finished == NOW
-    assert files_with(ws.home, GONE) == []
+    assert files_with(ws.home, FORGOTTEN) == []
     assert not ws.dataset("clicks", day(0), "anew").exists()  # made of these rows
 
 
@@ -335,12 +335,12 @@ def test_the_proof_names_no_value_and_the_list_hides_them(ws: Workspace) -> None
     assert listed is not None
     assert listed.restricted_to(["item_id"]) is None
     mask = listed.mask("user_id", pa.array([*USERS, None]))
-    assert [u for u, m in zip(USERS, mask, strict=False) if m] == GONE
+    assert [u for u, m in zip(USERS, mask, strict=False) if m] == FORGOTTEN
     assert not mask[-1]
 
 
 def test_a_second_look_that_finds_some_is_no_success(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    (ws.store / "promotions" / "clicks.jsonl").put_text(GONE[0])
+    (ws.store / "promotions" / "clicks.jsonl").put_text(FORGOTTEN[0])
     with pytest.raises(UserError, match=r"not all is erased: promotions/clicks\.jsonl"):
         erase(ws)
     assert "NOT FINISHED" in next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
@@ -350,7 +350,7 @@ def test_a_second_look_that_finds_some_is_no_success(ws: Workspace, monkeypatch:
 
 def test_what_the_search_alone_finds_after_a_finished_request_is_no_success(ws: Workspace) -> None:
     erase(ws)
-    (ws.store / "promotions" / "clicks.jsonl").put_text(GONE[0])
+    (ws.store / "promotions" / "clicks.jsonl").put_text(FORGOTTEN[0])
     with pytest.raises(UserError, match=r"not all is erased: promotions/clicks\.jsonl") as raised:
         erase(ws)
     assert raised.value.exit_code == EXIT_USER_ERROR
@@ -386,7 +386,7 @@ def test_folders_of_other_hosts_are_named(ws: Workspace) -> None:
 def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Workspace) -> None:
     folder = ws.model("clicks", day(0), f"train-{day(0)}") / "model"
     file = Path(folder / "dense.safetensors")
-    graph = {"network.graph_users": torch.tensor([2 + USERS.index(GONE[0])])}
+    graph = {"network.graph_users": torch.tensor([2 + USERS.index(FORGOTTEN[0])])}
     save_file({**load_file(file), **graph}, file)
     state = WorkspaceState(SPEC, ws, NOW)
     for can_erase in (True, False, False):

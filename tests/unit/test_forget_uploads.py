@@ -16,11 +16,11 @@ from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.models.predictor import load_predictor
 from headrace.registry.versions import versions
 from headrace.workspace import Workspace
-from tests.forget_support import GONE, USERS, save_models, shop
+from tests.forget_support import FORGOTTEN, USERS, save_models, shop
 from tests.tracking_server import tracking_server
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
-PERSONS = Persons("user_id", False, frozenset(GONE))
+PERSONS = Persons("user_id", False, frozenset(FORGOTTEN))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
 ) -> None:
     ws, runs = registered(tmp_path / "home", url)
     for n, run in enumerate(runs):
-        assert values(on_server(url, run, tmp_path / f"before-{n}")) >= set(GONE)
+        assert values(on_server(url, run, tmp_path / f"before-{n}")) >= set(FORGOTTEN)
     listed = {p.name: p.rows for p in found_places(shop(), ws, PERSONS, NOW) if url in p.name}
     assert listed == {f"clicks version 1 on {url}": 3, f"clicks version 2 on {url}": 4}
 
@@ -81,8 +81,8 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
     assert {p.name for p in erase(ws) if url in p.name} == set(listed)
     for n, run in enumerate(runs):
         artifact = on_server(url, run, tmp_path / f"after-{n}")
-        assert values(artifact).isdisjoint(GONE)
-        assert values(artifact) >= set(USERS) - set(GONE)
+        assert values(artifact).isdisjoint(FORGOTTEN)
+        assert values(artifact) >= set(USERS) - set(FORGOTTEN)
         models = sorted(artifact.glob("models/**/model.json"))
         assert len(models) == n + 1
         for file in models:  # whole, by its checksums, and as the store has it
@@ -107,7 +107,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
             assert request.finished == NOW  # type: ignore[union-attr]
             assert sorted(fetched) == sorted(runs)
             fetched.clear()
-    assert values(on_server(url, runs[1], tmp_path / "second")).isdisjoint([*GONE, USERS[4]])
+    assert values(on_server(url, runs[1], tmp_path / "second")).isdisjoint([*FORGOTTEN, USERS[4]])
 
     # Somebody else asks to be forgotten, of whom a model tells that the store has no more.
     another_person = Persons("user_id", False, frozenset([USERS[3]]))

@@ -194,7 +194,7 @@ def test_a_day_that_a_killed_run_replaced_is_not_done(ws: Workspace) -> None:
             assert landed(ws, DS) == expected
             assert not (ws.landing("clicks") / "truth" / f"{DS}.json").exists()
         seen[done] += 1
-        if fault.made < call_number:
+        if fault.calls_made < call_number:
             break
     else:
         pytest.fail("more changes of the disk than were tried")

@@ -170,7 +170,7 @@ def test_the_nth_call(
             home.discard_unfinished()
             assert left_over(home) == [], n
         made += 1
-        if fault.made < n:
+        if fault.calls_made < n:
             break
     else:
         raise AssertionError("no end")

@@ -91,7 +91,7 @@ def test_a_right_that_cannot_be_taken_back_is_told_and_stays_on_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Refusing()
-    told.ours = (("select", "old"),)
+    told.grants = (("select", "old"),)
     target = target_of(tmp_path, lambda told: ClickHouseClient(told, "s"), told)
     target.grant({"select": ["new"]})
     assert sum(c.startswith("REVOKE") for c in told.calls) == 2

@@ -49,7 +49,7 @@ def test_the_nth_call(
             if act is not put_file:
                 assert [e.name for e in home.local_path().iterdir()] == ["thing"], (old, n)
             made += 1
-            if fault.made < n:
+            if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
@@ -66,7 +66,7 @@ def test_a_new_file_is_whole_or_not_there(tmp_path: Path, kills: bool) -> None:
             except (Killed, OSError):
                 written = False
         assert seen(home / "log" / "1") in (["new" * 100] if written else [None, "new" * 100])
-        if fault.made < n:
+        if fault.calls_made < n:
             assert written
             return
         # Once more: it is there, or now it is.

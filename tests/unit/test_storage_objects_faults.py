@@ -62,7 +62,7 @@ def test_the_nth_call(
             home.discard_unfinished()
             assert left_over(home) == [], (old, n)
             made += 1
-            if fault.made < n:
+            if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
@@ -85,7 +85,7 @@ def test_removal(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (home / "thing").remove()
         assert not (home / "thing").exists()
         assert left_over(home) == []
-        if fault.made < n:
+        if fault.calls_made < n:
             assert whole
             return
     raise AssertionError("no end")

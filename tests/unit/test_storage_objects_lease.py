@@ -181,7 +181,7 @@ def test_a_store_that_is_away_for_a_while(hosts: tuple[Location, Location], monk
     monkeypatch.setattr(leases, "_RENEWED_AFTER", 0.0005)
     with one.lease() as lease:
         with faulty(1, kills=False, calls=calls) as fault:
-            until(lambda: fault.made > 2)
+            until(lambda: fault.calls_made > 2)
         lease.check()
 
 

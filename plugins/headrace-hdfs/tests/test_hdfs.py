@@ -247,7 +247,7 @@ def test_the_nth_call(
             place.discard_unfinished()
             assert left_over(place) == [], (old, n)
             made += 1
-            if fault.made < n:
+            if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
@@ -269,14 +269,14 @@ def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest
             except (OSError, Killed):
                 whole = False
         assert seen(of_other(place) / "thing") in ([None] if whole else [None, "thing"]), n
-        if fault.made < n:
+        if fault.calls_made < n:
             assert left_over(place) == []
         (place / "thing").remove()
         assert seen(of_other(place) / "thing") is None
         assert seen(of_other(place) / "other") == "other"
         place.discard_unfinished()
         assert left_over(place) == [], n
-        if fault.made < n:
+        if fault.calls_made < n:
             break
     else:
         raise AssertionError("no end")

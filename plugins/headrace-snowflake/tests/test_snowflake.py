@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given as examples_of
-from hypothesis import settings
+from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
 from headrace.errors import UserError
@@ -35,9 +34,9 @@ from tests.cloud_support import (
     check_missing_library,
     check_options,
     check_rights,
+    client_arguments,
     conf,
     erased,
-    given,
     record,
 )
 from tests.identifier_support import HOSTILE, check_names, check_percent_signs
@@ -146,7 +145,7 @@ def test_the_secret_of_snowflake_is_what_the_authenticator_takes(
     if source == "password_file":
         (tmp_path / "secret").write_text("hunter2\n")
         source = f"password_file={tmp_path / 'secret'}"
-    told = given("snowflake", tmp_path, monkeypatch, source, *[f"options.{text}" for text in options])
+    told = client_arguments("snowflake", tmp_path, monkeypatch, source, *[f"options.{text}" for text in options])
     assert [key for key, value in told.items() if value == "hunter2"] == [name]
 
 
@@ -196,7 +195,7 @@ def test_a_rollback_that_fails_hides_no_cause() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@examples_of(HOSTILE, HOSTILE)
+@given(HOSTILE, HOSTILE)
 def test_the_dialect_reads_names_back(name: str, table: str) -> None:
     check_names(SnowflakeClient, name, table)
 
