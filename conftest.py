@@ -87,7 +87,7 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @cache
 def _asks_for_spark(scope: str) -> bool:
-    """Whether tests of a file, of a folder, or of the files of `_TOGETHER`, use the session."""
+    """Return whether tests of a scope use the session: of a file, of a folder, or of the files of `_TOGETHER`."""
     if scope == "tests/spark":
         return True
     files = [checkout() / path for path in _TOGETHER.get(scope, (scope,))]

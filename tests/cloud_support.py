@@ -1,4 +1,4 @@
-"""What stands for the client libraries of warehouses that are not to be had here, and checks that all of them pass."""
+"""Stand-ins for client libraries of warehouses that cannot be had here, and checks that all of them pass."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Recorded:
 
 
 class Refused(Exception):
-    """What each client library that `client_libraries` stands for raises."""
+    """Error that each client library of `client_libraries` raises."""
 
 
 #: Modules of client libraries -> what is imported from them: the call that connects, classes of errors, and
@@ -205,7 +205,7 @@ def target_of(path: Path, client: MakeClient, connection: Recorded, lock: RunLoc
 
 
 def record(path: Path, client: MakeClient, connection: Recorded | None = None) -> tuple[list[str], list[str]]:
-    """What is told when a table is made, and when a day of 12 rows is published. The publications' text is left out."""
+    """Return the calls that make a table, and those that publish a day of 12 rows, without the publications' text."""
     connection = connection or Recorded()
     target = target_of(path, client, connection)
     target.create(TYPES)
@@ -219,7 +219,7 @@ def record(path: Path, client: MakeClient, connection: Recorded | None = None) -
 
 
 def fenced(path: Path, client: MakeClient, *tokens: int | None, connection: Recorded | None = None) -> list[str]:
-    """What of publishing a day by the holder with token 7 has to do with tokens, the day and its record."""
+    """Return the calls of a publication by the holder with token 7 that concern tokens, the day or its record."""
     connection = connection or Recorded()
     target = target_of(path, client, connection, holding(7))
     connection.tokens = [None]
@@ -366,7 +366,7 @@ def check_missing_library(kind: str, package: str, path: Path, monkeypatch: pyte
 
 
 class CleanUpFailed(Exception):
-    """What a call that cleans up raises."""
+    """Error of a call that cleans up."""
 
 
 class Failing:

@@ -1,4 +1,4 @@
-"""What every collective must do, on ranks of any kind."""
+"""Checks that every collective must pass, on ranks of any kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.comm.base import MOST_IN_FLIGHT, Collective, TooManyInFlight
 
 
 def most_in_flight(c: Collective) -> list[Any]:
-    """As many all-to-alls in flight as there may be, a sum among them, one too many, and as many once more.
+    """Run as many all-to-alls in flight as there may be, a sum among them, one too many, and as many once more.
 
     Those that nobody waits for any more are none of them.
     """

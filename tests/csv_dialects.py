@@ -42,7 +42,7 @@ _MOMENT = st.datetimes(datetime(1972, 1, 1), datetime(2035, 12, 31))
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is written."""
+    """Form in which a CSV file is written."""
 
     separator: str
     escape: str | None

@@ -27,7 +27,7 @@ def part_of(rows: ScoredRows, selected: np.ndarray) -> ScoredRows:
 
 
 def on_any_ranks(rows: ScoredRows, evaluate: Evaluate, sizes: tuple[int, ...] = (2, 3)) -> Any:
-    """What one rank finds, after it was seen that each of several finds the same, to the bit, however rows lie."""
+    """Return one rank's result, after each of several ranks has found the same, to the bit, however rows lie."""
     expected = evaluate(Ranks(), rows)
     for size in sizes:
         # Uneven shares, among them an empty one now and then.

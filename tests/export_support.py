@@ -137,7 +137,7 @@ def rows(n: int = 40) -> pa.RecordBatch:
 
 
 def request(batch: pa.RecordBatch, columns: list[str] | None = None) -> dict[str, Any]:
-    """As a client sends it to Triton: scalars [rows, 1], texts as bytes."""
+    """Return a batch as a client sends it to Triton: scalars [rows, 1], texts as bytes."""
     workflow = fitted().workflow
     tensors = to_tensors(raw_columns(workflow, columns or fitted().input_columns), batch)
     out = {}
@@ -149,7 +149,7 @@ def request(batch: pa.RecordBatch, columns: list[str] | None = None) -> dict[str
 
 
 def predicted(saved: Path, batch: pa.RecordBatch, with_hash: bool = False) -> np.ndarray[Any, Any]:
-    """By NumPy, from what the Arrow engine makes of the rows."""
+    """Predict by NumPy from the features that the Arrow engine makes of the rows."""
     transformed = fitted(with_hash).transform_batch(batch)
     total = np.zeros(batch.num_rows, np.float32)
     for f, weights in weights_of(with_hash, int(saved.name.removeprefix("model-"))):

@@ -106,7 +106,7 @@ def events(seed: int, rows: int = ROWS) -> pa.Table:
 
 
 def record(ds: str, count: int) -> str:
-    """What ingest says in its commit of a day."""
+    """Return the record that ingest puts into its commit of a day."""
     rows = {"read": count, "kept": count, "quarantined": 0, "duplicates": 0}
     facts = {"ds": ds, "key": f"ingest-{ds}", "declared": "d", "judged": "j", "files": [], "rows": rows}
     return json.dumps({"headrace.ingest": facts})
@@ -227,7 +227,7 @@ def save_models(ws: Workspace, spec: Spec) -> None:
 
 
 def tables(home: Path) -> Mapping[str, pa.Table]:
-    """By table and version what its log says is in it, by a reader of the test's own; files that are gone: none."""
+    """Return the rows of each table and version by the log, read without headrace; files that are gone have none."""
     contents = {}
     for log in sorted(home.glob("lake/clicks/*/_delta_log")):
         live: dict[str, dict[str, Any]] = {}

@@ -39,7 +39,7 @@ _START_SECONDS = 900
 
 
 def jars() -> Path:
-    """Where `gradle hadoop` puts the servers."""
+    """Return the folder into which `gradle hadoop` puts the servers."""
     return checkout() / "build" / "hadoop"
 
 
@@ -120,11 +120,11 @@ class Yarn:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """What spark-submit needs to find them."""
+        """Return the variables by which spark-submit finds the servers."""
         return {"HADOOP_CONF_DIR": str(self.conf)}
 
     def kill_application(self, application: str) -> None:
-        """As `yarn application -kill` does."""
+        """Kill an application as `yarn application -kill` does."""
         url = f"{self.rest}/ws/v1/cluster/apps/{application}/state"
         request = urllib.request.Request(
             url, json.dumps({"state": "KILLED"}).encode(), {"Content-Type": "application/json"}, method="PUT"

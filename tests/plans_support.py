@@ -44,7 +44,7 @@ class Case:
         return torch.from_numpy(codes), torch.from_numpy(rng.normal(size=shape).astype(np.float32))
 
     def batch(self, step: int, rank: int) -> tuple[CodeBatch, Tensor | None]:
-        """What a rank is given: padded, or by lookup, some of int32, and some that do not begin at 0."""
+        """Return a rank's batch: padded, or by lookup, some of int32, and some that do not begin at 0."""
         codes, weights = self.padded(step, rank)
         weighted = any(x.weighted for x in self.plan.lookups)
         if not self.ragged:

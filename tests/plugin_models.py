@@ -32,7 +32,7 @@ class Factors(nn.Module):
 
 
 class Towers(nn.Module):
-    """In retrieval form: a user is a vector and an age, an item a vector, its tags and a price."""
+    """Model in retrieval form: a user is a vector and an age, an item a vector, its tags and a price."""
 
     item = "item"
     item_features = ("item", "tags", "price")

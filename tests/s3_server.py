@@ -35,12 +35,12 @@ class S3Server:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """How AWS's own tools are told of it."""
+        """Return the variables by which AWS's own tools reach this server."""
         return environ_of(self.endpoint)
 
 
 def jars() -> Path:
-    """Where `gradle s3proxy` puts the server."""
+    """Return the folder into which `gradle s3proxy` puts the server."""
     return checkout() / "build" / "s3proxy"
 
 
@@ -75,7 +75,7 @@ def command(folder: Path) -> list[str]:
 
 
 def environ_of(endpoint: str) -> Mapping[str, str]:
-    """How AWS's own tools are told of a server."""
+    """Return the variables by which AWS's own tools reach a server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_REGION": "us-east-1",

@@ -46,7 +46,7 @@ def exact_graph(version: int, opset: int = 17) -> onnx.ModelProto:
 
 
 def expected(version: int, users: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """What `exact_graph` answers, by NumPy."""
+    """Compute by NumPy what `exact_graph` answers."""
     return TABLE[users].sum(axis=1) + ages[:, 0] + np.float32(version * STEP)
 
 
@@ -133,7 +133,7 @@ def _tensors(*specs: tuple[str, int, list[Any]]) -> list[Any]:
 
 
 def add_version(repository: Path, model: str, version: int, graph: onnx.ModelProto | bytes) -> Path:
-    """As a publisher does it: the folder appears whole."""
+    """Add a version as a publisher does: the folder appears whole."""
     folder = repository / model / str(version)
     with local(folder).new_folder() as new:
         data = graph if isinstance(graph, bytes) else graph.SerializeToString()
@@ -194,13 +194,13 @@ class Server:
             connection.close()
 
     def infer(self, model: str, request: Any) -> tuple[int, dict[str, Any]]:
-        """By JSON."""
+        """Send a request as JSON, and return the status and the answer."""
         body = request if isinstance(request, bytes) else json.dumps(request).encode()
         status, answer = self.request("POST", f"/v2/models/{model}/infer", body)
         return status, json.loads(answer)
 
     def close(self) -> None:
-        """As whoever runs it ends it."""
+        """End the server as its supervisor does."""
         self.process.terminate()
         try:
             assert self.process.wait(60) == 0, self.text()

@@ -102,7 +102,7 @@ def ingest(spec: Spec, ws: Workspace, ds: str) -> Manifest:
 
 
 def dataset(spec: Spec, ws: Workspace, ds: str) -> dict[str, pd.DataFrame]:
-    """What features makes of a day, by split."""
+    """Build the features of a day, and return the rows of each split."""
     manifest = run_stage(BuildFeatures(), spec, ws, ds).manifest
     folder = Path(ws.locate(manifest.output("dataset").name).local_path())
     return {

@@ -46,7 +46,7 @@ class Faulty:
 
 
 def _half(name: str, *arguments: Any) -> None:
-    """What a call has done when it fails half-way."""
+    """Do what a call has done when it fails half-way."""
     if name == "write":
         arguments[0].write_bytes(bytes(arguments[1])[: len(arguments[1]) // 2])
     if name == "remove_tree":
@@ -57,7 +57,7 @@ def _half(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def faulty(failing_call: int, kills: bool, calls: ModuleType = system, done: bool = False) -> Iterator[Faulty]:
-    """Within, the n-th of a module's calls fails.
+    """Let the n-th of a module's calls fail within the context.
 
     Args:
         failing_call: n, from 1.

@@ -45,7 +45,7 @@ def home_of(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Locat
 
 
 def left_over(home: Location) -> list[str]:
-    """What is there and no reader sees, by what the store itself says."""
+    """Return the names of a home that no reader sees, by what the store itself says."""
     seen = {f.below(home) for f in home.files()}
     if home.scheme == "file":
         files = (p for p in home.local_path().rglob("*") if p.is_file())

@@ -1,4 +1,4 @@
-"""What tests of both kinds of stores do to a place, and what a reader sees of it."""
+"""Changes that tests of both kinds of stores make to a place, and a reader's view of it."""
 
 from __future__ import annotations
 

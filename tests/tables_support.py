@@ -274,7 +274,7 @@ def _sums(rows: list[Row], column: str) -> tuple[int, int, float]:
 
 
 def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """What PAST adds to each row."""
+    """Return what PAST adds to each row."""
     out = {}
     starts: dict[int, datetime] = {}
     for i, r in enumerate(rows):

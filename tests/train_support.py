@@ -49,7 +49,7 @@ def assert_same_weights(a: Job, b: Job) -> None:
 
 
 def first_of(embeddings: Any, table: str) -> int:
-    """Where a table begins in the one matrix of one rank."""
+    """Return the row at which a table begins in the one matrix of one rank."""
     return next(first for block, _, first in embeddings.layout.fused_tables[0].local_blocks if block.table == table)
 
 

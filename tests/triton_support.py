@@ -1,4 +1,4 @@
-"""What Triton does with a model repository, as far as a repository can be wrong.
+"""Triton's treatment of a model repository, as far as a repository can be wrong.
 
 Configurations are read by Triton's own protobuf, graphs run in onnxruntime, Python models beside a stub of the back
 end, ensembles step by step.
@@ -93,7 +93,7 @@ def _input(request: PbRequest, name: str) -> PbTensor | None:
 
 
 def stub() -> types.ModuleType:
-    """In the place of the module that Triton's Python back end brings."""
+    """Return a module in the place of the one that Triton's Python back end brings."""
     module: Any = types.ModuleType("triton_python_backend_utils")
     module.Tensor, module.InferenceResponse, module.TritonError = PbTensor, PbResponse, PbError
     module.get_input_tensor_by_name = _input
@@ -108,7 +108,7 @@ class Repository:
         self._loaded: dict[tuple[str, str], Any] = {}
 
     def versions(self, name: str) -> list[int]:
-        """As Triton's VersionsToLoad."""
+        """Return the versions of a model, as Triton's VersionsToLoad does."""
         numbers = []
         for entry in (self.folder / name).iterdir():
             if entry.is_dir() and entry.name.lstrip("-+").split(".")[0].isdigit():

@@ -1,4 +1,4 @@
-"""What a table operator over Arrow tables is called with besides the rows."""
+"""Context of a table operator over Arrow tables: what it is called with besides the rows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from headrace.lake.delta.log import DeltaLog
 
 
 def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
-    """As `ExternalReader.spark`."""
+    """Return the columns of a table that a join reads, as `ExternalReader.spark` does."""
     path = reader.path(table)
     reader._check(table)
     if table.format == "delta":

@@ -105,7 +105,7 @@ def _order(op: Negatives, items: pa.Array, rows: I64) -> I64:
 
 
 def _weights(op: Negatives, count: I64) -> I64:
-    """As `_weight`."""
+    """Return the sampling weights of counts, as `_weight` does: int64 [n]."""
     if op.method == "uniform":
         return np.ones(len(count), np.int64)
     c = count.astype(np.float64)
@@ -130,7 +130,7 @@ class ArrowBatches:
         self._start: I64 = np.searchsorted(self._batch[self._pool], np.arange(number + 1))
 
     def sizes(self, rows: I64) -> I64:
-        """How many of the pool are in each row's batch."""
+        """Return how many rows of the pool are in each row's batch: int64 [n]."""
         batch = self._batch[rows]
         sizes_: I64 = self._start[batch + 1] - self._start[batch]
         return sizes_

@@ -39,7 +39,7 @@ def past_of(op: EarlierEventsOp, table: pa.Table, context: ArrowTableContext) ->
 
 
 def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) -> Bits:
-    """As `spark_chosen`: bool [n]."""
+    """Return the rows that an operator's condition chooses, as `spark_chosen` does: bool [n]."""
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
     condition = Predicate(op.where, context.schema.types)
@@ -173,7 +173,7 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, context: Arrow
 def _prior(
     op: TargetEncodingPast, table: pa.Table, context: ArrowTableContext, has_value: Bits, high: I64, low: I64
 ) -> F64:
-    """As `_with_prior`; NaN where there is none."""
+    """Return each row's prior, as `_with_prior` does; NaN where there is none."""
     time = context.schema.needs_time()
     t, timed = micros_of(column_array(table, time), context.schema.types[time])
     event = timed & has_value & ~column_array(table, QUERY).is_valid().to_numpy(zero_copy_only=False)

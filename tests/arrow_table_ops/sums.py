@@ -12,7 +12,7 @@ from tests.arrow_table_ops.windows import I64
 
 
 def to_grid(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """As `to_grid`: int64 [n], and where there is a value, bool [n]."""
+    """Return integers on the grid of exact sums, int64 [n], and the mask of rows with a value, bool [n]."""
     if not is_real(input_type):
         has_value = x.is_valid().to_numpy(zero_copy_only=False)
         return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), has_value
@@ -23,11 +23,11 @@ def to_grid(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.boo
 
 
 def halves(q: I64) -> tuple[I64, I64]:
-    """As `halves`."""
+    """Split integers into their high and low halves, each int64 [n]."""
     return q >> 32, q & _LOW
 
 
 def joined(high: I64, low: I64, input_type: ValueType) -> npt.NDArray[np.float64]:
-    """As `joined`."""
+    """Join the sums of high and low halves to doubles: float64 [n]."""
     total = high.astype(np.float64) * float(2**32) + low.astype(np.float64)
     return total * (1 / _GRID) if is_real(input_type) else total

@@ -1,4 +1,4 @@
-"""What was before a row, by NumPy: events by key in order of time, counted with binary searches."""
+"""Windows of the past by NumPy: events by key in order of time, counted with binary searches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Selected:
         return self.counts_at(self.past.group, self.past.time - back)
 
     def counts_at(self, group: I64, time: I64) -> I64:
-        """How many of these events come before (group, time)."""
+        """Return how many of these events come before (group, time): int64 [n]."""
         rank = np.searchsorted(self._times, time)
         return np.searchsorted(self._sorted, group * self._width + rank)
 

@@ -127,7 +127,7 @@ def pods(name: str, stages: list[str]) -> dict[str, Any]:
 
 
 class _Try:
-    """Of a task instance, what names the lineage of what it starts."""
+    """Fields of a task instance that name the lineage of what it starts."""
 
     dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
     logical_date = None
@@ -174,7 +174,7 @@ def jobs(name: str, program: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def wait(rest: str, application: str) -> dict[str, Any]:
-    """What the trigger of an application of YARN fires."""
+    """Return the event that the trigger of a YARN application fires."""
     import asyncio
 
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])

@@ -1,4 +1,4 @@
-"""As much of Kubernetes' API as a pod's operator asks for, over HTTP; containers are processes of this machine.
+"""Subset of Kubernetes' API that a pod's operator uses, over HTTP; containers are processes of this machine.
 
 No cluster: nothing is scheduled, no image is pulled, a volume is not mounted. A pod is `Pending` at its first looks,
 then `Running` while its process is, then `Succeeded` or `Failed` with the container's exit code and the end of its log.
@@ -27,7 +27,7 @@ _EVENTS = re.compile(r".*/events")
 
 
 class Cluster:
-    """What the API server knows.
+    """State of the API server.
 
     Args:
         folder: where containers' logs go.
@@ -174,7 +174,7 @@ def serve(cluster: Cluster) -> Iterator[int]:
 
 
 def kube_config(port: int, token: str) -> dict[str, Any]:
-    """What a client needs to know of the API."""
+    """Return the configuration that a client of the API needs."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -186,7 +186,7 @@ def kube_config(port: int, token: str) -> dict[str, Any]:
 
 
 def _selected(pod: dict[str, Any], selector: str) -> bool:
-    """By equality and absence, as the operator writes it."""
+    """Return whether a selector chooses a pod, by equality and absence, as the operator writes it."""
     labels = pod["metadata"].get("labels", {})
     for word in filter(None, selector.split(",")):
         if word.startswith("!"):

@@ -18,7 +18,7 @@ from tests.dags.service import free_port
 
 @dataclass(frozen=True)
 class Standalone:
-    """Where they are."""
+    """Addresses and folders of a standalone cluster."""
 
     port: int
     rest: int
@@ -26,7 +26,7 @@ class Standalone:
 
     @property
     def url(self) -> str:
-        """Of the master."""
+        """Return the master's URL."""
         return f"spark://127.0.0.1:{self.port}"
 
 

@@ -43,7 +43,7 @@ def order(folder: Path, pipeline: str, ds: str, stage: str, text: str) -> None:
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
-    """What was started, in order of its beginning."""
+    """Return the calls that were started, in order of their beginning."""
     path = folder / "calls"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

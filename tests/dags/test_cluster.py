@@ -61,7 +61,7 @@ def test_a_command_as_a_driver_of_a_real_master(tmp_path: Path) -> None:
 
 
 def test_what_a_resource_manager_answers() -> None:
-    """As YARN documents it: state, finalStatus, diagnostics."""
+    """Answers are those of YARN's documentation: state, finalStatus, diagnostics."""
     answers: dict[str, dict[str, Any]] = {
         "application_1_1": {"state": "RUNNING", "finalStatus": "UNDEFINED", "diagnostics": ""},
         "application_1_2": {"state": "FINISHED", "finalStatus": "SUCCEEDED", "diagnostics": ""},

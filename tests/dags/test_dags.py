@@ -81,7 +81,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
 
 
 def hiding_command(folders: Sequence[Path]) -> list[str]:
-    """What begins a command that runs where folders are empty: in a mount namespace of its own."""
+    """Return the beginning of a command that runs where folders are empty: in a mount namespace of its own."""
     hide = " && ".join(f"mount -t tmpfs none {shlex.quote(str(f))}" for f in folders)
     return ["unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"] if folders else []
 
@@ -97,13 +97,13 @@ def pipelines_folder(folder: Path, **specs: dict[str, Any]) -> Path:
 
 
 def after(*names: str | list[str]) -> dict[str, list[str]]:
-    """Who comes after whom in a chain; a list: beside each other."""
+    """Return each task's successors in a chain; tasks in a list run in parallel."""
     steps = [[n] if isinstance(n, str) else n for n in names]
     return {n: sorted(nexts) for step, nexts in zip(steps, [*steps[1:], []], strict=True) for n in step}
 
 
 def refused_specs() -> dict[str, tuple[dict[str, Any], str]]:
-    """By name: what is changed in `clicks`, and what headrace says of it. All of it needs no data to be known."""
+    """Return changes of `clicks` and headrace's message about each, by name. None of them needs data to be known."""
     clicks = yaml.safe_load(pipeline_file("clicks").read_text())
     features, score = clicks["features"], clicks["score"]
 
@@ -144,7 +144,7 @@ def seen(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_refused_specs_are_told_when_dags_are_read(seen: dict[str, Any]) -> None:
-    """By one process for all files that are new, in one line, where the other pipelines keep their DAGs."""
+    """One process checks all files that are new, and says each fault in one line; other pipelines keep their DAGs."""
     first = seen["first"]
     assert first["begun"].count("subprocess.Popen") == 1
     assert first["heavy"] == []
@@ -225,7 +225,7 @@ def test_one_job_at_a_time_has_the_gpu(seen: dict[str, Any]) -> None:
 
 
 def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
-    """By the models of Kubernetes' own client; only the stage that trains asks for a GPU."""
+    """Kubernetes' own models read the pods; only the stage that trains asks for a GPU."""
     properties = {
         "spark.kubernetes.namespace": "days",
         "spark.kubernetes.container.image": "registry.example.org/headrace:7",
@@ -291,7 +291,7 @@ def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 def test_a_worker_that_reaches_neither_store_nor_environment(ask: Ask, tmp_path: Path) -> None:
-    """What runs Airflow's tasks and triggers sees an empty workspace and no environment of the pipelines.
+    """Airflow's tasks and triggers see an empty workspace and no environment of the pipelines.
 
     The drivers of a real standalone master have them; stages take no time (stub.py).
     """

@@ -65,7 +65,7 @@ PODS = {
 
 @dataclass
 class Messages:
-    """What a webhook and a mail server were sent."""
+    """Messages that a webhook and a mail server were sent."""
 
     posted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     mailed: list[Any] = field(default_factory=list)
@@ -87,7 +87,7 @@ def messages() -> Iterator[tuple[Messages, int, int]]:
             pass
 
     class Smtp(socketserver.StreamRequestHandler):
-        """As much of RFC 5321 as a client without extensions uses."""
+        """Subset of RFC 5321 that a client without extensions uses."""
 
         def handle(self) -> None:
             self.wfile.write(b"220 here\r\n")
@@ -174,11 +174,11 @@ class Days:
     kubernetes: kubernetes_api.Cluster
 
     def calls(self, pipeline: str, stage: str) -> list[dict[str, Any]]:
-        """Of the stage's program."""
+        """Return the calls of the stage's program."""
         return [c for c in started(self.folder, pipeline, stage) if runs_stage(c)]
 
     def outputs(self, pipeline: str) -> dict[str, str]:
-        """What its stages have written."""
+        """Return the texts that a pipeline's stages have written, by file name."""
         return {p.name: p.read_text() for p in (self.folder / "home" / "made" / pipeline).iterdir()}
 
 
@@ -327,7 +327,7 @@ def test_a_good_day(days: Days) -> None:
 
 
 def test_late_data_are_waited_for_without_a_try(days: Days) -> None:
-    """By the sensor, then by `ingest` itself (75), then for another run of the pipeline (69)."""
+    """The sensor waits, then `ingest` itself (75), then the run waits for another run of the pipeline (69)."""
     assert days.seen["late"] is None
     assert set(states(days, "late_retrain").values()) == {"success"}
     tasks = days.service.tasks("headrace_late_retrain", f"r{DS}")

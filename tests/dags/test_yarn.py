@@ -122,7 +122,7 @@ class _Jobs:
                 self.applications[match[1]] = match[2]
 
     def results(self) -> dict[str, Any]:
-        """What it answers."""
+        """Return the results that the process answers with."""
         assert self._process.stdout is not None
         answer = self._process.stdout.read()
         self._thread.join()
@@ -137,7 +137,7 @@ class _Jobs:
 
     @property
     def at_work(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     @property
@@ -293,7 +293,7 @@ def _wait(folder: Path, rest: str) -> dict[str, Any]:
 
 
 def test_no_secret_of_an_application_is_to_be_seen(tmp_path: Path) -> None:
-    """By process lists, files, the event log and the containers' logs, of a stage in cluster mode."""
+    """Process lists, files, the event log and the containers' logs of a stage in cluster mode hold no secret."""
     require_jars()
     if not any(s3_dir().glob("*.jar")):
         pytest.skip("no Spark for S3: run `make s3`")

@@ -182,7 +182,7 @@ def wide(c: Collective, ranks_per_node: int) -> tuple[list[list[float]], list[di
 
 
 def large_pages(weight: torch.Tensor) -> bool | None:
-    """Whether the mapping of a matrix carries the mark of madvise(MADV_HUGEPAGE)."""
+    """Return whether the mapping of a matrix carries the mark of madvise(MADV_HUGEPAGE)."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():
         return None

@@ -167,8 +167,9 @@ def test_malformed_commands_exit_with_2(finished_day: tuple[Path, Run]) -> None:
 def test_persons_are_forgotten_in_all_that_two_days_left(
     two_days: tuple[Path, dict[str, Manifest]], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By other means than the command's: every Parquet file, the logs, the models, PostgreSQL. The last test of this
-    workspace.
+    """Look for persons by other means than the command's: every Parquet file, the logs, the models, PostgreSQL.
+
+    This is the last test of this workspace.
     """
     home, _ = two_days
     ws = Workspace(home)

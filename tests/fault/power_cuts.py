@@ -145,7 +145,7 @@ class RecordedDays:
 
     @cached_property
     def ends(self) -> dict[tuple[str, str], int]:
-        """By day and stage: how many records there are once its manifest is on the disk."""
+        """Return the number of records once a stage's manifest is on the disk, by day and stage."""
         return {
             (ds, stage): self.recording.after_name(f"runs/clicks/{ds}/{stage}.json")
             for ds in self.days
@@ -154,7 +154,7 @@ class RecordedDays:
 
     @cached_property
     def result(self) -> dict[str, dict[str, Any]]:
-        """What the undisturbed days made, by day."""
+        """Return the results of the undisturbed days, by day."""
         return results(self.calm, self.days)
 
     def after_stages(self, seed: int, survivals: Sequence[Survival] = (Survival.SYNCED, Survival.NAMES)) -> list[Cut]:

@@ -59,7 +59,7 @@ class RecordKind(enum.IntEnum):
 
 
 class Survival(enum.StrEnum):
-    """What of the unsynced changes a disk has at a power cut."""
+    """Share of the unsynced changes that a disk has after a power cut."""
 
     #: Nothing that was not synced.
     SYNCED = "synced"
@@ -179,7 +179,7 @@ def environment(folder: Path, log: Path, excluded: Sequence[str] = ()) -> dict[s
 
 @dataclass
 class Baseline:
-    """What a folder held before the recording, with its inode numbers: all of it durable."""
+    """Content of a folder before the recording, with its inode numbers: all of it is durable."""
 
     root: Folder
     inodes: dict[int, File | Folder]

@@ -124,7 +124,9 @@ def test_an_exchange_of_folders_is_atomic(run: Disk) -> None:
 
 
 def test_chance_takes_each_way_of_an_unsynced_write(run: Disk) -> None:
-    """Of 9 KiB over 6 KiB: the old content, all, a torn prefix, the length without bytes, single blocks."""
+    """A write of 9 KiB over 6 KiB leaves the old content, all, a torn prefix, the length without bytes, or single
+    blocks.
+    """
     ran = run("put('data', b'o' * 6144, True); sync('.'); f = open('data', 'r+b'); f.write(b'n' * 9216); f.close()")
     ways = set()
     for seed in range(200):

@@ -1,4 +1,4 @@
-"""What Python workers of warm runs are forked from: headrace's own, with the modules of tasks imported."""
+"""Daemon that forks Python workers of warm runs: headrace's own, with the modules of tasks imported."""
 
 from __future__ import annotations
 

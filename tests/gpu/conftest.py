@@ -24,13 +24,13 @@ collect_ignore_glob = [] if HAS_GPU or os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.fixture
 def device() -> str:
-    """Where the kernels work here."""
+    """Return the device on which the kernels work here."""
     return DEVICE
 
 
 @pytest.fixture
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Without a GPU the kernels, interpreted, take the work of tables in host memory. Counts their calls."""
+    """Let the kernels, interpreted without a GPU, take the work of tables in host memory, and count their calls."""
     from headrace.embeddings.kernels import dispatch, gpu
     from headrace.machine import native
 

@@ -121,7 +121,7 @@ def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, id_batches: list[lis
 
 
 def report_without_bytes(tables: DynamicEmbeddings) -> DynamicReport:
-    """Without the bytes: spare room is memory on a GPU, and none elsewhere."""
+    """Return a report without its bytes: spare room is memory on a GPU, and none elsewhere."""
     return replace(tables.report()["t"], nbytes=0)
 
 

@@ -59,7 +59,7 @@ def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], ShardedM
 
 
 def again(work: Callable[[], None]) -> Callable[[], None]:
-    """In the place of a recorder."""
+    """Run the work again, in the place of a recorder."""
     work()
     return work
 

@@ -18,7 +18,7 @@ from headrace.workspace import checkout
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process with the plugin says of all that is shipped, and of good and bad plans (20 s to start)."""
+    """Return the plugin's report on all shipped plans, and on good and bad ones (20 s to start)."""
     if not rapids_jars():
         pytest.skip("the RAPIDS plugin is not here: make rapids")
     out = tmp_path_factory.mktemp("gpu") / "plans.json"

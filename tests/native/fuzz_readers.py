@@ -122,7 +122,7 @@ class Parquet:
         self.complete_chunks = 0
 
     def read(self, data: bytes, rows: int, physical: int, codec: int, optional: bool) -> bool:
-        """Whether a chunk was read."""
+        """Read a chunk, and return whether it could be read."""
         memory, lib = Exact(), self._lib
         with tempfile.TemporaryFile() as file:
             os.write(file.fileno(), data)

@@ -82,7 +82,7 @@ def test_the_best_library_that_was_built_is_loaded(tmp_path: Path, monkeypatch: 
 
 
 def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """What the loops of a library compute."""
+    """Compute with the loops of a library."""
     loaded = native.EMBEDDINGS.load(file, native._VERSION)
     assert loaded is not None
     monkeypatch.setattr(native, "library", lambda: loaded)

@@ -1,4 +1,4 @@
-"""What reads files of others (Parquet's pages, JSON lines, times), under AddressSanitizer and UBSan."""
+"""Readers of foreign files (Parquet's pages, JSON lines, times) under AddressSanitizer and UBSan."""
 
 from __future__ import annotations
 

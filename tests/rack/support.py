@@ -1,4 +1,4 @@
-"""What tests of the rack share."""
+"""Shared constants of the rack's tests."""
 
 from __future__ import annotations
 

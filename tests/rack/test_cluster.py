@@ -45,7 +45,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
 
 @pytest.fixture(scope="module")
 def job_report(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], list[str]]:
-    """What a Spark job says, and the requests that the store has refused its driver: some of those that commit."""
+    """Return a Spark job's report, and the requests of its driver that the store refused: some of those that commit."""
     log, file = tmp_path_factory.mktemp("outage") / "log", local(hosts[0].folder) / OUTAGE.name
     start_outage(hosts[0], log)
     file.put_text(json.dumps({"containing": f"PUT /{BUCKET}/lake/numbers/_delta_log/{0:020d}.json", "times": 4}))

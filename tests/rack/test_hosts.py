@@ -78,7 +78,7 @@ def test_a_cut_link_loses_frames_without_a_word_until_it_is_restored(hosts: list
 
 
 def test_a_link_holds_back_what_is_more_than_it_carries(hosts: list[Host]) -> None:
-    """By the kernel's own count."""
+    """The kernel's own count shows the packets that were held back."""
     hosts[0].run(["bash", "-c", "head -c 2000000 /dev/zero > /tmp/zeros"])
     assert "rate 1Gbit " in hosts[0].run(["tc", "qdisc", "show", "dev", "eth0"])
     hosts[0].shape(20)

@@ -52,7 +52,7 @@ def read(log: Path, count: int) -> list[str]:
 
 @pytest.mark.parametrize("seconds", [2, 0])
 def test_who_waits_for_a_host_that_was_cut_off_is_told(tmp_path: Path, seconds: float) -> None:
-    """Without it (0) the wait goes on."""
+    """The wait goes on without `notice_lost_hosts` (0 seconds)."""
     with rack(tmp_path / "rack", 2) as hosts:
         output = tmp_path / "service"
         hosts[1].start([sys.executable, "-c", SERVICE], output)

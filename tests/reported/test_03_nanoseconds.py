@@ -21,7 +21,7 @@ from tests.reported.support import ingest, pipeline
 
 
 def test_what_pandas_writes(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """Of the top level, within a struct and a list; cut to microseconds, before 1970, too."""
+    """Times of the top level, within a struct and a list are cut to microseconds, before 1970, too."""
     rows = click_log()
     extra = pd.Series(range(len(rows)), dtype="int64")
     times = (rows.ts.astype("datetime64[ns]") + pd.to_timedelta(extra, "ns")).where(

@@ -52,7 +52,7 @@ def test_folders_of_tables(spark: SparkSession, ws: Workspace, tmp_path: Path, l
 
 
 def test_partitions_of_a_delta_table(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """As numbers: no digit more than they have."""
+    """Partitions are numbers: no digit more than they have."""
     rows = click_log()
     parts = {n: pa.array(getattr(rows.ts.dt, n), pa.int32()) for n in ("year", "month", "day")}
     deltalake.write_deltalake(str(tmp_path / "t"), utc(rows, **parts), partition_by=list(parts))

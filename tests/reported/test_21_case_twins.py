@@ -175,7 +175,7 @@ def test_fields_of_a_record_that_are_a_pair(spark: SparkSession, ws: Workspace, 
 
 
 def test_a_name_that_changes_its_case(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """Without twins names are matched without case, file by file."""
+    """Names without twins are matched without case, file by file."""
     rows = click_log()
     tables = {d: utc(part) for d, part in by_day(rows).items()}
     tables[DAYS[1]] = tables[DAYS[1]].rename_columns([n.title() for n in tables[DAYS[1]].column_names])

@@ -1,4 +1,4 @@
-"""From one day on a header, or an object's fields, are written in another case: Price in place of price."""
+"""Headers, or an object's fields, that are written in another case from one day on: Price in place of price."""
 
 from __future__ import annotations
 

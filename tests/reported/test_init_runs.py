@@ -1,4 +1,6 @@
-"""What `headrace init` writes for generated inputs runs as far as features, with all rows that another reader sees."""
+"""Pipelines that `headrace init` writes for generated inputs: they run as far as features, with all rows that another
+reader sees.
+"""
 
 from __future__ import annotations
 

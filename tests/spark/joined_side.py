@@ -43,7 +43,7 @@ class ListAccumulator(AccumulatorParam[list[Any]]):
 
 
 def held_by(model: ShardedModel) -> dict[str, Any]:
-    """What this process has of the tables, and which executor's it is."""
+    """Return the rows of the tables that this process holds, and its executor."""
     assert model.dynamic is not None
     lines = [p.cmdline() for p in psutil.Process().parents()]
     jvm = next(words for words in lines if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in words)

@@ -43,7 +43,7 @@ MASTER = "local-cluster[2,1,1024]"
 
 
 def executor() -> int:
-    """In a task: the JVM above its worker and the worker's daemon."""
+    """Return the process id, in a task, of the JVM above its worker and the worker's daemon."""
     return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -56,7 +56,7 @@ def of_executor(numbers: Iterator[int]) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def executors(spark: SparkSession) -> dict[int, tuple[str, list[str]]]:
-    """By process."""
+    """Return the scratch folder and decoded files of each executor, by process."""
     by_process: dict[int, tuple[str, list[str]]] = {}
     while len(by_process) < 2:
         reports = numbered(spark.sparkContext, 2).mapPartitions(of_executor).collect()
@@ -65,7 +65,7 @@ def executors(spark: SparkSession) -> dict[int, tuple[str, list[str]]]:
 
 
 def lost_once(spark: SparkSession, marker: Path) -> list[list[int]]:
-    """What 4 partitions get of 6 tasks, where an executor ends at the first partition with all that it has sent."""
+    """Return what 4 partitions get of 6 tasks; an executor ends at the first partition with all that it has sent."""
 
     def send(task: int) -> Iterator[Block]:
         for k in range(8):
@@ -109,12 +109,12 @@ def lose_one_of_each(module: ModuleType, folder: Path, *kinds: str) -> None:
 
 
 def refused(table: FileKeyedTable) -> pa.Table:
-    """In the place of the whole table."""
+    """Refuse to read the whole table."""
     raise AssertionError(f"the driver reads all of {table.path}")
 
 
 def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[str, Any]:
-    """By both engines; an executor is lost with its folder after the fit."""
+    """Build features by both engines; an executor is lost with its folder after the fit."""
     report = dict[str, Any]()
     transport.most_in_driver = lambda spark: 0
     tables = report["tables"] = {"arrow": list[str](), "spark": list[str]()}

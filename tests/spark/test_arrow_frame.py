@@ -23,7 +23,7 @@ _LOGGERS = ("org.apache.spark.scheduler.TaskSetManager", "org.apache.spark.sched
 
 @pytest.fixture
 def spark_warnings(spark: SparkSession) -> Iterator[Callable[[], str]]:
-    """What Spark's scheduler has warned of since the test began."""
+    """Yield a function that returns the warnings of Spark's scheduler since the test began."""
     jvm = spark._jvm
     assert jvm is not None
     core = jvm.org.apache.logging.log4j.core

@@ -86,7 +86,7 @@ def test_a_range_is_what_its_days_are(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_a_range_of_the_shipped_attribution(spark: SparkSession, tmp_path: Path) -> None:
-    """As shipped, but for the rows that a day of the sample has at least."""
+    """The pipeline is as shipped, but for the rows that a day of the sample has at least."""
     spec = load_spec("attribution", ["table.expectations.min_rows=1", "features.min_row_groups=1"])
     one_by_one, together = (Workspace(tmp_path / name) for name in ("a", "b"))
     write_sample(tmp_path / "sample.csv")

@@ -69,7 +69,7 @@ def test_it_is_what_delta_reads(spark: SparkSession, ws: Workspace) -> None:
 
 
 def test_what_executors_have_used_is_what_their_stages_read_and_wrote(spark: SparkSession, ws: Workspace) -> None:
-    """As a cluster's executors, which are on other machines, are accounted for: by Spark's store of stages."""
+    """Spark's store of stages accounts for a cluster's executors, which are on other machines."""
     folder = ws.table("shop", "numbers")
     use_before = executors_use(spark)
     spark.range(300_000).coalesce(1).write.parquet(str(folder))

@@ -54,7 +54,7 @@ def table(spark: SparkSession, ws: Workspace, manifest: Manifest | None = None) 
 
 
 def values_of(column: pd.Series) -> list[Any]:
-    """Of scalars and lists, without what is missing."""
+    """Return the values of scalars and lists, without missing ones."""
     flat = [v for cell in column for v in (cell if isinstance(cell, list) else [cell])]
     return [v for v in flat if v is not None and not (isinstance(v, float) and math.isnan(v))]
 

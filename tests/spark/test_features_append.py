@@ -30,7 +30,7 @@ def day_of(number: int) -> str:
 
 
 def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, ds: str) -> None:
-    """What ingest leaves of one more day: files beside those of the days before, which stay as they are."""
+    """Leave what ingest leaves of one more day: files beside those of earlier days, which stay as they are."""
     types = {c.name: declared(c).arrow for c in spec.table.columns}
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})
@@ -50,7 +50,7 @@ def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, d
 
 
 def inodes(folder: Path, day: str) -> dict[str, int]:
-    """Of a day's files, wherever they are."""
+    """Return the inode numbers of a day's files, wherever they are."""
     files = sorted(folder.glob(f"*/day-{day}-*.parquet"))
     assert files, day
     return {p.name: p.stat().st_ino for p in files}

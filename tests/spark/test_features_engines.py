@@ -159,7 +159,7 @@ TYPES: list[dict[str, Any]] = [
 
 
 def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each declared type that features have no operators for: from files, from a frame, and by the Spark engine."""
+    """Declared types that features have no operators for are read from files, from a frame, and by the Spark engine."""
     n = 40
     events = pd.DataFrame(
         {

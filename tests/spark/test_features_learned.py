@@ -395,7 +395,7 @@ def check(rows: list[Row], transformed: pa.Table, training: bool) -> None:
 
 
 def of_text(rows: list[Row]) -> list[int]:
-    """How often each row's text is there."""
+    """Return the count of each row's text."""
     counted = Counter(r["s"] for r in rows)
     return [counted[r["s"]] for r in rows]
 

@@ -20,7 +20,7 @@ from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clic
 
 
 def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) -> None:
-    """Of the files: train without the own fold, valid with all of train, and no label of valid anywhere."""
+    """Train, in the files, is without the own fold, valid has all of train, and no label of valid is anywhere."""
     spec = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
     spec["features"]["workflow"] = [
         {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3, "smoothing": 4}}]}

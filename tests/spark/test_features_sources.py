@@ -94,7 +94,7 @@ def run(spark: SparkSession, rows: list[Row], bought: list[Row]) -> dict[tuple[s
 
 
 class PandasHistory:
-    """What pandas says of the purchases before a row."""
+    """Purchases before a row, by pandas."""
 
     def __init__(self, bought: list[Row]) -> None:
         columns = [*BOUGHT, "_source_file", "_source_line"]

@@ -57,7 +57,7 @@ def make_spec(engine: str = "arrow") -> Spec:
 
 
 def make_rows(days: int) -> dict[str, pd.DataFrame]:
-    """What lands in so many days; of fewer days it is the same but for the days that are missing."""
+    """Return the rows that land in so many days; fewer days give the same rows but for the missing days."""
     records: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     for k in range(days):
         rng, midnight = np.random.default_rng(k), START + k * timedelta(days=1)

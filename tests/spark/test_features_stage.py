@@ -102,7 +102,7 @@ def make_clicks(rows: int = 1500, days: int = 5, seed: int = 0) -> pd.DataFrame:
 def land(
     spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, ds: str = DS, partitions: int = 3
 ) -> None:
-    """What ingest leaves: the events table at a new version, and a manifest that pins it."""
+    """Leave what ingest leaves: the events table at a new version, and a manifest that pins it."""
     types = {c.name: declared(c).arrow for c in spec.table.columns}
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})

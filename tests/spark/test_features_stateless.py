@@ -51,7 +51,7 @@ Expected = Callable[[Row], Any]
 
 
 def given_value(row: Row, name: str) -> Any:
-    """As operators see it: NaN is missing, a missing list is empty."""
+    """Return a value as operators see it: NaN is missing, a missing list is empty."""
     x = row[name]
     if TYPES[name].startswith("array"):
         return [None if isinstance(v, float) and math.isnan(v) else v for v in x or []]

@@ -306,7 +306,7 @@ def make_shop(seed: int = 3, rows: int = 900) -> list[Row]:
 
 
 def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
-    """What ingest leaves, and the table of brands."""
+    """Leave what ingest leaves, and the table of brands."""
     types = {n: declared(TableColumn(name=n, type=t)).arrow for n, t in EVENTS.items()}  # type: ignore[arg-type]
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array([r[n] for r in rows], t) for n, t in types.items()})
@@ -329,7 +329,9 @@ def dataset(ws: Workspace, manifest: Manifest, split: str) -> pa.Table:
 
 
 def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """From the lake to the dataset by both engines, and to the sides of scores; the last day stays out of others."""
+    """The day goes from the lake to the dataset by both engines, and to the sides of scores; the last day stays out of
+    others.
+    """
     rows = make_shop()
     land(spark, ws, rows)
     manifest = run_stage(BuildFeatures(count_day), shop(), ws, DS).manifest

@@ -55,7 +55,7 @@ def paused_while(rows: DataFrame, table: Location, later: Callable[[], object]) 
 
 @pytest.mark.parametrize("later", ["with rows", "without"])
 def test_of_two_first_commits_the_later_holders_stands(spark: SparkSession, tmp_path: Path, later: str) -> None:
-    """Where there is no table yet when both begin."""
+    """There is no table yet when both holders begin."""
     table, new = local(tmp_path / "table"), Fence("l", 2)
 
     def commit_as_later_holder() -> None:

@@ -60,7 +60,7 @@ def users(spark: SparkSession, table: str) -> set[int]:
 
 
 def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
-    """What writers that know no positions do (Flink): a delete file says which values are gone."""
+    """Delete as writers do that know no positions (Flink): a delete file says which values are gone."""
     jvm: Any = spark._jvm
     gateway: Any = spark.sparkContext._gateway
     table = load_table(spark, name)
@@ -80,7 +80,7 @@ def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
 
 
 def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target: IcebergTarget) -> None:
-    """By others, who have deleted them in their way: no reader sees them, and they are in live files."""
+    """Rows that others have deleted in their way are seen by no reader, and are in live files."""
     first, hidden, by_value, deleted = USERS[20], USERS[3], USERS[5], USERS[6]
     assert target.erase("user_id", [first]) == ""  # no older snapshots from here on
     spark.sql(f"DELETE FROM {target.table} WHERE user_id = {hidden}")
@@ -147,7 +147,7 @@ def test_killed_at_each_step(
 
 
 def append_without_ids(spark: SparkSession, name: str, rows: pa.Table, file: Path) -> None:
-    """What adds files of others to a table as they are."""
+    """Add files of others to a table as they are."""
     pq.write_table(rows, file)
     jvm: Any = spark._jvm
     added = jvm.org.apache.iceberg.DataFiles.builder(jvm.org.apache.iceberg.PartitionSpec.unpartitioned())

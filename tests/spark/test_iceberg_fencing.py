@@ -82,7 +82,7 @@ def once(action: Callable[[], object]) -> Callable[[], None]:
 
 
 class Operations:
-    """Of a table, as Iceberg has them; something is done before a commit, by others and to other objects."""
+    """Iceberg's operations of a table, with an action before a commit, by others and to other objects."""
 
     def __init__(self, real: Any, before_commit: Callable[[], object]) -> None:
         self.real, self.before_commit = real, before_commit
@@ -237,7 +237,7 @@ def test_branches_of_people_stay(table: Table) -> None:
 def test_a_branch_that_cannot_be_removed(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What has become of the change is told all the same."""
+    """The outcome of the change is told all the same."""
 
     def away(table: Any, branch: str) -> None:
         raise ConnectionError("the catalog is away")
@@ -275,7 +275,7 @@ def test_what_a_writer_leaves_that_is_killed(table: Table, monkeypatch: pytest.M
 
 
 def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Warehouses, tmp_path: Path) -> None:
-    """Of a run that has no token yet, of one that is paused, and of the one after it."""
+    """A run that has no token yet, one that is paused, and the one after it publish."""
     spec = load_spec("clicks", ["score.top_k=4", *places.overrides("iceberg")])
     ws = Workspace(tmp_path / "home")
 

@@ -54,7 +54,7 @@ def without_ending(text: str) -> str:
 
 
 def loaded(spark: SparkSession, ws: Workspace, days: dict[str, dict[str, bytes]], ending: str) -> list[Any]:
-    """What becomes of the files: both tables and the manifest, or the refusal."""
+    """Load files, and return both tables and the manifest, or the refusal."""
     for ds, files in days.items():
         for name, body in files.items():
             put(ws, f"in/{ds}/{name}{ending}", COMPRESS[ending](body))

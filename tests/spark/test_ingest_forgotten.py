@@ -83,7 +83,7 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
 
 
 def test_lines_are_recognised_by_the_words_of_a_value(spark: SparkSession) -> None:
-    """Of lines that are no rows: by all of its words in their order, whatever stands between; never by some of them."""
+    """A line that is no row matches all words of a value in order, whatever stands between; never some of them."""
     listed = ForgottenValues.new().having("note", ["Ann B. Lee", "x|y", "(z)", "w", "::"])
     lines = {
         '{"note": "Ann B. Lee", broken': True,
@@ -105,7 +105,7 @@ def test_lines_are_recognised_by_the_words_of_a_value(spark: SparkSession) -> No
 
 
 def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> None:
-    """It is the user's: its rows are left out, not removed."""
+    """The table is the user's: its rows are left out, not removed."""
     ws, folder = Workspace(tmp_path / "home"), tmp_path / "theirs"
     rows = table_support.make_rows()
     pq.write_to_dataset(table_support.arrow_rows(rows), folder, partition_cols=["dt"])
@@ -130,7 +130,9 @@ def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_the_next_day_brings_nobody_back(spark: SparkSession, tmp_path: Path) -> None:
-    """Who is delivered again gets no code, and is in no row of a dataset; everybody else's code and rows are there."""
+    """Persons who are delivered again get no code, and are in no row of a dataset; all others' codes and rows are
+    there.
+    """
     spec, ws = table_support.make_spec({"format": "jsonl", "path": "in/{ds}/*"}), Workspace(tmp_path / "home")
     delivered = {ds: table_support.make_rows(90, 1000 * n, ds) for n, ds in enumerate((D2, D3, D4))}
 

@@ -1,4 +1,4 @@
-"""What stops a day before anything of it is committed, columns that come and go, and files that cannot be read."""
+"""Refusals of a day before anything of it is committed, columns that come and go, and files that cannot be read."""
 
 from __future__ import annotations
 

@@ -201,7 +201,9 @@ def test_a_rerun_of_a_day_says_what_it_said(spark: SparkSession, ws: Workspace) 
 def test_a_day_is_taken_when_it_is_complete(
     spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a watermark and a control file: the run's own day waits, one before it is left out, another is loaded."""
+    """A watermark and a control file complete a day: the run's own day waits, an earlier one is left out, another is
+    loaded.
+    """
     columns = [*COLUMNS, {"name": "seen", "type": "timestamp"}]
     complete = {"watermark": {"column": "seen"}, "control": {"path": "count/{ds}.json", "key": "rows"}}
     spec = make_spec({"complete": complete}, columns=columns)

@@ -81,7 +81,7 @@ def test_numbers_since_1970(spark: SparkSession, ws: Workspace) -> None:
 
 
 def test_an_active_session_of_another_time_zone(spark: SparkSession, ws: Workspace) -> None:
-    """It is in UTC for the stage, and afterwards what it was."""
+    """The session is in UTC for the stage, and afterwards in its own zone."""
     put(ws, f"in/{D1}/a.json", jsonl([event(1, D1, ts=f"{D1} 23:30:00")]))
     spark.conf.set(ZONE, "America/New_York")
     try:

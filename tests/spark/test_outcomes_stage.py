@@ -77,7 +77,7 @@ def make_spec(**section: Any) -> Spec:
 
 @dataclass
 class Shop:
-    """What landed, and the lists that were served."""
+    """Landed events, and the lists that were served."""
 
     events: pd.DataFrame
     orders: pd.DataFrame
@@ -153,7 +153,7 @@ class Shop:
             manifest.save(ws.manifest("shop", day(number), "score"))
 
     def outcomes(self, ds: str, served: list[str]) -> pd.DataFrame:
-        """What was shown of the served days and known on `ds`, by loops over everything."""
+        """Return the outcomes of the served days that were known on `ds`, by loops over everything."""
         records = []
         for row in self.lists[self.lists.ds.isin(served)].to_dict("records"):
             start = pd.Timestamp(row["ds"], tz="UTC") + pd.Timedelta(days=1)

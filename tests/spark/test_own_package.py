@@ -69,7 +69,7 @@ def spec_of(path: Path, *more: str, kind: str = "acme_ledger") -> Spec:
 
 
 def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str) -> None:
-    """What the stage `score` leaves."""
+    """Leave what the stage `score` leaves."""
     place = ws.table("clicks", "scores")
     df = spark.createDataFrame(frame, SCHEMA.format(user="bigint", item="bigint"))
     df.write.format("delta").mode("append").partitionBy("ds").save(str(place))
@@ -112,7 +112,7 @@ def test_a_warehouse_of_a_package_is_published_to(spark: SparkSession, tmp_path:
 
 
 def test_the_example_of_the_contract_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """What the docstring of `headrace.publish.target` shows is executed, with the package's warehouse."""
+    """The example in the docstring of `headrace.publish.target` is executed, with the package's warehouse."""
     text = ast.get_docstring(ast.parse(Path(contract.__file__).read_text())) or ""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("    with open_target("))

@@ -81,7 +81,7 @@ def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def report(homes: Path) -> dict[str, Any]:
-    """What the executors made of it: one application for all stages."""
+    """Return the executors' report: one application for all stages."""
     stages = {"features": (clicked(), DS), "ingest": (make_spec(), D2), "score": (SCORES, score_support.DS)}
     specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in stages.items()}
     (homes / "there" / "specs.json").write_text(json.dumps(specs))

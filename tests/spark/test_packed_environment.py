@@ -77,7 +77,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hidden() -> list[str]:
-    """What begins a command that sees neither the checkout nor its environment."""
+    """Return the beginning of a command that sees neither the checkout nor its environment."""
     if os.geteuid() != 0:
         pytest.skip("mount namespaces are root's")
     folders = [checkout(), *(p for p in [Path(sys.prefix)] if not p.is_relative_to(checkout()))]

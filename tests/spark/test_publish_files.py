@@ -31,7 +31,7 @@ DS = "2026-01-10"
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_run_whose_staged_files_another_one_has_removed(spark: SparkSession, tmp_path: Path, lost: bool) -> None:
-    """It was paused, and says so; where the lease is its own the error is what it is."""
+    """The run was paused, and says so; if the lease is still its own, the error is the plain one."""
     held = [True]
     lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: held[0]),))
     overrides = ["score.top_k=4", "publish.warehouse.kind=parquet", f"publish.warehouse.path={tmp_path / 'w'}"]

@@ -61,7 +61,7 @@ def fresh(home: Workspace) -> Workspace:
 
 
 def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str = DS, rows: int | None = None) -> None:
-    """What the stage `score` leaves: a Delta version and a manifest that pins it."""
+    """Leave what the stage `score` leaves: a Delta version and a manifest that pins it."""
     key = "string" if frame["user_id"].dtype == object else "bigint"
     path = str(ws.table("clicks", "scores"))
     (
@@ -385,7 +385,7 @@ def test_keys_that_the_warehouse_cannot_hold_are_left_out(
 
 
 def online(kind: str, folder: Path) -> list[str]:
-    """What two of the warehouses have in their specs besides: they serve, too."""
+    """Return the further keys of two warehouses' specs: they serve, too."""
     more = {
         "duckdb": ["kind=lmdb", f"path={folder / 'top.lmdb'}"],
         "parquet": ["kind=redis", f"url=unix://{folder}/redis.sock"],

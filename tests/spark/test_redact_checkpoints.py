@@ -75,7 +75,7 @@ def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     assert redact_log(local(tmp_path), VALUES, delete=False) > 0
 
     def answers() -> dict[str, list[int]]:
-        """Of Spark, which skips files by what statistics say."""
+        """Ask Spark, which skips files by what statistics say."""
         delta.clearCache()
         newest = spark.read.format("delta").load(path)
         return {condition: sorted(r["user_id"] for r in newest.where(condition).collect()) for condition in conditions}

@@ -38,7 +38,7 @@ def with_experiments(**score: Any) -> Spec:
 
 
 def dealt(users: pa.Array) -> pd.DataFrame:
-    """What the experiments give users: the column `arms`, and which model."""
+    """Return the experiments' arms of users, as the column `arms`, and which model scores them."""
     assigned: dict[str, list[str | None]] = {}
     for name in ("ranker", "banner", "again"):
         experiment = Experiment.model_validate(EXPERIMENTS[name])

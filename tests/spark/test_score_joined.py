@@ -96,7 +96,7 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
 def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
     spark: SparkSession, many_files: Workspace, tmp_path: Path
 ) -> None:
-    """What tells the executors' workers apart is theirs: a JVM, a core, and the rows of one part at a time."""
+    """Each executor's workers have a JVM and a core of their own, and hold the rows of one part at a time."""
     ws = many_files
     run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "mapped"}), ws, DS)
     mapped = scores(spark, ws)

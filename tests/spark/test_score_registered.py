@@ -1,4 +1,4 @@
-"""Which model scores, and what else it can score: other days, any table, a mapInArrow of one's own."""
+"""Choice of the model that scores, and what else it can score: other days, any table, a mapInArrow of one's own."""
 
 from __future__ import annotations
 

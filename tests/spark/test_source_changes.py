@@ -25,7 +25,7 @@ from tests.source_table_support import D1, D2, D3, D4, DDL, dataset, expected, f
 
 
 def put_times(table: Path, days: Mapping[int, str]) -> None:
-    """When the commits were made: from these versions on at noon of a day."""
+    """Set the times of the commits: from these versions on at noon of a day."""
     day = ""
     for version, file in enumerate(sorted((table / "_delta_log").glob("*.json"))):
         day = days.get(version, day)

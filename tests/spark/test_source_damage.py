@@ -211,7 +211,7 @@ def test_names_of_files(spark: SparkSession, ws: Workspace, tmp_path: Path) -> N
 
 
 def test_a_landing_file_with_a_colon_in_its_name(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """That Spark reads, as it is told to trim fields."""
+    """Spark reads this file, as it is told to trim fields."""
     rows = make_rows(30, day=D3)[["id", "click"]]
     rows.to_csv(tmp_path / "at 12:30.csv", index=False)
     source = {"format": "csv", "path": f"{tmp_path}/*.csv", "trim": True}

@@ -78,7 +78,7 @@ def table_of(spark: SparkSession, name: str) -> Any:
 
 
 def test_a_table_by_its_path_and_by_its_name(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
-    """By partition; both engines read what was pinned, whatever other writers do then."""
+    """Days are partitions; both engines read what was pinned, whatever other writers do then."""
     rows = make_rows()
     create(spark, "lake.db.events", rows, "PARTITIONED BY (dt)")
     path = warehouse / "db" / "events"
@@ -163,7 +163,7 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
 
 
 def test_rows_deleted_by_equality(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
-    """As Flink writes them; rows that come after the delete stay."""
+    """Deletes are as Flink writes them; rows that come after the delete stay."""
     name = "lake.db.equality"
     rows = make_rows()
     create(spark, name, rows, "PARTITIONED BY (dt)", "'format-version' = '2'")
@@ -197,7 +197,7 @@ def test_rows_deleted_by_equality(spark: SparkSession, ws: Workspace, warehouse:
 
 
 def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
-    """By file and position, also where the keys do not tell rows apart."""
+    """Rows are left out by file and position, also where the keys do not tell rows apart."""
     rows = make_rows().astype({"user": object})
     rows.loc[5, "click"] = 7
     rows.loc[6, "ts"] = rows.loc[6, "ts"] - pd.Timedelta(days=3)

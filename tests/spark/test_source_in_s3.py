@@ -47,7 +47,7 @@ def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Location:
 
 
 def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
-    """What `make_spec` takes: folders of Parquet, ORC and Avro, a Delta table of Delta itself, two joined ones.
+    """Write tables, and return the keys of `make_spec` for each: Parquet, ORC, Avro, a Delta table, two joined ones.
 
     The Delta table has a row that breaks the declaration, one that repeats another, and rows that are deleted.
     """
@@ -99,7 +99,7 @@ def case_at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
 
 
 def made_by(ws: Workspace) -> dict[str, Any]:
-    """What a run of ingest and features has left: the rows that it left out, and each file of the dataset."""
+    """Return the results of ingest and features: the rows that they left out, and each file of the dataset."""
     log = DeltaLog(ws.quarantine("shop"))
     assert log.version is not None
     files = log.files(log.version) or []

@@ -245,7 +245,7 @@ RECORDS: dict[str, tuple[str, str, list[Any]]] = {
 
 
 def test_paths_through_lists_of_records(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """Of Parquet files, of which nothing else is read: a record's TIME is no type of Spark's."""
+    """Nothing else is read of the Parquet files: a record's TIME is no type of Spark's."""
     price = pa.struct([("amount", pa.float64()), ("at", pa.time64("us"))])
     item = pa.struct([("id", pa.string()), ("price", price), ("tags", pa.list_(pa.string())), ("at", pa.time64("us"))])
     value = pa.struct([("string_value", pa.string()), ("int_value", pa.int64())])

@@ -206,7 +206,7 @@ def splits(rows: list[dict[str, Any]]) -> dict[tuple[str, int], set[tuple[int, i
 def check_negatives(
     pairs: dict[tuple[str, int], set[tuple[int, int]]], split: str, count: int, items: int, known: tuple[str, ...]
 ) -> None:
-    """As many negatives a user as wanted, or as there are, of items that are in none of the user's `known` splits."""
+    """Check that each user has the required negatives, or all there are, of items outside the user's `known` splits."""
     seen: dict[int, set[int]] = defaultdict(set)
     for name in known:
         for user, item in pairs[name, 1]:

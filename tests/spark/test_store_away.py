@@ -1,4 +1,4 @@
-"""What Spark's tasks and file systems end a job with: the driver raises it as itself, and one message tells it."""
+"""Errors of Spark's tasks and file systems that end a job: the driver raises each as itself, with one message."""
 
 from __future__ import annotations
 

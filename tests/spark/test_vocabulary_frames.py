@@ -171,7 +171,7 @@ def test_long_texts_are_in_order_in_even_partitions(spark: SparkSession, monkeyp
 
 
 def test_texts_are_looked_at_whole_where_they_are_long(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is short, or few, costs no further pass."""
+    """Texts that are short, or few, cost no further pass."""
     calls = list[int]()
 
     def noted(frame: DataFrame, *args: Any) -> DataFrame:
@@ -215,7 +215,7 @@ def test_known_values_are_counted_behind_deletion_vectors(
 def test_long_texts_are_given_codes_by_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_frame: bool
 ) -> None:
-    """Where counted and known ones are more than a column of texts holds, whoever has counted them."""
+    """Spark gives the codes if counted and known texts are more than a column holds, whoever has counted them."""
     counted, path = counts(1), local(tmp_path / "v")
     values = counted.column("value")
     text_bytes = sum(len(v.encode()) for v in values.to_pylist()) if as_frame else values.nbytes

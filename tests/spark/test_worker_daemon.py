@@ -14,12 +14,12 @@ from headrace.lake.spark.tasks import run_tasks
 
 
 def looked_at(number: int) -> Iterator[list[str]]:
-    """What a worker's finders look into, and where its pyspark is."""
+    """Yield the folders that a worker's finders look into, and its pyspark's place."""
     yield [pyspark.__file__, *sys.path, *sys.path_importer_cache]
 
 
 def found_there(number: int) -> Iterator[list[object]]:
-    """Whether a worker has pandas and Arrow, and looks for no garbage among them."""
+    """Yield whether a worker has pandas and Arrow, and looks for no garbage among them."""
     yield ["pandas" in sys.modules, "pyarrow.compute" in sys.modules, gc.get_freeze_count() > 10_000]
 
 
