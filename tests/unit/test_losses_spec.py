@@ -80,9 +80,9 @@ def bpr(i: int) -> float:
 
 
 def softmax(i: int) -> float:
-    own = LOGITS[i] / 0.5 - LOG_Q[TARGETS[i]]
-    others = [x / 0.5 - LOG_Q[item] for x, item in zip(DOTS[i], IDS[i], strict=True) if item != TARGETS[i]]
-    return LABELS[i] * (math.log(math.exp(own) + sum(map(math.exp, others))) - own)
+    target_logit = LOGITS[i] / 0.5 - LOG_Q[TARGETS[i]]
+    negative_logits = [x / 0.5 - LOG_Q[item] for x, item in zip(DOTS[i], IDS[i], strict=True) if item != TARGETS[i]]
+    return LABELS[i] * (math.log(math.exp(target_logit) + sum(map(math.exp, negative_logits))) - target_logit)
 
 
 def cosine(i: int) -> float:
@@ -95,8 +95,8 @@ def in_batch(i: int) -> float:
         for j in range(ROWS)
         if j == i or TARGETS[j] != TARGETS[i]
     ]
-    own = float(QUERIES[i] @ VECTORS[i]) / 0.7 - LOG_Q[TARGETS[i]] / 2
-    return LABELS[i] * (math.log(sum(map(math.exp, logits))) - own)
+    target_logit = float(QUERIES[i] @ VECTORS[i]) / 0.7 - LOG_Q[TARGETS[i]] / 2
+    return LABELS[i] * (math.log(sum(map(math.exp, logits))) - target_logit)
 
 
 def beside_candidates(i: int) -> float:
@@ -125,11 +125,13 @@ CASES: list[tuple[dict[str, Any], Callable[[int], float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "loop"), CASES, ids=lambda x: x.get("kind") if isinstance(x, dict) else "")
+@pytest.mark.parametrize(("options", "loop"), CASES, ids=lambda x: x.get("kind") if isinstance(x, dict) else "")
 @pytest.mark.parametrize("ends", [(0, 7), (0, 4, 7), (0, 0, 2, 7)])
-def test_losses_are_those_of_loops(given: dict[str, Any], loop: Callable[[int], float], ends: tuple[int, ...]) -> None:
+def test_losses_are_those_of_loops(
+    options: dict[str, Any], loop: Callable[[int], float], ends: tuple[int, ...]
+) -> None:
     """The sum over the ranks of what each has of its rows is the loss of all rows; some ranks have none."""
-    settings = Loss.model_validate(given)
+    settings = Loss.model_validate(options)
 
     def rank(collective: Any) -> float:
         r = collective.world.rank
@@ -137,14 +139,14 @@ def test_losses_are_those_of_loops(given: dict[str, Any], loop: Callable[[int], 
         inputs = inputs_of(rows, all_gather=lambda x: all_gather_rows(x, collective), rank=r)
         return float(spec_loss(settings, outputs_of(rows), inputs, "item"))
 
-    found = run_ranks(len(ends) - 1, rank)
-    assert sum(found) == pytest.approx(sum(WEIGHTS[i] * loop(i) for i in range(ROWS)), rel=1e-9)
+    parts = run_ranks(len(ends) - 1, rank)
+    assert sum(parts) == pytest.approx(sum(WEIGHTS[i] * loop(i) for i in range(ROWS)), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["rank_net", "lambda_rank"])
 def test_lists_of_a_column(kind: str) -> None:
     """Rows of one value are a list, wherever they stand, with the mean weight of its rows."""
-    found = spec_loss(Loss(kind=kind, group="query"), outputs_of(), inputs_of())  # type: ignore[arg-type]
+    loss = spec_loss(Loss(kind=kind, group="query"), outputs_of(), inputs_of())  # type: ignore[arg-type]
     expected = 0.0
     for value in (2, 5, 9):
         rows = [i for i in range(ROWS) if LISTS[i] == value]
@@ -158,46 +160,46 @@ def test_lists_of_a_column(kind: str) -> None:
                     change = 1 / math.log2(place[i] + 2) - 1 / math.log2(place[j] + 2)
                     by = abs((gain[i] - gain[j]) * change) / ideal if kind == "lambda_rank" else 1.0
                     expected += weight * by * -math.log(sigmoid(LOGITS[i] - LOGITS[j]))
-    assert float(found) == pytest.approx(expected, rel=1e-9)
+    assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_hardest_candidates() -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0, -1.0], [0.0, 0.5, 2.0, 2.5]], requires_grad=True)
-    found, ids = hardest(scores, torch.tensor([10, 11, 12, 13]), 2)
-    assert (found.tolist(), ids.tolist()) == ([[3.0, 3.0], [2.5, 2.0]], [[11, 12], [13, 12]])
-    found.sum().backward()  # type: ignore[no-untyped-call]
+    hard_scores, ids = hardest(scores, torch.tensor([10, 11, 12, 13]), 2)
+    assert (hard_scores.tolist(), ids.tolist()) == ([[3.0, 3.0], [2.5, 2.0]], [[11, 12], [13, 12]])
+    hard_scores.sum().backward()  # type: ignore[no-untyped-call]
     assert scores.grad is not None
     assert scores.grad.tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
     assert hardest(scores, torch.zeros(2, 4, dtype=torch.int64), 9)[0].shape == (2, 4)
-    found, ids = hardest(scores, torch.tensor([10, 11, 12, 13]), 2, torch.tensor([11, 13]))
-    assert (found.tolist(), ids.tolist()) == ([[3.0, 1.0], [2.0, 0.5]], [[12, 10], [12, 11]])
+    hard_scores, ids = hardest(scores, torch.tensor([10, 11, 12, 13]), 2, torch.tensor([11, 13]))
+    assert (hard_scores.tolist(), ids.tolist()) == ([[3.0, 1.0], [2.0, 0.5]], [[12, 10], [12, 11]])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"kind": "focal", "k": 3}, "`k` is for lambda_rank, not for `focal`"),
         ({"kind": "bce", "hardest": 2}, "`hardest` is for bpr and sampled_softmax and cosine_contrastive"),
         ({"kind": "hinge"}, "Input should be 'bce', "),
     ],
 )
-def test_settings_that_do_not_fit(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        Loss.model_validate(given)
+def test_settings_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Loss.model_validate(options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "gone", "said"),
+    ("kind", "missing", "message"),
     [
         ("bpr", "negatives", "no output 'negatives', but: logits, queries, items"),
         ("in_batch_softmax", "queries", "there is no 'queries'"),
         ("sampled_softmax", "", "asks which feature is the item"),
     ],
 )
-def test_outputs_that_a_model_lacks(kind: Any, gone: str, said: str) -> None:
-    outputs = {name: x for name, x in outputs_of().items() if name != gone}
-    with pytest.raises(UserError, match=said):
-        spec_loss(Loss(kind=kind), outputs, inputs_of(), None if not gone else "item")
+def test_outputs_that_a_model_lacks(kind: Any, missing: str, message: str) -> None:
+    outputs = {name: x for name, x in outputs_of().items() if name != missing}
+    with pytest.raises(UserError, match=message):
+        spec_loss(Loss(kind=kind), outputs, inputs_of(), None if not missing else "item")
 
 
 def test_a_name_alone_and_no_loss_at_all() -> None:
@@ -208,9 +210,9 @@ def test_a_name_alone_and_no_loss_at_all() -> None:
 
 def test_lists_do_not_reach_beyond_a_streams_rows() -> None:
     column = ListColumn("query", rows_each=3)
-    which = column.list_ids({"query": np.array(["a", "b", None, "a", "a", "b"], object)})
-    assert len(set(which.tolist())) == 5
-    assert which[3] == which[4] != which[0]
+    list_numbers = column.list_ids({"query": np.array(["a", "b", None, "a", "a", "b"], object)})
+    assert len(set(list_numbers.tolist())) == 5
+    assert list_numbers[3] == list_numbers[4] != list_numbers[0]
 
 
 @pytest.fixture(scope="module")
@@ -224,16 +226,16 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 
 def model_of(loss: dict[str, Any] | str, **more: Any) -> Model:
-    given = {"class": "dcn_v2", "embedding_dim": 4, "args": {"layers": 1, "deep_mlp": [8]}, **more}
-    return Model.model_validate({**given, "loss": loss})
+    defaults = {"class": "dcn_v2", "embedding_dim": 4, "args": {"layers": 1, "deep_mlp": [8]}, **more}
+    return Model.model_validate({**defaults, "loss": loss})
 
 
 def predicted(job: Any, features: Manifest, home: Workspace) -> tuple[np.ndarray, np.ndarray]:
     schema: DatasetSchema | None = features.dataset_schema
     assert schema is not None
     table = read_padded(sorted((home.home / features.output("dataset").name / "valid").glob("*.parquet")), schema)
-    found = load_predictor(job.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
-    return found.astype(np.float64), table["click"].to_numpy()
+    probabilities = load_predictor(job.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
+    return probabilities.astype(np.float64), table["click"].to_numpy()
 
 
 def test_numbers_are_predicted_and_judged_by_their_errors(home: Workspace, features: Manifest) -> None:
@@ -278,9 +280,9 @@ def test_candidates_by_the_specs_loss(home: Workspace, features: Manifest) -> No
     report = train_local(job)
     losses = [p["loss"] for p in report.curve]
     assert np.mean(losses[10:]) < np.mean(losses[:10])
-    own = Model.model_validate({"class": "tests.plugin_models:Compared", "embedding_dim": 4, "loss": "bpr"})
+    user_class = Model.model_validate({"class": "tests.plugin_models:Compared", "embedding_dim": 4, "loss": "bpr"})
     with pytest.raises(UserError, match="has a loss of its own; leave it out"):
-        train_local(job_of(home, features, "own", settings, own))
+        train_local(job_of(home, features, "own", settings, user_class))
 
 
 def test_a_list_column_that_is_not_there(home: Workspace, features: Manifest) -> None:

@@ -22,7 +22,7 @@ STAMPS = "no-stamps"
 #: What `headrace` and all that imports it runs with. CUDA's native build is one as well.
 ENVIRONMENT = {"horovod.gloo", "package", "native", "jars", "classes"}
 #: Packages of the checkout. Distributions may bring folders of the same names.
-OWN = {"headrace", "bench", "tests", "scripts"}
+OWN_PACKAGES = {"headrace", "bench", "tests", "scripts"}
 #: The locks whose packages go into .venv, by the stamp of their installation, the first one first.
 LOCKS = {"venv": "headrace", "onnx": "onnx", "serve": "serve", "clickhouse": "clickhouse"}
 
@@ -46,19 +46,19 @@ class Graph:
 
     def made_before(self, target: str) -> set[str]:
         """Return all that is made before a recipe ends: its prerequisites, and what it calls make for, and so on."""
-        found: set[str] = set()
+        targets: set[str] = set()
         ahead = [target]
         while ahead:
             name = ahead.pop()
-            if name in found:
+            if name in targets:
                 continue
-            found.add(name)
+            targets.add(name)
             pattern = ["bench-%"] if name.startswith("bench-") and name not in self.recipes else []
             ahead += [*pattern, *self.prerequisites.get(name, ())]
             for line in self.recipes.get(name, "").splitlines():
                 goals = line.partition("$(MAKE)")[2]
                 ahead += [stamp(word) for word in self.expanded(goals).split() if not word.startswith("-")]
-        return found | ({"native"} if "native-cuda" in found else set())
+        return targets | ({"native"} if "native-cuda" in targets else set())
 
 
 def stamp(path: str) -> str:
@@ -82,19 +82,19 @@ def make(*words: str) -> str:
 def graph() -> Graph:
     """Ask make for its rules, as a clone has them in which nothing is installed."""
     listed = make("-npq", "HOROVOD=gloo")
-    found, target = Graph(), ""
+    parsed, target = Graph(), ""
     for line in listed.splitlines():
         if not line or ("$" in line.partition(":")[0] and not line.startswith("\t")):
             target = ""  # the end of a rule, or a line of a template of rules
         elif line.startswith("\t") and target:
-            found.recipes[target] = found.recipes.get(target, "") + line + "\n"
+            parsed.recipes[target] = parsed.recipes.get(target, "") + line + "\n"
         elif variable := re.match(r"(\w+) :?= (.*)", line):
-            found.variables[variable[1]] = variable[2]
+            parsed.variables[variable[1]] = variable[2]
         elif rule := re.match(r"([^#\s.:=][^:=]*):(?!=)(.*)", line):
             target = stamp(rule[1])
-            found.prerequisites.setdefault(target, []).extend(map(stamp, rule[2].replace("|", " ").split()))
-    assert {"test", "lint", "package"} <= found.prerequisites.keys(), listed[-2000:]
-    return found
+            parsed.prerequisites.setdefault(target, []).extend(map(stamp, rule[2].replace("|", " ").split()))
+    assert {"test", "lint", "package"} <= parsed.prerequisites.keys(), listed[-2000:]
+    return parsed
 
 
 def imported(files: Iterable[Path]) -> set[str]:
@@ -115,12 +115,12 @@ def imported(files: Iterable[Path]) -> set[str]:
 
 def installations(names: Iterable[str]) -> set[str]:
     """Return the stamps of the locks that have the packages which are imported by these names."""
-    found: set[str] = set()
+    stamps: set[str] = set()
     distributions = packages_distributions()
-    for name in set(names) - OWN:
+    for name in set(names) - OWN_PACKAGES:
         imported_from = set(map(normal, distributions.get(name, ())))
-        found |= set([stamp for stamp in LOCKS if imported_from & locked(stamp)][:1])
-    return found
+        stamps |= set([stamp for stamp in LOCKS if imported_from & locked(stamp)][:1])
+    return stamps
 
 
 @cache
@@ -145,24 +145,24 @@ def checked_by_mypy() -> frozenset[str]:
 
 def read_by(recipe: str) -> set[str]:
     """Return the installations that a recipe reads."""
-    found: set[str] = set()
+    stamps: set[str] = set()
     if ".venv/bin/mypy" in recipe:
-        found |= {"package"} | installations(checked_by_mypy())
+        stamps |= {"package"} | installations(checked_by_mypy())
     if "lint-imports" in recipe:
-        found.add("package")
+        stamps.add("package")
     if re.search(r"\$\(PYTEST\)|-m pytest", recipe):
-        found |= ENVIRONMENT
+        stamps |= ENVIRONMENT
     if re.search(r"\$\(HEADRACE\)|\$\(PYTHON\) (-m bench\.|scripts/(?!archive_classes)|bench/)", recipe):
-        found |= ENVIRONMENT
+        stamps |= ENVIRONMENT
     if "scripts/archive_classes.py" in recipe:
-        found |= {"package", "jars"}
+        stamps |= {"package", "jars"}
     if re.search(r"\$\((PYTHON|HEADRACE)\)|\.venv/bin/", recipe) and "venv -q --python" not in recipe:
-        found.add("venv")
+        stamps.add("venv")
     if re.search(r"\$\(UV\)|\bgradle -q", recipe):
-        found.add("tools")
+        stamps.add("tools")
     if "-Pcuda=$(CUDA) -Psanitizers" in recipe and "$(if" not in recipe:
-        found |= {"cuda", "rapids"}
-    return found
+        stamps |= {"cuda", "rapids"}
+    return stamps
 
 
 @pytest.mark.parametrize("target", sorted(graph().recipes))

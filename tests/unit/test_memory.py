@@ -35,13 +35,13 @@ subprocess.run([sys.executable, "-c", "import tests.unit.test_memory as t; t.nee
 
 
 def need_it_twice() -> None:
-    before = resident_mib()
+    baseline = resident_mib()
     b"x" * (LARGE << 20)
     peak = PeakMemory.begin()
-    assert peak.mib()["python"] < before + LARGE / 2
+    assert peak.mib()["python"] < baseline + LARGE / 2
     held = b"x" * (LARGE << 20)
     del held
-    assert peak.mib()["python"] > before + 0.9 * LARGE
+    assert peak.mib()["python"] > baseline + 0.9 * LARGE
 
 
 def test_ended_children_count_where_they_are_the_largest() -> None:

@@ -82,10 +82,10 @@ def test_a_class_trains_resumes_and_answers(name: str, home: Workspace, features
     dataset = home.home / features.output("dataset").name
     table = read_padded(sorted((dataset / "valid").glob("*.parquet")), features.dataset_schema)
     predictor = load_predictor(job.saved_model)
-    found = predictor.predict({c: table[c].to_numpy() for c in table.columns})
+    predictions = predictor.predict({c: table[c].to_numpy() for c in table.columns})
     assert predictor.kind == name
     # Log loss from what was saved, against what the run's own evaluation found.
-    p, y = found.astype(np.float64), table["click"].to_numpy()
+    p, y = predictions.astype(np.float64), table["click"].to_numpy()
     assert report.metrics["log_loss"] == pytest.approx(-np.mean(y * np.log(p) + (1 - y) * np.log1p(-p)), rel=1e-5)
 
     warm = job_of(home, features, f"{key}-warm", SHORT, model_of(name), warm_start=str(job.saved_model))
@@ -121,7 +121,7 @@ def test_a_start_follows_from_the_seed_and_leaves_torchs_generator_alone(feature
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"class": "dcn"}, "no class 'dcn' (known: dlrm, wide_deep, deepfm, dcn_v2, final_mlp, masknet,"),
         ({"class": "dcn_v2", "args": {"layer": 3}}, "args of 'dcn_v2': unknown parameter 'layer'; did you mean"),
@@ -131,14 +131,14 @@ def test_a_start_follows_from_the_seed_and_leaves_torchs_generator_alone(feature
         ({"class": "deepfm", "embedding_dim": 1}, "embedding_dim is at least 2"),
     ],
 )
-def test_mistakes_in_the_spec(given: dict[str, Any], said: str) -> None:
+def test_mistakes_in_the_spec(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Model.model_validate(given)
-    assert said in str(caught.value)
+        Model.model_validate(options)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "message"),
     [
         ("tests.plugin_models:Nothing", {}, "model.class: model 'tests.plugin_models:Nothing' cannot be imported"),
         ("tests.plugin_models:NoModule", {}, "is no model: it does not extend torch.nn.modules.module:Module"),
@@ -148,11 +148,11 @@ def test_mistakes_in_the_spec(given: dict[str, Any], said: str) -> None:
         ("tests.plugin_models:Settled", {"scale": "much"}, "parameter 'scale': Input should be a valid number"),
     ],
 )
-def test_mistakes_in_a_class_of_the_users(name: str, args: dict[str, Any], said: str, features: Manifest) -> None:
+def test_mistakes_in_a_class_of_the_users(name: str, args: dict[str, Any], message: str, features: Manifest) -> None:
     model = Model.model_validate({"class": name, "args": args})
     with pytest.raises(UserError) as caught:
         ShardedModel(features.dataset_schema, model, LocalCollective(), 1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_section_has_the_keys_of_its_class() -> None:
@@ -161,9 +161,9 @@ def test_a_section_has_the_keys_of_its_class() -> None:
     model = Model.model_validate(keys)
     assert model.model_dump(mode="json") == keys | {"loss": None}
     assert Model.model_validate(model.model_dump(mode="json", by_alias=True)) == model
-    other = model_of("final_mlp")
-    assert "top_mlp" not in other.model_dump(mode="json")
-    assert Model.model_validate(other.model_dump(mode="json", by_alias=True)) == other
+    final_mlp = model_of("final_mlp")
+    assert "top_mlp" not in final_mlp.model_dump(mode="json")
+    assert Model.model_validate(final_mlp.model_dump(mode="json", by_alias=True)) == final_mlp
 
 
 def test_a_saved_model_names_no_class_that_is_none(home: Workspace, features: Manifest) -> None:

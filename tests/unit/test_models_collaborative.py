@@ -60,7 +60,7 @@ class Batch:
     def table(w: Any) -> str:
         return f"{FEATURES.vocabulary[w.feature]}.{w.table or ''}"
 
-    def of(self, side: str, table: str = "") -> Tensor:
+    def vectors_of(self, side: str, table: str = "") -> Tensor:
         return self.tables[f"{side}.{table}"]
 
     def drawn(self, row: int) -> list[int]:
@@ -70,21 +70,21 @@ class Batch:
         lengths = torch.tensor([len(x) for x in self.lists])
         history = JaggedTensor.of_lengths(torch.from_numpy(np.concatenate(self.lists)), lengths)
         ids = {"user": torch.from_numpy(self.user), "item": torch.from_numpy(self.item), "history": history}
-        negatives, found = torch.from_numpy(self.negatives), {}
+        negatives, embeddings = torch.from_numpy(self.negatives), {}
         for w in self.network.lookups:  # type: ignore[union-attr]
             table = self.tables[self.table(w)].float()
             if w.ids == "all":
-                found[w.name] = table
+                embeddings[w.name] = table
             elif w.ids == "negatives":
-                found[w.name] = table[negatives]
+                embeddings[w.name] = table[negatives]
             elif w.feature == "history":
                 each = JaggedTensor(table[history.values], history.offsets)
-                found[w.name] = each if w.pooling == "none" else each.pooled(w.pooling)
+                embeddings[w.name] = each if w.pooling == "none" else each.pooled(w.pooling)
             else:
-                found[w.name] = table[ids[w.feature]]
+                embeddings[w.name] = table[ids[w.feature]]
         empty = torch.zeros(ROWS, 0)
         labels, weights = (torch.from_numpy(x).float() for x in (self.labels, self.weights))
-        return Inputs(FEATURES, empty, empty, labels, weights, embeddings=found, ids=ids, negatives=negatives)
+        return Inputs(FEATURES, empty, empty, labels, weights, embeddings=embeddings, ids=ids, negatives=negatives)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -98,21 +98,21 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 def by_kind(kind: str, batch: Batch, row: int, score: Callable[[int], Tensor]) -> Tensor:
     """Return what a row adds to a loss, from its user's score of any item."""
     z, y = score(int(batch.item[row])), batch.labels[row]
-    others = [score(int(n)) for n in batch.drawn(row)]
+    negative_scores = [score(int(n)) for n in batch.drawn(row)]
     if kind == "bce":
         return softplus(z) - y * z
     if kind == "bpr":
-        return y * sum((softplus(s - z) for s in others), torch.zeros(())) / len(others)
-    beside = [s for s, n in zip(others, batch.drawn(row), strict=True) if n != batch.item[row]]
-    return y * (torch.log(sum((torch.exp(s) for s in [z, *beside]), torch.zeros(()))) - z)
+        return y * sum((softplus(s - z) for s in negative_scores), torch.zeros(())) / len(negative_scores)
+    other_scores = [s for s, n in zip(negative_scores, batch.drawn(row), strict=True) if n != batch.item[row]]
+    return y * (torch.log(sum((torch.exp(s) for s in [z, *other_scores]), torch.zeros(()))) - z)
 
 
 def mf(args: MatrixFactorizationArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tensor]]:
     def row(w: Weights, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        p = batch.of("user")[batch.user[row]]
+        p = batch.vectors_of("user")[batch.user[row]]
 
         def score(item: int) -> Tensor:
-            q = batch.of("item")[item]
+            q = batch.vectors_of("item")[item]
             if args.similarity == "cosine":
                 return cosine(p, q) / args.temperature
             return p @ q[:D] / args.temperature + (q[D] if args.item_bias else 0)
@@ -133,9 +133,15 @@ def neumf(args: NeuMFArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tens
         u, i = batch.user[row], batch.item[row]
         parts = []
         if args.part != "mlp":
-            parts.append(batch.of("user", "gmf")[u] * batch.of("item", "gmf")[i])
+            parts.append(batch.vectors_of("user", "gmf")[u] * batch.vectors_of("item", "gmf")[i])
         if args.part != "gmf":
-            parts.append(mlp(w, torch.cat([batch.of("user", "mlp")[u], batch.of("item", "mlp")[i]]), len(args.mlp)))
+            parts.append(
+                mlp(
+                    w,
+                    torch.cat([batch.vectors_of("user", "mlp")[u], batch.vectors_of("item", "mlp")[i]]),
+                    len(args.mlp),
+                )
+            )
         z = (w["head.weight"] @ torch.cat(parts) + w["head.bias"])[0]
         return z, softplus(z) - batch.labels[row] * z
 
@@ -144,7 +150,7 @@ def neumf(args: NeuMFArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tens
 
 def simplex(args: SimpleXArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, Tensor]]:
     def row(w: Weights, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        user, items = batch.of("user")[batch.user[row]], batch.of("item")
+        user, items = batch.vectors_of("user")[batch.user[row]], batch.vectors_of("item")
         if args.history is not None:
             seen = [items[i] for i in batch.lists[row]]
             mean = sum(seen, torch.zeros(D, dtype=torch.float64)) / max(1, len(seen))
@@ -165,19 +171,19 @@ def mult_vae(args: MultVAEArgs) -> Callable[[Weights, Batch, int], tuple[Tensor,
         for i in batch.lists[row]:
             x[i] += 1
         # Of a list without repeats: x / |x|.
-        h = (x / math.sqrt(max(1, len(batch.lists[row])))) @ batch.of("item", "encoder")
+        h = (x / math.sqrt(max(1, len(batch.lists[row])))) @ batch.vectors_of("item", "encoder")
         h = torch.tanh(h + w["first_bias"])
         for layer in range(len(args.hidden) - 1):
             h = torch.tanh(w[f"encoder.{2 * layer}.weight"] @ h + w[f"encoder.{2 * layer}.bias"])
-        found = w["latent.weight"] @ h + w["latent.bias"]
+        latent = w["latent.weight"] @ h + w["latent.bias"]
         divergence = torch.zeros((), dtype=torch.float64)
-        z = found[:D]
+        z = latent[:D]
         if args.variational:
-            for mean, log_variance in zip(found[:D], found[D:], strict=True):
+            for mean, log_variance in zip(latent[:D], latent[D:], strict=True):
                 divergence = divergence + 0.5 * (mean**2 + torch.exp(log_variance) - 1 - log_variance)
         for layer in range(len(args.hidden)):
             z = torch.tanh(w[f"decoder.{2 * layer}.weight"] @ z + w[f"decoder.{2 * layer}.bias"])
-        scores = batch.of("item", "decoder") @ torch.cat([z, torch.ones(1, dtype=torch.float64)])
+        scores = batch.vectors_of("item", "decoder") @ torch.cat([z, torch.ones(1, dtype=torch.float64)])
         log_shares = scores - torch.log(torch.exp(scores[2:]).sum())
         likelihood = sum((log_shares[i] for i in batch.lists[row] if i >= 2), torch.zeros(()))
         return scores[batch.item[row]], args.kl_weight * divergence - likelihood
@@ -197,7 +203,7 @@ def lightgcn(args: LightGCNArgs) -> Callable[[Weights, Batch, int], tuple[Tensor
     a = a / degrees.sqrt()[:, None] / degrees.sqrt()[None, :]
 
     def row(w: Weights, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        x = torch.cat([batch.of("user"), batch.of("item")])
+        x = torch.cat([batch.vectors_of("user"), batch.vectors_of("item")])
         x = sum((torch.linalg.matrix_power(a, k) @ x for k in range(args.layers + 1)), torch.zeros(())) / (
             args.layers + 1
         )
@@ -282,7 +288,7 @@ def check(network: nn.Module, batch: Batch, formula: Callable[..., tuple[Tensor,
     loss: Tensor = network.loss(outputs, inputs) if hasattr(network, "loss") else _bce(outputs["logits"], inputs)
     parameters = dict(network.named_parameters())
     leaves = [*parameters.values(), *batch.tables.values()]
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
 
     w = {k: v.detach().double().requires_grad_() for k, v in parameters.items()}
     rows = [formula(w, batch, r) for r in range(ROWS)]
@@ -294,7 +300,7 @@ def check(network: nn.Module, batch: Batch, formula: Callable[..., tuple[Tensor,
     )
     assert loss.item() == pytest.approx(total.item(), rel=1e-5)
     assert any(e is not None and bool(e.any()) for e in expected)
-    for name, a, b in zip([*parameters, *batch.tables], found, expected, strict=True):
+    for name, a, b in zip([*parameters, *batch.tables], gradients, expected, strict=True):
         zeros = np.zeros(parameters[name].shape if name in parameters else batch.tables[name].shape)
         np.testing.assert_allclose(
             zeros if a is None else a, zeros if b is None else b, rtol=2e-4, atol=2e-5, err_msg=name
@@ -326,8 +332,8 @@ def test_a_vaes_noise_is_normal_and_its_divergence_anneals(monkeypatch: pytest.M
     drawn = torch.stack([network._encoded(inputs)[0] for _ in range(3000)])
     mean, deviation = drawn.mean(0), drawn.std(0)
     network.eval()
-    found = network._encoded(inputs)[0]
-    np.testing.assert_allclose(mean.detach(), found.detach(), atol=0.1)
+    encoded = network._encoded(inputs)[0]
+    np.testing.assert_allclose(mean.detach(), encoded.detach(), atol=0.1)
     assert bool((deviation > 0.3).all())
 
 
@@ -361,12 +367,12 @@ def test_a_graph_is_saved_and_another_one_taken() -> None:
     inputs = Batch(network).inputs()
     with torch.no_grad():
         network.eval()
-        before = network(inputs)["logits"]
+        logits = network(inputs)["logits"]
         network.train()
-        other = Observed([(2, 2)], [1.0]).rows
-        network.observe([other])
+        other_rows = Observed([(2, 2)], [1.0]).rows
+        network.observe([other_rows])
         network.eval()
-        assert not torch.allclose(network(inputs)["logits"], before)
+        assert not torch.allclose(network(inputs)["logits"], logits)
 
 
 class Counted:
@@ -406,13 +412,13 @@ def test_a_graph_that_was_propagated_leaves_no_message_behind() -> None:
         model = ShardedModel(schema, shape, counted, 1).eval()
         model.network.observe([Observed(EDGES, [1.0] * len(EDGES)).rows])  # type: ignore[operator]
         with torch.no_grad():
-            found = [model(torch.zeros(3, 0), codes) for _ in range(3)]
-        found.append((query_vectors(model, torch.zeros(3, 0), CategoricalBatch(codes)) * 0).sum(1) + found[0])
-        return counted.under_way, found
+            results = [model(torch.zeros(3, 0), codes) for _ in range(3)]
+        results.append((query_vectors(model, torch.zeros(3, 0), CategoricalBatch(codes)) * 0).sum(1) + results[0])
+        return counted.under_way, results
 
-    for under_way, found in run_ranks(2, rank):
+    for under_way, outputs in run_ranks(2, rank):
         assert under_way == 0
-        assert all(torch.equal(x, found[0]) for x in found)
+        assert all(torch.equal(x, outputs[0]) for x in outputs)
 
 
 def test_pretrained_parts_are_mixed() -> None:
@@ -428,7 +434,7 @@ def test_pretrained_parts_are_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda f: LightGCN(f, LightGCNArgs()), "looks at every value of feature 'user_id'"),
         (lambda f: MultVAE(f, MultVAEArgs(item="item", history="user")), "only where both have one vocabulary"),
@@ -437,6 +443,6 @@ def test_pretrained_parts_are_mixed() -> None:
         (lambda f: MatrixFactorization(f, MatrixFactorizationArgs(user="user", item="history")), "of one id a row"),
     ],
 )
-def test_features_that_do_not_fit(make: Callable[[InputFeatures], nn.Module], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_features_that_do_not_fit(make: Callable[[InputFeatures], nn.Module], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make(FEATURES)

@@ -106,13 +106,13 @@ def test_the_loop_of_the_interaction_is_that_of_torch(batch: int, count: int, wi
     features = torch.randn(batch, count, width, generator=generator, requires_grad=True)
     got = dot_interaction(bottom, features)
     gradient = torch.randn(got.shape, generator=generator)
-    found = torch.autograd.grad(got, [bottom, features], gradient)
+    gradients = torch.autograd.grad(got, [bottom, features], gradient)
     assert got.grad_fn is not None
     assert "DotInteraction" in got.grad_fn.name()
     wide = [x.detach().double().requires_grad_() for x in (bottom, features)]
     expected = dot_interaction(*wide)
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
-    for a, b in zip(found, torch.autograd.grad(expected, wide, gradient.double()), strict=True):
+    for a, b in zip(gradients, torch.autograd.grad(expected, wide, gradient.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     again = dot_interaction(bottom, features)
     assert torch.equal(got, again)
@@ -141,9 +141,9 @@ def test_the_seed_alone_decides_the_start() -> None:
     torch.manual_seed(1)
     first = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).dense_state()
     torch.manual_seed(2)
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     second = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).dense_state()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[n], second[n]) for n in first)
     third = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=4).dense_state()
     assert not any(torch.equal(first[n], third[n]) for n in first)
@@ -171,11 +171,11 @@ def train(c: Collective, name: str, shares: list[int], steps: int = 10) -> tuple
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("shares", [[12, 12], [24, 0], [5, 0, 19], [6, 6, 6, 6]])
 def test_ranks_equal_one_process(name: str, shares: list[int]) -> None:
-    alone, one = train(LocalCollective(), name, [ROWS])
+    alone, one_rank_model = train(LocalCollective(), name, [ROWS])
     assert alone[-1] != alone[0]
     for losses, model in run_ranks(len(shares), lambda c: train(c, name, shares)):
         np.testing.assert_allclose(losses, alone, rtol=1e-5)
-        for key, value in one.dense_state().items():
+        for key, value in one_rank_model.dense_state().items():
             torch.testing.assert_close(model.dense_state()[key], value, rtol=1e-3, atol=1e-5)
 
 
@@ -287,9 +287,9 @@ def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> N
     model = ShardedModel(grown, MODEL, LocalCollective(), seed=8)
     start = model.embeddings.weight.clone()
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
-    found = restore(model, folder, with_optimizer=True)
+    restored = restore(model, folder, with_optimizer=True)
     today = load_model(local(folder))
-    assert found.new_rows == {"user": 3}
+    assert restored.new_rows == {"user": 3}
     assert torch.equal(model.embeddings.weight[30:33], start[30:33])
     assert torch.equal(model.embeddings.weight[:30], today.embeddings.weight[:30])
     assert model.embeddings.steps == 3
@@ -300,9 +300,9 @@ def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> N
 
 def test_another_shape_is_explained(tmp_path: Path, workflow: Path) -> None:
     saved_by(1, "both", tmp_path / "model", workflow)
-    other = ShardedModel(SCHEMAS["both"], MODEL.model_copy(update={"top_mlp": (9,)}), LocalCollective(), seed=1)
+    other_model = ShardedModel(SCHEMAS["both"], MODEL.model_copy(update={"top_mlp": (9,)}), LocalCollective(), seed=1)
     with pytest.raises(UserError, match=r"'top\.0\.bias' is \[8\] there and \[9\] here"):
-        restore(other, tmp_path / "model", with_optimizer=False)
+        restore(other_model, tmp_path / "model", with_optimizer=False)
     with pytest.raises(UserError, match="no workflow folder"):
         saved_by(1, "both", tmp_path / "model2", tmp_path / "nothing")
     assert not (tmp_path / "model2").exists()

@@ -83,8 +83,8 @@ def save(folder: Path, shape: config.Model = DLRM, storage: Any = "fp32", schema
         with torch.no_grad():
             for absent in model.absent if isinstance(model.absent, torch.nn.ParameterList) else [model.absent]:
                 torch.nn.init.normal_(absent)
-    where = {"workflow": local(workflow), "pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}}
-    save_model(local(folder), model, **where)  # type: ignore[arg-type]
+    metadata = {"workflow": local(workflow), "pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}}
+    save_model(local(folder), model, **metadata)  # type: ignore[arg-type]
     return local(folder)
 
 
@@ -104,15 +104,15 @@ def test_predictions_are_those_of_mapped_tables_to_the_bit(
     monkeypatch.setattr("headrace.embeddings.checkpoint.shards.FILE_BYTES", 100_000)  # many files
     folder = save(tmp_path / "model", shape, storage)
     maps = maps_of(folder, local(tmp_path / "maps"))
-    asked = columns(700)
-    whole = load_predictor(folder, 1, maps=maps)
+    features = columns(700)
+    complete = load_predictor(folder, 1, maps=maps)
     predictor = load_predictor(folder, 1, maps=maps, joined=names)
     network = network_of(predictor)
     assert network is not None
     model = network.model
     looked = set(table_bytes(folder))
     for some in (slice(0, 300), slice(300, 700)):  # the rows of a part replace those of the one before
-        part = {name: x[some] for name, x in asked.items()}
+        part = {name: x[some] for name, x in features.items()}
         needed = united_codes([null_codes(model, names), needed_codes(model, names, part)])
         assert set(needed) == names & looked
         for name in names & {"user", "item"} & looked:
@@ -122,21 +122,23 @@ def test_predictions_are_those_of_mapped_tables_to_the_bit(
         fused = zip(model.embeddings.layout.fused_tables, model.embeddings.weights, strict=True)
         held = sum(len(weight) for table, weight in fused if table.joined)
         assert held == sum(len(needed[t]) for t in needed if t != "device") < USERS
-        np.testing.assert_array_equal(predictor.predict(part), whole.predict(part))
+        np.testing.assert_array_equal(predictor.predict(part), complete.predict(part))
         if shape is TOWERS:  # an item's vector, where there is no user
             alone = {name: x if name == "item" else np.zeros_like(x) for name, x in part.items()}
-            assert isinstance(whole, NetworkPredictor)
-            np.testing.assert_array_equal(network.vectors(alone, "item"), whole.vectors(alone, "item"))
+            assert isinstance(complete, NetworkPredictor)
+            np.testing.assert_array_equal(network.vectors(alone, "item"), complete.vectors(alone, "item"))
     if "device" in names & looked:
         assert rows["device"].codes.tolist() == [c for c in needed["device"].tolist() if -30 <= c // 7919 < 30]
-    assert np.std(whole.predict(asked)) > 0
+    assert np.std(complete.predict(features)) > 0
     if "user" in names & looked:
         with pytest.raises(RuntimeError, match="were not brought"):
-            predictor.predict({name: x[:100] for name, x in asked.items()})
+            predictor.predict({name: x[:100] for name, x in features.items()})
     # What is mapped has no joined table.
-    (without,) = (f for f in maps.entries() if f.name.startswith("tables-without-") and f.is_dir())
+    (shared_folder,) = (f for f in maps.entries() if f.name.startswith("tables-without-") and f.is_dir())
     sizes = table_bytes(folder)
-    assert sum(f.size() for f in without.entries()) == sum(s for n, s in sizes.items() if n not in names | {"device"})
+    assert sum(f.size() for f in shared_folder.entries()) == sum(
+        s for n, s in sizes.items() if n not in names | {"device"}
+    )
 
 
 def test_which_tables_are_joined_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,7 +44,7 @@ def step_of(model: ShardedModel, continuous: Tensor, codes: Tensor, labels: Tens
     """Tables before and after a step of SGD, outputs and the dense part's gradients."""
     model.configure_optimizer(SGD)
     tables = [t.name for t in model.embeddings.plan.tables]
-    before = {name: gather_table(model.embeddings, name) for name in tables}
+    tables_before = {name: gather_table(model.embeddings, name) for name in tables}
     inputs = model.inputs_of(continuous[rows], by_name(codes, rows), labels[rows])
     outputs = model.outputs(inputs)
     loss = model.loss(outputs, inputs)
@@ -53,14 +53,14 @@ def step_of(model: ShardedModel, continuous: Tensor, codes: Tensor, labels: Tens
     model.step_embeddings()
     after = {name: gather_table(model.embeddings, name) for name in tables}
     dense = {name: p.grad.clone() for name, p in model.named_dense_parameters() if p.grad is not None}
-    return before, after, {k: v.detach() for k, v in outputs.items()}, float(loss), dense, seen
+    return tables_before, after, {k: v.detach() for k, v in outputs.items()}, float(loss), dense, seen
 
 
 def in_plain_torch(
-    before: dict[str, Tensor], network: nn.Module, continuous: Tensor, codes: Tensor, labels: Tensor
+    start_tables: dict[str, Tensor], network: nn.Module, continuous: Tensor, codes: Tensor, labels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, float]:
     """The same step over all rows with tables that are parameters: their gradients, logits and loss."""
-    tables = {name: t.clone().requires_grad_() for name, t in before.items()}
+    tables = {name: t.clone().requires_grad_() for name, t in start_tables.items()}
     sequences = [[c for c in row if c] for row in codes[:, 1:4].tolist()]
     flat = torch.tensor([c for s in sequences for c in s], dtype=torch.int64)
     lengths = torch.tensor([len(s) for s in sequences])
@@ -99,30 +99,30 @@ def test_a_step_is_that_of_whole_tables(sizes: tuple[int, ...], auto: bool) -> N
         return plan_tables(tables, lookups, ranks, batch_size=24, optimizer="sgd", settings=sharding).plan
 
     def rank(collective: Collective) -> tuple[Any, ...]:
-        mine = slice(int(ends[collective.world.rank]), int(ends[collective.world.rank + 1]))
+        local_rows = slice(int(ends[collective.world.rank]), int(ends[collective.world.rank + 1]))
         model = ShardedModel(SCHEMA, INTERESTS, collective, 3, plan)
         model.train()
-        return step_of(model, continuous, codes, labels, mine)
+        return step_of(model, continuous, codes, labels, local_rows)
 
-    found = run_ranks(len(sizes), rank)
-    before = found[0][0]
-    assert {name: list(t.shape) for name, t in before.items()} == {
+    results = run_ranks(len(sizes), rank)
+    tables_before = results[0][0]
+    assert {name: list(t.shape) for name, t in tables_before.items()} == {
         "user": [30, 4],
         "tags": [9, 4],
         "item": [20, 4],
         "item.bias": [20, 1],
     }
-    assert float(before["item"].abs().max()) > 0.15 > 0.05 > float(before["user"].abs().max())
+    assert float(tables_before["item"].abs().max()) > 0.15 > 0.05 > float(tables_before["user"].abs().max())
     network = ShardedModel(SCHEMA, INTERESTS, LocalCollective(), 3).network
-    grads, logits, loss = in_plain_torch(before, network, continuous, codes, labels)
-    torch.testing.assert_close(torch.cat([f[2]["logits"] for f in found]), logits, **CLOSE)
-    assert sum(f[3] for f in found) == pytest.approx(loss, rel=1e-5)
+    grads, logits, loss = in_plain_torch(tables_before, network, continuous, codes, labels)
+    torch.testing.assert_close(torch.cat([f[2]["logits"] for f in results]), logits, **CLOSE)
+    assert sum(f[3] for f in results) == pytest.approx(loss, rel=1e-5)
     for name, gradient in grads.items():
-        torch.testing.assert_close(before[name] - found[0][1][name], gradient, msg=name, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tables_before[name] - results[0][1][name], gradient, msg=name, rtol=1e-4, atol=1e-5)
     for name, p in network.named_parameters():
-        torch.testing.assert_close(sum(f[4][name] for f in found), p.grad, rtol=1e-4, atol=1e-5)
-    assert found[0][5] is not None
-    assert bool(found[0][5].isfinite())
+        torch.testing.assert_close(sum(f[4][name] for f in results), p.grad, rtol=1e-4, atol=1e-5)
+    assert results[0][5] is not None
+    assert bool(results[0][5].isfinite())
 
 
 def test_rows_start_by_table_row_and_bound_alone() -> None:
@@ -132,14 +132,14 @@ def test_rows_start_by_table_row_and_bound_alone() -> None:
         model = ShardedModel(SCHEMA, INTERESTS, collective, 3)
         return {t.name: gather_table(model.embeddings, t.name) for t in model.embeddings.plan.tables}
 
-    one, two = tables(LocalCollective()), run_ranks(2, tables)[1]
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    one_rank, two_ranks = tables(LocalCollective()), run_ranks(2, tables)[1]
+    assert all(torch.equal(one_rank[name], two_ranks[name]) for name in one_rank)
     plain = Model.model_validate({"class": "dcn_v2", "embedding_dim": 4, "args": {"deep_mlp": [4]}})
     usual = gather_table(ShardedModel(SCHEMA, plain, LocalCollective(), 3).embeddings, "item")
-    torch.testing.assert_close(one["item"], usual * 4)
+    torch.testing.assert_close(one_rank["item"], usual * 4)
 
 
-class Asked(nn.Module):
+class LookupNetwork(nn.Module):
     """Looks up what it is told to; logits are of the first lookup."""
 
     def __init__(self, features: InputFeatures, lookups: list[dict[str, Any]]) -> None:
@@ -152,12 +152,12 @@ class Asked(nn.Module):
         return {"logits": self.scale * torch.zeros(inputs.rows)}
 
 
-def asked(*lookups: dict[str, Any]) -> Model:
-    return Model.model_validate({"class": f"{__name__}:Asked", "args": {"lookups": list(lookups)}})
+def model_with(*lookups: dict[str, Any]) -> Model:
+    return Model.model_validate({"class": f"{__name__}:LookupNetwork", "args": {"lookups": list(lookups)}})
 
 
 @pytest.mark.parametrize(
-    ("lookups", "said"),
+    ("lookups", "message"),
     [
         (
             [{"name": "a", "feature": "itm", "dim": 2}],
@@ -173,9 +173,9 @@ def asked(*lookups: dict[str, Any]) -> Model:
         ),
     ],
 )
-def test_lookups_that_do_not_fit(lookups: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        ShardedModel(SCHEMA, asked(*lookups), LocalCollective(), 1)
+def test_lookups_that_do_not_fit(lookups: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ShardedModel(SCHEMA, model_with(*lookups), LocalCollective(), 1)
 
 
 def test_a_network_with_lookups_has_no_vectors_of_all_features() -> None:
@@ -183,7 +183,7 @@ def test_a_network_with_lookups_has_no_vectors_of_all_features() -> None:
     continuous, codes, _ = batch(SCHEMA, 1)
     with pytest.raises(UserError, match="no vectors of all features"):
         _ = model.inputs_of(continuous, codes).vectors
-    no = ShardedModel(SCHEMA, asked(), LocalCollective(), 1)
+    no = ShardedModel(SCHEMA, model_with(), LocalCollective(), 1)
     assert no(continuous, codes).tolist() == [0.0] * len(codes)
 
 
@@ -195,8 +195,8 @@ def test_ids_of_features_are_there_for_every_model() -> None:
     tags = inputs.ids("tags")
     assert isinstance(tags, JaggedTensor)
     assert tags.values.dtype == torch.int64
-    found = [tags.values[a:b].tolist() for a, b in zip(tags.offsets, tags.offsets[1:], strict=False)]
-    assert found == [[c for c in row if c] for row in codes[:, 1:4].tolist()]
+    lists = [tags.values[a:b].tolist() for a, b in zip(tags.offsets, tags.offsets[1:], strict=False)]
+    assert lists == [[c for c in row if c] for row in codes[:, 1:4].tolist()]
     with pytest.raises(UserError, match=r"feature 'tag', which the dataset does not have; did you mean 'tags'"):
         inputs.ids("tag")
     drawn = model.train().inputs_of(continuous, codes)
@@ -224,7 +224,7 @@ def raw_batch(negatives: Tensor | None = None) -> CategoricalBatch:
 def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
     """Two tables over one feature, a sequence and drawn ids; tables learn, and are saved by their names."""
     drawn = torch.tensor([[5, 10**15], [-3, 5], [10**15, 6]])
-    shape = asked(
+    shape = model_with(
         {"name": "item", "feature": "item", "dim": 3, "init_bound": 0.5},
         {"name": "wide", "feature": "item", "dim": 5, "table": "wide"},
         {"name": "seen", "feature": "seen", "dim": 2, "pooling": "none"},
@@ -236,26 +236,26 @@ def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
         model = ShardedModel(RAW, shape, collective, 2, settings=SGD)
         model.configure_optimizer(SGD)
         model.train()
-        mine = slice(None) if ranks == 1 else slice(0, 2) if collective.world.is_chief else slice(2, 3)
-        numbers = torch.zeros(3, 1)[mine]
-        given = raw_batch(drawn).rows(mine.start or 0, 3 if mine.stop is None else mine.stop)
+        local_rows = slice(None) if ranks == 1 else slice(0, 2) if collective.world.is_chief else slice(2, 3)
+        numbers = torch.zeros(3, 1)[local_rows]
+        batch = raw_batch(drawn).rows(local_rows.start or 0, 3 if local_rows.stop is None else local_rows.stop)
         for _ in range(2):
-            inputs = model.inputs_of(numbers, given)
+            inputs = model.inputs_of(numbers, batch)
             model.outputs(inputs)
-            found = {name: inputs._lookup_results[name] for name in ("item", "wide", "drawn")}
-            loss = sum((v.sum() for v in found.values()), inputs.sequence("seen").values.sum())  # type: ignore[union-attr]
-            before = {name: v.detach().clone() for name, v in found.items()}  # type: ignore[union-attr]
-            before["seen"] = inputs.sequence("seen").values.detach().clone()
+            results = {name: inputs._lookup_results[name] for name in ("item", "wide", "drawn")}
+            loss = sum((v.sum() for v in results.values()), inputs.sequence("seen").values.sum())  # type: ignore[union-attr]
+            values = {name: v.detach().clone() for name, v in results.items()}  # type: ignore[union-attr]
+            values["seen"] = inputs.sequence("seen").values.detach().clone()
             loss.backward()  # type: ignore[union-attr]
             model.step_embeddings()
-        assert torch.equal(inputs.negatives, drawn[mine])
+        assert torch.equal(inputs.negatives, drawn[local_rows])
         save_model(
             local(tmp_path / "model"), model, workflow=local(tmp_path), pipeline="p", ds="d", key="k", metrics={}
         )
-        return before | {"offsets": inputs.sequence("seen").offsets}
+        return values | {"offsets": inputs.sequence("seen").offsets}
 
-    found = run_ranks(ranks, rank)
-    item, wide, more, seen = (torch.cat([f[n] for f in found]) for n in ("item", "wide", "drawn", "seen"))
+    parts = run_ranks(ranks, rank)
+    item, wide, more, seen = (torch.cat([f[n] for f in parts]) for n in ("item", "wide", "drawn", "seen"))
     assert [list(x.shape) for x in (item, wide, more, seen)] == [[3, 3], [3, 5], [3, 2, 3], [3, 2]]
     for a, b in ((item[0], item[2]), (more[0, 1], item[0]), (more[1, 0], item[1]), (seen[0], seen[2])):
         assert torch.equal(a, b)
@@ -269,17 +269,17 @@ def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
         torch.testing.assert_close(saved[name], values - torch.tensor(counts[name])[:, None].float())
     assert saved["drawn"].shape == (3, 0, 3)
     with pytest.raises(UserError, match="wants all rows of 'item', which has raw ids"):
-        ShardedModel(RAW, asked({"name": "a", "feature": "item", "dim": 2, "ids": "all"}), LocalCollective(), 1)
+        ShardedModel(RAW, model_with({"name": "a", "feature": "item", "dim": 2, "ids": "all"}), LocalCollective(), 1)
 
 
 def test_a_model_that_leaves_raw_ids_alone_is_saved_whole(tmp_path: Path) -> None:
-    model = ShardedModel(RAW, asked({"name": "user", "feature": "user", "dim": 2}), LocalCollective(), 1)
+    model = ShardedModel(RAW, model_with({"name": "user", "feature": "user", "dim": 2}), LocalCollective(), 1)
     assert model.dynamic is None
     (tmp_path / "workflow").mkdir()
     (tmp_path / "workflow" / "workflow.json").write_text("{}\n")
     folder = local(tmp_path / "model")
     save_model(folder, model, workflow=local(tmp_path / "workflow"), pipeline="p", ds="d", key="k", metrics={})
-    assert read_meta(folder)["kind"].endswith("Asked")
+    assert read_meta(folder)["kind"].endswith("LookupNetwork")
 
 
 def test_gathered_rows_and_their_gradients() -> None:
@@ -299,7 +299,7 @@ def test_gathered_rows_and_their_gradients() -> None:
         assert x.grad is not None
         return everywhere.detach(), x.grad, inputs.rank
 
-    found = run_ranks(3, rank)
-    assert all(torch.equal(f[0], rows) for f in found)
-    assert torch.equal(torch.cat([f[1] for f in found]), weights.sum(0)[:, None].expand(5, 2))
-    assert [f[2] for f in found] == [0, 1, 2]
+    results = run_ranks(3, rank)
+    assert all(torch.equal(f[0], rows) for f in results)
+    assert torch.equal(torch.cat([f[1] for f in results]), weights.sum(0)[:, None].expand(5, 2))
+    assert [f[2] for f in results] == [0, 1, 2]

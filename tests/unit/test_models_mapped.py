@@ -68,11 +68,11 @@ def save(folder: Path, storage: str, seed: int = 3) -> Path:
 def test_mapped_tables_answer_to_the_bit(tmp_path: Path, storage: str) -> None:
     folder = save(tmp_path / "model", storage)
     maps = maps_of(local(folder), local(tmp_path / "maps"))
-    wanted = load_predictor(folder, 1).predict(columns(500))
+    expected = load_predictor(folder, 1).predict(columns(500))
     for _ in range(2):  # one that writes the files, one that finds them
-        found = load_predictor(folder, 1, maps=maps).predict(columns(500))
-        np.testing.assert_array_equal(found, wanted)
-    assert np.std(wanted) > 0
+        predictions = load_predictor(folder, 1, maps=maps).predict(columns(500))
+        np.testing.assert_array_equal(predictions, expected)
+    assert np.std(expected) > 0
     # As they were saved: a byte a number and eight for its grid, or two, or four.
     width = {"fp32": 32 * 4, "fp16": 32 * 2, "bf16": 32 * 2, "int8": 32 + 8}[storage]
     sizes = sorted(f.size() for f in (maps / "tables").entries())
@@ -80,40 +80,42 @@ def test_mapped_tables_answer_to_the_bit(tmp_path: Path, storage: str) -> None:
 
 
 def test_a_model_that_takes_anothers_place_has_files_of_its_own(tmp_path: Path) -> None:
-    maps, found = local(tmp_path / "maps"), []
+    maps, predictions = local(tmp_path / "maps"), []
     for seed in (3, 4):
         folder = save(tmp_path / "model", "fp32", seed)
-        found.append(load_predictor(folder, 1, maps=maps_of(local(folder), maps)).predict(columns(50)))
-        np.testing.assert_array_equal(found[-1], load_predictor(folder, 1).predict(columns(50)))
-    assert (found[0] != found[1]).any()
+        predictions.append(load_predictor(folder, 1, maps=maps_of(local(folder), maps)).predict(columns(50)))
+        np.testing.assert_array_equal(predictions[-1], load_predictor(folder, 1).predict(columns(50)))
+    assert (predictions[0] != predictions[1]).any()
     assert len(maps.entries()) == 2
 
 
 def test_a_run_leaves_a_host_the_maps_of_its_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts share no folder here: tables that a host has stay from run to run, those of other models go."""
     types = {"user": "bigint", "ts": "timestamp", "click": "int"}
-    own = shop_spec(types, {"workflow": []}, spark={"scratch": "own"})
+    own_scratch = shop_spec(types, {"workflow": []}, spark={"scratch": "own"})
     ws, model = Workspace(tmp_path / "home"), local(save(tmp_path / "model", "fp16"))
     name = maps_of(model, ws.mapped("shop")).name
     (ws.mapped("shop") / "other" / "tables").put_text("x")
-    assert on_this_host(maps_of_tasks(ws, own.model_copy(update={"spark": Spark()}), [model])) == ws.mapped("shop")
+    assert on_this_host(maps_of_tasks(ws, own_scratch.model_copy(update={"spark": Spark()}), [model])) == ws.mapped(
+        "shop"
+    )
     assert ws.mapped("shop").entries() == []
 
-    wanted, laid_out = load_predictor(model, 1).predict(columns(50)), set()
+    expected, laid_out = load_predictor(model, 1).predict(columns(50)), set()
     for run in range(3):
         monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
-        there = tmp_path / "host" / ws.on_hosts(ws.mapped("shop")).below
-        (there / f"other-{run}").mkdir(parents=True)
-        maps = maps_of_tasks(ws, own, [model])
-        assert (there / f"other-{run}").exists()  # no task has been there
+        host_folder = tmp_path / "host" / ws.on_hosts(ws.mapped("shop")).below
+        (host_folder / f"other-{run}").mkdir(parents=True)
+        maps = maps_of_tasks(ws, own_scratch, [model])
+        assert (host_folder / f"other-{run}").exists()  # no task has been there
         for _ in range(2):
-            mine = maps_of(model, on_this_host(maps))
-            np.testing.assert_array_equal(load_predictor(model, 1, maps=mine).predict(columns(50)), wanted)
-            (there / "of-another-task").mkdir(exist_ok=True)
-        names = sorted(p.name for p in there.iterdir() if not p.name.startswith(RUN))
+            host_maps = maps_of(model, on_this_host(maps))
+            np.testing.assert_array_equal(load_predictor(model, 1, maps=host_maps).predict(columns(50)), expected)
+            (host_folder / "of-another-task").mkdir(exist_ok=True)
+        names = sorted(p.name for p in host_folder.iterdir() if not p.name.startswith(RUN))
         assert names == sorted([name, "of-another-task"])
-        assert len([p for p in there.glob(f"{RUN}*") if p.is_dir()]) == 1
-        laid_out |= {p.stat().st_ino for p in there.glob(f"{name}/tables/*")}
+        assert len([p for p in host_folder.glob(f"{RUN}*") if p.is_dir()]) == 1
+        laid_out |= {p.stat().st_ino for p in host_folder.glob(f"{name}/tables/*")}
     assert len(laid_out) == 2  # the two tables, once
     assert ws.mapped("shop").entries() == []
 
@@ -160,29 +162,29 @@ def test_workers_share_one_copy(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", "fp32")
     maps = maps_of(local(folder), local(tmp_path / "maps"))
     table = USERS * 32 * 4 / 1024
-    own = {}
-    for where in (str(maps), ""):
-        command = [sys.executable, "-c", _OWN_MEMORY, str(folder), where, str(USERS)]
+    own_memory = {}
+    for maps_folder in (str(maps), ""):
+        command = [sys.executable, "-c", _OWN_MEMORY, str(folder), maps_folder, str(USERS)]
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
         ]
-        own[where] = [int(w.stdout.readline()) for w in workers]  # type: ignore[union-attr]
+        own_memory[maps_folder] = [int(w.stdout.readline()) for w in workers]  # type: ignore[union-attr]
         for w in workers:
             w.communicate("\n")
     # In KiB. Pages that one worker alone has looked at count as its own, so it is the later one's that are compared.
-    assert min(own[str(maps)]) < 0.5 * table
-    assert min(own[""]) > 0.9 * table
+    assert min(own_memory[str(maps)]) < 0.5 * table
+    assert min(own_memory[""]) > 0.9 * table
 
 
 @settings(max_examples=30)
 @given(
     known=st.lists(st.text(max_size=5), unique=True, max_size=40),
-    others=st.lists(st.text(max_size=5), max_size=10),
+    unknown=st.lists(st.text(max_size=5), max_size=10),
     clash=st.booleans(),
     chunk=st.integers(1, 7),
 )
 def test_mapped_vocabularies_say_what_those_in_memory_say(
-    known: list[str], others: list[str], clash: bool, chunk: int, tmp_path_factory: pytest.TempPathFactory
+    known: list[str], unknown: list[str], clash: bool, chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = local(tmp_path_factory.mktemp("v"))
     table = pa.table({"value": pa.array(known, pa.string()), "code": pa.array(range(2, 2 + len(known)), pa.int64())})
@@ -191,10 +193,10 @@ def test_mapped_vocabularies_say_what_those_in_memory_say(
         if clash:  # many values have one hash
             patch.setattr(lookup, "xxhash64_strings", lambda x: np.array([len(v) for v in x.to_pylist()], "i8"))
         MappedLookup.write(lookup.table_batches(Lookup(table).table), len(known), folder)
-        found, plain = MappedLookup(folder), Lookup(table)
-        asked = pa.array([*known, None, *others, *known[:3]], pa.string())
-        np.testing.assert_array_equal(found.codes(asked), plain.codes(asked))
-        assert (len(found), found.cardinality) == (len(plain), plain.cardinality)
-        assert found.table["value"].to_pylist() == known
+        mapped, plain = MappedLookup(folder), Lookup(table)
+        values = pa.array([*known, None, *unknown, *known[:3]], pa.string())
+        np.testing.assert_array_equal(mapped.codes(values), plain.codes(values))
+        assert (len(mapped), mapped.cardinality) == (len(plain), plain.cardinality)
+        assert mapped.table["value"].to_pylist() == known
         numbers = pa.array([7, None, -3], pa.int64())
-        np.testing.assert_array_equal(found.codes(numbers), plain.codes(numbers))
+        np.testing.assert_array_equal(mapped.codes(numbers), plain.codes(numbers))

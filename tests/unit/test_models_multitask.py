@@ -57,18 +57,25 @@ def _mmoe(args: MMoEArgs) -> Callable[[Weights, Tensor], list[Tensor]]:
 
 def _ple(args: PLEArgs) -> Callable[[Weights, Tensor], list[Tensor]]:
     def row(w: Weights, x: Tensor) -> list[Tensor]:
-        own, shared = [x, x, x], x
+        task_states, shared = [x, x, x], x
         for level in range(args.levels):
-            at = f"levels.{level}"
-            mine = [
-                [_mlp(w, f"{at}.own.{k}.experts.{e}", own[k], args.expert_mlp) for e in range(args.task_experts)]
+            prefix = f"levels.{level}"
+            task_experts = [
+                [
+                    _mlp(w, f"{prefix}.own.{k}.experts.{e}", task_states[k], args.expert_mlp)
+                    for e in range(args.task_experts)
+                ]
                 for k in range(3)
             ]
-            common = [_mlp(w, f"{at}.shared.experts.{e}", shared, args.expert_mlp) for e in range(args.shared_experts)]
-            own = [_mixed(w, f"{at}.gates.{k}", own[k], mine[k] + common) for k in range(3)]
+            common = [
+                _mlp(w, f"{prefix}.shared.experts.{e}", shared, args.expert_mlp) for e in range(args.shared_experts)
+            ]
+            task_states = [_mixed(w, f"{prefix}.gates.{k}", task_states[k], task_experts[k] + common) for k in range(3)]
             if level + 1 < args.levels:
-                shared = _mixed(w, f"{at}.shared_gate", shared, [*mine[0], *mine[1], *mine[2], *common])
-        return _towers(w, own, args.tower_mlp)
+                shared = _mixed(
+                    w, f"{prefix}.shared_gate", shared, [*task_experts[0], *task_experts[1], *task_experts[2], *common]
+                )
+        return _towers(w, task_states, args.tower_mlp)
 
     return row
 
@@ -100,21 +107,21 @@ def test_outputs_and_gradients_are_the_papers(case: str) -> None:
     vectors = torch.randn(ROWS, len(FEATURES.categorical), FEATURES.embedding_dim, dtype=torch.float64)
     shares = torch.randn(len(TASKS), ROWS, dtype=torch.float64)  # so that each output's gradient counts differently
 
-    mine = vectors.clone().requires_grad_()
-    outputs = model(Inputs(FEATURES, numbers, mine))
-    found = torch.stack([outputs[task] for task in TASKS])
-    (found * shares).sum().backward()
+    model_vectors = vectors.clone().requires_grad_()
+    outputs = model(Inputs(FEATURES, numbers, model_vectors))
+    logits = torch.stack([outputs[task] for task in TASKS])
+    (logits * shares).sum().backward()
     assert outputs.keys() == {"logits", *TASKS}
     assert outputs["logits"] is outputs["click"]
 
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    theirs = vectors.clone().requires_grad_()
-    flat = [torch.cat([numbers[b], *theirs[b]]) for b in range(ROWS)]
+    reference_vectors = vectors.clone().requires_grad_()
+    flat = [torch.cat([numbers[b], *reference_vectors[b]]) for b in range(ROWS)]
     expected = torch.stack([torch.stack(row(weights, x)) for x in flat], dim=1)
     (expected * shares).sum().backward()
 
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model_vectors.grad, reference_vectors.grad, rtol=1e-9, atol=1e-9)
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.abs().sum() > 0, name
@@ -128,18 +135,18 @@ def test_one_task_and_features_of_one_kind_are_enough(made_of: Any) -> None:
         InputFeatures({}, ("user",), 5, products=products),
         InputFeatures({"age": 1}, (), 5, products=products),
     ):
-        made = []
+        networks = []
         for _ in range(2):
             torch.manual_seed(3)
-            made.append(made_of(features, made_of.Args(dropout=0.1)).eval())
-        a, b = (m.state_dict() for m in made)
+            networks.append(made_of(features, made_of.Args(dropout=0.1)).eval())
+        a, b = (m.state_dict() for m in networks)
         assert all(torch.equal(a[k], b[k]) for k in a)
         numbers = torch.randn(ROWS, features.continuous_columns)
         vectors = torch.randn(ROWS, len(features.categorical), features.embedding_dim)
-        found = made[0](Inputs(features, numbers, vectors))
-        assert torch.equal(found["logits"], found["label"])
-        assert torch.isfinite(found["logits"]).all()
-        assert made[0](Inputs(features, numbers[:0], vectors[:0]))["logits"].shape == (0,)
+        outputs = networks[0](Inputs(features, numbers, vectors))
+        assert torch.equal(outputs["logits"], outputs["label"])
+        assert torch.isfinite(outputs["logits"]).all()
+        assert networks[0](Inputs(features, numbers[:0], vectors[:0]))["logits"].shape == (0,)
 
 
 def test_esmm_wants_a_product() -> None:

@@ -131,7 +131,7 @@ _MIXTURE = DCNv2Args(layers=2, deep_mlp=(6,), low_rank=3, experts=4)
 _FUSED = FinalMLPArgs(first_mlp=(8, 4), second_mlp=(6, 2), heads=2, first_gate=("user", "scores"), gate_mlp=(3,))
 _UNGATED = FinalMLPArgs(first_mlp=(8, 4), second_mlp=(6, 3), gates=False)
 _SERIAL = MaskNetArgs(blocks=(6, 4))
-_BESIDE = MaskNetArgs(blocks=(6, 4), structure="parallel", deep_mlp=(5,), reduction=0.5)
+_PARALLEL_ARGS = MaskNetArgs(blocks=(6, 4), structure="parallel", deep_mlp=(5,), reduction=0.5)
 
 CASES: dict[str, tuple[Any, Any, Callable[[Weights, Tensor, Tensor], Tensor]]] = {
     "wide & deep": (WideDeep, WideDeepArgs(deep_mlp=(8, 4)), _wide_deep),
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Any, Any, Callable[[Weights, Tensor, Tensor], Tensor]]] =
     "finalmlp": (FinalMLP, _FUSED, _final_mlp(_FUSED)),
     "finalmlp without gates": (FinalMLP, _UNGATED, _final_mlp(_UNGATED)),
     "masknet serial": (MaskNet, _SERIAL, _masknet(_SERIAL)),
-    "masknet parallel": (MaskNet, _BESIDE, _masknet(_BESIDE)),
+    "masknet parallel": (MaskNet, _PARALLEL_ARGS, _masknet(_PARALLEL_ARGS)),
 }
 
 
@@ -158,17 +158,17 @@ def test_logits_and_gradients_are_the_papers(case: str) -> None:
     vectors = torch.randn(ROWS, len(FEATURES.categorical), FEATURES.embedding_dim, dtype=torch.float64)
     shares = torch.randn(ROWS, dtype=torch.float64)  # so that each row's gradient counts differently
 
-    mine = vectors.clone().requires_grad_()
-    logits = model(Inputs(FEATURES, numbers, mine))["logits"]
+    model_vectors = vectors.clone().requires_grad_()
+    logits = model(Inputs(FEATURES, numbers, model_vectors))["logits"]
     (logits * shares).sum().backward()
 
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    theirs = vectors.clone().requires_grad_()
-    expected = torch.stack([row(weights, numbers[b], theirs[b]) for b in range(ROWS)])
+    reference_vectors = vectors.clone().requires_grad_()
+    expected = torch.stack([row(weights, numbers[b], reference_vectors[b]) for b in range(ROWS)])
     (expected * shares).sum().backward()
 
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model_vectors.grad, reference_vectors.grad, rtol=1e-9, atol=1e-9)
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.abs().sum() > 0, name
@@ -178,18 +178,18 @@ def test_logits_and_gradients_are_the_papers(case: str) -> None:
 @pytest.mark.parametrize("made_of", [WideDeep, DeepFM, DCNv2, FinalMLP, MaskNet])
 def test_starts_follow_the_seed_and_features_of_one_kind_are_enough(made_of: Any) -> None:
     for features in (FEATURES, InputFeatures({}, ("user",), 5), InputFeatures({"age": 1}, (), 5)):
-        made = []
+        networks = []
         for _ in range(2):
             torch.manual_seed(3)
-            made.append(made_of(features, made_of.Args()))
-        a, b = (m.state_dict() for m in made)
+            networks.append(made_of(features, made_of.Args()))
+        a, b = (m.state_dict() for m in networks)
         assert all(torch.equal(a[k], b[k]) for k in a)
         numbers = torch.randn(ROWS, features.continuous_columns)
         vectors = torch.randn(ROWS, len(features.categorical), features.embedding_dim)
-        logits = made[0](Inputs(features, numbers, vectors))["logits"]
+        logits = networks[0](Inputs(features, numbers, vectors))["logits"]
         assert logits.shape == (ROWS,)
         assert torch.isfinite(logits).all()
-        assert made[0](Inputs(features, numbers[:0], vectors[:0]))["logits"].shape == (0,)
+        assert networks[0](Inputs(features, numbers[:0], vectors[:0]))["logits"].shape == (0,)
 
 
 def test_mistakes_name_what_is_wrong() -> None:

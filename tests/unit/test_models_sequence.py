@@ -61,7 +61,7 @@ class Batch:
 
     def inputs(self) -> Inputs:
         offsets = self.history.offsets
-        found = {
+        embeddings = {
             "history": JaggedTensor(self.table[self.history.values], offsets),
             "item": self.table[self.item],
             "user": self.users,
@@ -73,7 +73,7 @@ class Batch:
             torch.zeros(len(self.item), 0, D),
             self.labels,
             self.weights,
-            embeddings=found,
+            embeddings=embeddings,
             ids={"item": self.item, "history": self.history},
             negatives=self.negatives,
         )
@@ -83,7 +83,7 @@ class Batch:
         return self.history.values[start:end].tolist()  # type: ignore[no-any-return]
 
 
-def _made(made_of: Any, args: Any) -> Any:
+def _network(made_of: Any, args: Any) -> Any:
     torch.manual_seed(11)
     model = made_of(FEATURES, args).double()
     with torch.no_grad():  # starts of ones and zeros would hide a weight that is not used
@@ -105,14 +105,14 @@ def _sasrec(args: SASRecArgs, w: Weights, items: list[Tensor], times: list[float
     xs = [x * math.sqrt(D) + w["positions.weight"][i] for i, x in enumerate(items)]
     for layer in range(args.blocks):
         name = f"blocks.{layer}"
-        made = [_linear(w, f"{name}.query_key_value", _norm(w, f"{name}.attention_norm", x)) for x in xs]
+        projections = [_linear(w, f"{name}.query_key_value", _norm(w, f"{name}.attention_norm", x)) for x in xs]
         after = []
         for i, x in enumerate(xs):
             heads = []
             for h in range(args.heads):
                 q, k, v = (slice(part * D + h * width, part * D + (h + 1) * width) for part in range(3))
-                powers = [torch.exp(made[i][q] @ made[j][k] / math.sqrt(width)) for j in range(i + 1)]
-                heads.append(sum(p * made[j][v] for j, p in enumerate(powers)) / sum(powers))
+                powers = [torch.exp(projections[i][q] @ projections[j][k] / math.sqrt(width)) for j in range(i + 1)]
+                heads.append(sum(p * projections[j][v] for j, p in enumerate(powers)) / sum(powers))
             y = x + _linear(w, f"{name}.out", torch.cat(heads))
             hidden = torch.clamp(_linear(w, f"{name}.mlp.0", _norm(w, f"{name}.mlp_norm", y)), min=0)
             after.append(y + _linear(w, f"{name}.mlp.3", hidden))
@@ -130,9 +130,9 @@ def _hstu(args: HSTUArgs, w: Weights, items: list[Tensor], times: list[float]) -
         name = f"layers.{layer}"
         gates, heads_of = [], []
         for x in xs:
-            made = silu(_linear(w, f"{name}.gate_value_query_key", _norm(w, f"{name}.norm", x)))
-            gates.append(made[: args.heads * value])
-            heads_of.append(made[args.heads * value :].view(args.heads, value + 2 * key))
+            projected = silu(_linear(w, f"{name}.gate_value_query_key", _norm(w, f"{name}.norm", x)))
+            gates.append(projected[: args.heads * value])
+            heads_of.append(projected[args.heads * value :].view(args.heads, value + 2 * key))
         after = []
         for i, x in enumerate(xs):
             heads = []
@@ -184,39 +184,43 @@ def _loss_and_logits(
                 drawn = [int(batch.negatives[b, place % batch.negatives.shape[1]])]
             if args.loss == "softmax":
                 drawn = range(2, ITEMS)
-            others = [query @ scored(batch.table[n]) for n in drawn if n != target]
-            mine = query @ scored(batch.table[target])
+            negative_logits = [query @ scored(batch.table[n]) for n in drawn if n != target]
+            target_logit = query @ scored(batch.table[target])
             if args.loss == "bce":
-                found = torch.log1p(torch.exp(-mine)) + sum(torch.log1p(torch.exp(x)) for x in others)
+                row_loss = torch.log1p(torch.exp(-target_logit)) + sum(
+                    torch.log1p(torch.exp(x)) for x in negative_logits
+                )
             else:
-                found = -mine + torch.log(torch.exp(mine) + sum(torch.exp(x) for x in others))
-            total = total + weight * found
+                row_loss = -target_logit + torch.log(
+                    torch.exp(target_logit) + sum(torch.exp(x) for x in negative_logits)
+                )
+            total = total + weight * row_loss
     return total, torch.stack(logits)
 
 
-_OF = {"item": "item", "history": "history", "length": 9, "dropout": 0.0}
+_COMMON = {"item": "item", "history": "history", "length": 9, "dropout": 0.0}
 CASES: dict[str, tuple[Any, Any, Callable[..., list[Tensor]]]] = {
-    "sasrec": (SASRec, SASRecArgs(**_OF, heads=2), _sasrec),
-    "sasrec, bce with one negative": (SASRec, SASRecArgs(**_OF, mlp=5, loss="bce", negatives="position"), _sasrec),
-    "sasrec, bce with many": (SASRec, SASRecArgs(**_OF, loss="bce", negatives="row", newest="first"), _sasrec),
-    "sasrec, last item alone": (SASRec, SASRecArgs(**_OF, positions="last", negatives="row"), _sasrec),
-    "sasrec, all items": (SASRec, SASRecArgs(**_OF, loss="softmax", temperature=0.5), _sasrec),
-    "sasrec, bce with shared negatives": (SASRec, SASRecArgs(**_OF, loss="bce"), _sasrec),
-    "sasrec, shared negatives": (SASRec, SASRecArgs(**_OF), _sasrec),
-    "hstu": (HSTU, HSTUArgs(**_OF, heads=2, attention_dim=2, linear_dim=4), _hstu),
-    "hstu with times": (HSTU, HSTUArgs(**_OF, times="times", time_buckets=20, newest="first"), _hstu),
+    "sasrec": (SASRec, SASRecArgs(**_COMMON, heads=2), _sasrec),
+    "sasrec, bce with one negative": (SASRec, SASRecArgs(**_COMMON, mlp=5, loss="bce", negatives="position"), _sasrec),
+    "sasrec, bce with many": (SASRec, SASRecArgs(**_COMMON, loss="bce", negatives="row", newest="first"), _sasrec),
+    "sasrec, last item alone": (SASRec, SASRecArgs(**_COMMON, positions="last", negatives="row"), _sasrec),
+    "sasrec, all items": (SASRec, SASRecArgs(**_COMMON, loss="softmax", temperature=0.5), _sasrec),
+    "sasrec, bce with shared negatives": (SASRec, SASRecArgs(**_COMMON, loss="bce"), _sasrec),
+    "sasrec, shared negatives": (SASRec, SASRecArgs(**_COMMON), _sasrec),
+    "hstu": (HSTU, HSTUArgs(**_COMMON, heads=2, attention_dim=2, linear_dim=4), _hstu),
+    "hstu with times": (HSTU, HSTUArgs(**_COMMON, times="times", time_buckets=20, newest="first"), _hstu),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_gradients_are_the_papers(case: str) -> None:
     made_of, args, states_of = CASES[case]
-    model, batch = _made(made_of, args), Batch(shared="shared" in case, all_items=args.loss == "softmax")
+    model, batch = _network(made_of, args), Batch(shared="shared" in case, all_items=args.loss == "softmax")
     inputs = batch.inputs()
     outputs = model(inputs)
     loss = model.loss(outputs, inputs)
     loss.backward()
-    mine, batch.table.grad = batch.table.grad, None
+    gradient, batch.table.grad = batch.table.grad, None
 
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     expected, logits = _loss_and_logits(args, states_of, weights, batch)
@@ -224,7 +228,7 @@ def test_logits_loss_and_gradients_are_the_papers(case: str) -> None:
 
     torch.testing.assert_close(outputs["logits"], logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(mine, batch.table.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, batch.table.grad, rtol=1e-9, atol=1e-9)
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.abs().sum() > 0, name
@@ -246,8 +250,8 @@ def test_later_items_and_other_rows_change_no_state(made_of: Any, data: st.DataO
     model = made_of(FEATURES, args).eval()
     values = torch.randn(sum(lengths), D)
     first = sum(lengths[:changed_row])
-    other = values.clone()
-    other[first + place : first + lengths[changed_row]] = torch.randn(D) * 1e3
+    changed = values.clone()
+    changed[first + place : first + lengths[changed_row]] = torch.randn(D) * 1e3
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     inputs = Batch(lengths=lengths).inputs()
 
@@ -256,15 +260,15 @@ def test_later_items_and_other_rows_change_no_state(made_of: Any, data: st.DataO
         return JaggedTensor(model.encode(items, inputs), items.offsets)
 
     with torch.no_grad():
-        before, after = states(values), states(other)
+        states_before, states_after = states(values), states(changed)
     for b, n in enumerate(lengths):
-        start, end = before.offsets[b : b + 2].tolist()
+        start, end = states_before.offsets[b : b + 2].tolist()
         known = end - start if b != changed_row else min(end - start, max(0, place - (n - (end - start))))
-        assert torch.equal(before.values[start : start + known], after.values[start : start + known])
+        assert torch.equal(states_before.values[start : start + known], states_after.values[start : start + known])
         alone = JaggedTensor(values[int(offsets[b]) : int(offsets[b + 1])], torch.tensor([0, n]))
         with torch.no_grad():  # a batch of another size may be summed in another order
             single = model.encode(newest_of(alone, length), inputs)
-        torch.testing.assert_close(before.values[start:end], single, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states_before.values[start:end], single, rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=50, deadline=None)
@@ -273,24 +277,24 @@ def test_rows_are_cut_grouped_and_packed_again(lengths: list[int], length: int, 
     rows = [list(range(100 * b + 1, 100 * b + 1 + n)) for b, n in enumerate(lengths)]  # 0 is padding
     values = torch.tensor([x for row in rows for x in row], dtype=torch.float64)
     sequence = JaggedTensor.of_lengths(values, torch.tensor(lengths, dtype=torch.int64))
-    kept = newest_of(sequence, length, newest_first=newest_first)
+    newest = newest_of(sequence, length, newest_first=newest_first)
     expected = [row[:length][::-1] if newest_first else row[-length:] for row in rows]
-    assert kept.values.tolist() == [x for row in expected for x in row]
-    assert kept.lengths.tolist() == [len(row) for row in expected]
-    assert places_of(kept.offsets).tolist() == [i for row in expected for i in range(len(row))]
+    assert newest.values.tolist() == [x for row in expected for x in row]
+    assert newest.lengths.tolist() == [len(row) for row in expected]
+    assert places_of(newest.offsets).tolist() == [i for row in expected for i in range(len(row))]
 
-    groups = LengthGroups.from_offsets(kept.offsets)
-    padded = groups.padded(kept.values.unsqueeze(1))
+    groups = LengthGroups.from_offsets(newest.offsets)
+    padded = groups.padded(newest.values.unsqueeze(1))
     if padded:
-        assert torch.equal(groups.packed(padded).squeeze(1), kept.values)
-    found = []
+        assert torch.equal(groups.packed(padded).squeeze(1), newest.values)
+    unpacked = []
     for group in padded:
         longest = group.shape[1]
         for row in group.squeeze(2).tolist():
             n = max(i + 1 for i, x in enumerate(row) if x)
-            found.append(row[:n])
+            unpacked.append(row[:n])
             assert longest == 8 or longest < 2 * n
-    assert sorted(found) == sorted(row for row in expected if row)
+    assert sorted(unpacked) == sorted(row for row in expected if row)
 
 
 def _din(args: DINArgs, w: Weights, batch: Batch) -> Tensor:
@@ -310,17 +314,17 @@ def _din(args: DINArgs, w: Weights, batch: Batch) -> Tensor:
         return [_linear(w, f"{name}.linear.{layers}", x) for x in xs]
 
     pairs = [(b, batch.table[h]) for b in batch.rows for h in batch.row(b)]
-    wanted = [batch.table[batch.item[b]] for b in batch.rows]
-    seen = [torch.cat([h, wanted[b], h - wanted[b], h * wanted[b]]) for b, h in pairs]
+    targets = [batch.table[batch.item[b]] for b in batch.rows]
+    seen = [torch.cat([h, targets[b], h - targets[b], h * targets[b]]) for b, h in pairs]
     shares = [x[0] for x in mlp("attention.0", seen, len(args.attention_mlp))]
     rows = []
     for b in batch.rows:
-        mine = [(share, h) for share, (of, h) in zip(shares, pairs, strict=True) if of == b]
-        if args.softmax and mine:
-            whole = sum(torch.exp(share) for share, _ in mine)
-            mine = [(torch.exp(share) / whole, h) for share, h in mine]
-        interest = sum((share * h for share, h in mine), torch.zeros(D, dtype=torch.float64))
-        rows.append(torch.cat([batch.age[b], batch.times[b], batch.users[b], wanted[b], interest]))
+        row_pairs = [(share, h) for share, (owner, h) in zip(shares, pairs, strict=True) if owner == b]
+        if args.softmax and row_pairs:
+            total = sum(torch.exp(share) for share, _ in row_pairs)
+            row_pairs = [(torch.exp(share) / total, h) for share, h in row_pairs]
+        interest = sum((share * h for share, h in row_pairs), torch.zeros(D, dtype=torch.float64))
+        rows.append(torch.cat([batch.age[b], batch.times[b], batch.users[b], targets[b], interest]))
     return torch.cat(mlp("mlp", rows, len(args.mlp)))
 
 
@@ -331,25 +335,25 @@ _DIN = {"histories": {"item": "history"}, "attention_mlp": (5, 3), "mlp": (6,)}
     "args", [DINArgs(**_DIN), DINArgs(**_DIN, activation="prelu"), DINArgs(**_DIN, softmax=True)], ids=str
 )
 def test_din_is_the_papers(args: DINArgs) -> None:
-    model, batch = _made(DIN, args), Batch()
+    model, batch = _network(DIN, args), Batch()
     logits = model(batch.inputs())["logits"]
     shares = torch.randn(len(batch.item), dtype=torch.float64)
     (logits * shares).sum().backward()
-    mine, batch.table.grad, batch.users.grad = (batch.table.grad, batch.users.grad), None, None
+    gradients, batch.table.grad, batch.users.grad = (batch.table.grad, batch.users.grad), None, None
 
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     expected = _din(args, weights, batch)
     (expected * shares).sum().backward()
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
-    for ours, theirs in zip(mine, (batch.table.grad, batch.users.grad), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for actual, reference in zip(gradients, (batch.table.grad, batch.users.grad), strict=True):
+        torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-9)
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         torch.testing.assert_close(p.grad, weights[name].grad, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_dice_in_evaluation_has_the_averages_of_training() -> None:
-    model, batch = _made(DIN, DINArgs(**_DIN)), Batch()
+    model, batch = _network(DIN, DINArgs(**_DIN)), Batch()
     with torch.no_grad():
         for _ in range(150):
             trained = model(batch.inputs())["logits"]
@@ -373,23 +377,28 @@ def test_the_order_of_histories_in_a_spec_changes_nothing() -> None:
     shape = InputFeatures(
         {}, ("items", "type", "seen", "types"), D, ("seen", "types"), dict.fromkeys(("items", "type"), ITEMS)
     )
-    made = []
+    networks = []
     for histories in ({"items": "seen", "type": "types"}, {"type": "types", "items": "seen"}):
         torch.manual_seed(3)
-        made.append(DIN(shape, DINArgs(histories=histories, attention_mlp=(3,), mlp=(4,))))
+        networks.append(DIN(shape, DINArgs(histories=histories, attention_mlp=(3,), mlp=(4,))))
     batch = Batch()
     history = JaggedTensor(batch.table.detach().float()[batch.history.values], batch.history.offsets)
     user, item = batch.users.detach().float(), batch.table.detach().float()[batch.item]
-    found = {"items": item, "type": user, "seen": history, "types": JaggedTensor(history.values * 2, history.offsets)}
+    embeddings = {
+        "items": item,
+        "type": user,
+        "seen": history,
+        "types": JaggedTensor(history.values * 2, history.offsets),
+    }
     rows = len(user)
-    inputs = Inputs(shape, torch.zeros(rows, 0), torch.zeros(rows, 0, D), embeddings=found)
-    assert torch.equal(made[0](inputs)["logits"], made[1](inputs)["logits"])
+    inputs = Inputs(shape, torch.zeros(rows, 0), torch.zeros(rows, 0, D), embeddings=embeddings)
+    assert torch.equal(networks[0](inputs)["logits"], networks[1](inputs)["logits"])
 
 
 def _pairs(batch: Batch) -> list[Tensor]:
     """Return the pairs that DIN's attention sees of rows with one item each."""
-    items, wanted = batch.table[batch.history.values], batch.table[batch.item]
-    return [items, wanted, items - wanted, items * wanted]
+    items, targets = batch.table[batch.history.values], batch.table[batch.item]
+    return [items, targets, items - targets, items * targets]
 
 
 def test_mistakes_name_what_is_wrong() -> None:
@@ -401,13 +410,13 @@ def test_mistakes_name_what_is_wrong() -> None:
         SASRec(FEATURES, SASRecArgs(item="itm", history="history"))
     with pytest.raises(UserError, match="'history' has 12 codes and 'user' 5: let both be of one vocabulary"):
         SASRec(FEATURES, SASRecArgs(item="user", history="history"))
-    other = replace(FEATURES, vocabulary={"item": "item", "history": "history"})
+    other_features = replace(FEATURES, vocabulary={"item": "item", "history": "history"})
     with pytest.raises(UserError, match="'history' and 'item' have vocabularies of their own"):
-        SASRec(other, SASRecArgs(**_OF))
+        SASRec(other_features, SASRecArgs(**_COMMON))
     with pytest.raises(UserError, match="embedding_dim 6 is no multiple of heads 4"):
-        SASRec(FEATURES, SASRecArgs(**_OF, heads=4))
+        SASRec(FEATURES, SASRecArgs(**_COMMON, heads=4))
     with pytest.raises(UserError, match=r"args\.times: 'when' is no feature of numbers"):
-        HSTU(FEATURES, HSTUArgs(**_OF, times="when"))
+        HSTU(FEATURES, HSTUArgs(**_COMMON, times="when"))
     model = HSTU(FEATURES, HSTUArgs(item="item", history="history", times="times"))
     with pytest.raises(UserError, match="'times' has 10 times a row, but a history has 11 items"):
         model(Batch(lengths=(11,)).inputs())

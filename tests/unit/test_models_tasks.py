@@ -32,8 +32,8 @@ TASKS = {
 }
 
 
-def tasks_of(given_: dict[str, Any]) -> dict[str, Task]:
-    return dict(Train.model_validate({"tasks": given_}).tasks)
+def tasks_of(options: dict[str, Any]) -> dict[str, Task]:
+    return dict(Train.model_validate({"tasks": options}).tasks)
 
 
 def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
@@ -42,9 +42,9 @@ def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
     features = InputFeatures({"x": 1}, (), 1, tasks=tasks.names, products=tasks.products)
     rows = 40
     rng = np.random.default_rng(5)
-    given_ = {n: torch.tensor(rng.normal(size=rows), dtype=torch.float64, requires_grad=True) for n in tasks.names}
-    outputs = tasks.complete(dict(given_))
-    assert outputs["logits"] is given_["click"]
+    logits = {n: torch.tensor(rng.normal(size=rows), dtype=torch.float64, requires_grad=True) for n in tasks.names}
+    outputs = tasks.complete(dict(logits))
+    assert outputs["logits"] is logits["click"]
     labels = rng.integers(0, 2, rows).astype(float)
     targets = {n: np.where(rng.random(rows) < 0.4, NAN, rng.integers(0, 2, rows)) for n in ("purchase", "cheap")}
     targets["amount"] = np.where(rng.random(rows) < 0.4, NAN, rng.normal(size=rows) * 9)
@@ -58,9 +58,9 @@ def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
         torch.tensor(weights),
         targets={n: torch.tensor(t) for n, t in targets.items()},
     )
-    found = tasks.loss(outputs, inputs)
+    loss = tasks.loss(outputs, inputs)
 
-    p = {n: 1 / (1 + np.exp(-x.detach().numpy())) for n, x in given_.items()}
+    p = {n: 1 / (1 + np.exp(-x.detach().numpy())) for n, x in logits.items()}
     p["click_and_purchase"] = p["click"] * p["purchase"]
     total = 0.0
     for name, task in tasks.specs.items():
@@ -69,16 +69,16 @@ def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
             if np.isnan(target[b]):
                 continue
             if task.loss.kind == "squared_error":
-                of_row = (float(given_[name][b].detach()) - target[b]) ** 2
+                of_row = (float(logits[name][b].detach()) - target[b]) ** 2
             else:
                 right = p[name][b] if target[b] == 1 else 1 - p[name][b]
                 of_row = -math.log(right) * ((1 - right) ** 1.5 if task.loss.kind == "focal" else 1)
             total += task.weight * weights[b] * of_row
-    assert float(found.detach()) == pytest.approx(total, rel=1e-10)
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-10)
 
-    found.backward()
+    loss.backward()
     for name in ("cheap", "amount"):  # purchase learns from its product as well
-        grad = given_[name].grad
+        grad = logits[name].grad
         assert grad is not None
         assert ((grad == 0).numpy() == np.isnan(targets[name])).all(), name
 
@@ -100,16 +100,16 @@ def test_rows_without_a_label_change_no_gradient() -> None:
         assert x.grad is not None
         return x.grad, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
-    there = torch.tensor([0, 2, 3, 6, 7, 8])
-    of_all, whole = gradients(torch.arange(9))
-    of_some, part = gradients(there)
+    labelled = torch.tensor([0, 2, 3, 6, 7, 8])
+    of_all, all_gradients = gradients(torch.arange(9))
+    of_some, part = gradients(labelled)
     assert (of_all[[1, 4, 5]] == 0).all()
-    torch.testing.assert_close(of_all[there], of_some)
-    for a, b in zip(whole, part, strict=True):
+    torch.testing.assert_close(of_all[labelled], of_some)
+    for a, b in zip(all_gradients, part, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b)
-    assert sum(a is not None and bool(a.abs().sum() > 0) for a in whole) >= 5
+    assert sum(a is not None and bool(a.abs().sum() > 0) for a in all_gradients) >= 5
 
 
 def test_a_task_without_weight_is_not_learned_and_a_network_without_its_output_is_named() -> None:
@@ -127,10 +127,10 @@ def test_a_task_without_weight_is_not_learned_and_a_network_without_its_output_i
 @given(st.lists(st.floats(-60, 60), min_size=2, max_size=4))
 def test_the_logit_of_a_product(logits: list[float]) -> None:
     x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-    found = product_logits(list(x[:, None]))
+    logit = product_logits(list(x[:, None]))
     all_happen = sum(-np.log1p(np.exp(-np.longdouble(z))) for z in logits)
-    assert float(found.detach()) == pytest.approx(float(all_happen - np.log(-np.expm1(all_happen))), rel=1e-9, abs=1e-9)
-    found.sum().backward()
+    assert float(logit.detach()) == pytest.approx(float(all_happen - np.log(-np.expm1(all_happen))), rel=1e-9, abs=1e-9)
+    logit.sum().backward()
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()
 
@@ -177,10 +177,10 @@ def test_labels_are_those_of_the_tasks_rows(rows: list[tuple[bool, bool | None, 
         "paid": np.array([NAN if v is None else v for v in columns[3]], float),
         "at": np.array([NAN if v is None else v for v in columns[4]], float),
     }
-    found = labels.targets(np.array(columns[0], np.float32), carried)
-    assert list(found) == ["purchase", "cheap", "amount", "click_and_purchase"]
-    for b, (click, bought, price, paid, at) in enumerate(rows):
-        known = at is not None and at + 2.5 * DAY <= 10 * DAY
+    targets = labels.targets(np.array(columns[0], np.float32), carried)
+    assert list(targets) == ["purchase", "cheap", "amount", "click_and_purchase"]
+    for b, (click, bought, price, paid, time) in enumerate(rows):
+        known = time is not None and time + 2.5 * DAY <= 10 * DAY
         expected = {
             "purchase": bought if click and known else None,
             "cheap": bought if price is not None and price < 5 else None,
@@ -188,7 +188,7 @@ def test_labels_are_those_of_the_tasks_rows(rows: list[tuple[bool, bool | None, 
             "click_and_purchase": None if not known else False if not click else bought,
         }
         for name, value in expected.items():
-            np.testing.assert_equal(float(found[name][b]), NAN if value is None else float(value))
+            np.testing.assert_equal(float(targets[name][b]), NAN if value is None else float(value))
 
 
 def test_what_is_no_label_is_refused() -> None:
@@ -203,7 +203,7 @@ def test_what_is_no_label_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ({"label": "cost"}, "label: the column 'cost' is not carried by the dataset"),
         ({"label": "name"}, "label: the column 'name' is text"),
@@ -216,13 +216,13 @@ def test_what_is_no_label_is_refused() -> None:
         ),
     ],
 )
-def test_what_the_dataset_lacks_is_named(task: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"train.tasks.buy.{said}" if ":" in said[:20] else said):
+def test_what_the_dataset_lacks_is_named(task: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"train.tasks.buy.{message}" if ":" in message[:20] else message):
         labels_of({"click": {}, "buy": task})
 
 
 @pytest.mark.parametrize(
-    ("tasks", "said"),
+    ("tasks", "message"),
     [
         ({"click": {"label": "x"}}, "tasks.click.label: the first task is the pipeline's label"),
         ({"click": {"where": "x > 1"}}, "tasks.click.where: the first task"),
@@ -241,10 +241,10 @@ def test_what_the_dataset_lacks_is_named(task: dict[str, Any], said: str) -> Non
         ({"click": {}, "a": {"label": "x", "loss": "squared_error", "metrics": ["pr_auc"]}}, "has rmse and mae"),
     ],
 )
-def test_tasks_that_do_not_fit_are_refused(tasks: dict[str, Any], said: str) -> None:
+def test_tasks_that_do_not_fit_are_refused(tasks: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Train.model_validate({"tasks": tasks})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_tasks_are_in_the_key_and_leaks_are_refused() -> None:
@@ -260,11 +260,11 @@ def test_tasks_are_in_the_key_and_leaks_are_refused() -> None:
     with pytest.raises(UserError, match=r"train.tasks.buy.label: 'v' must be in features.carried"):
         build_spec({**minimal, "train": {"tasks": {"click": {}, "buy": {"label": "v"}}}})
     score = {"user": {"key": "w"}, "item": {"key": "v"}}
-    for more, said in (
+    for more, message in (
         ({"output": "bye"}, r"score.output: 'bye' is no task of train.tasks \(click, buy\)"),
         ({"output": "buy", "model": "best"}, "score.output is of the neural model, and score.model is 'best'"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             build_spec({**minimal, "train": {"tasks": tasks}, "score": {**score, **more}})
     scored = build_spec({**minimal, "train": {"tasks": tasks}, "score": {**score, "output": "buy"}, "publish": {}})
     assert scored.score is not None

@@ -63,23 +63,25 @@ class Batch:
         self.labels = np.array([1, 1, 0, 1, 1, 1, 0, 1], np.float32)
         self.weights = (rng.random(ROWS) + 0.5).astype(np.float32)
         self.tables = {n: rng.normal(size=(c or 0, D)).astype(np.float32) for n, c in FEATURES.cardinality.items()}
-        shares = {of: rng.random(ITEMS) for of in ("positives", "negatives")}
-        self.log_q = {of: np.log(x / x.sum()).astype(np.float32) for of, x in shares.items()}
+        shares = {draw: rng.random(ITEMS) for draw in ("positives", "negatives")}
+        self.log_q = {draw: np.log(x / x.sum()).astype(np.float32) for draw, x in shares.items()}
 
-    def inputs(self, network: TwoTower, tables: dict[str, Tensor], mine: slice, **ranks: Any) -> Inputs:
-        ids = {n: torch.from_numpy(x[mine]) for n, x in self.ids.items()}
-        drawn = torch.from_numpy(self.drawn if self.drawn.ndim == 1 else self.drawn[mine])
-        found = {w.name: tables[w.feature][drawn if w.ids == "negatives" else ids[w.feature]] for w in network.lookups}
+    def inputs(self, network: TwoTower, tables: dict[str, Tensor], local_rows: slice, **ranks: Any) -> Inputs:
+        ids = {n: torch.from_numpy(x[local_rows]) for n, x in self.ids.items()}
+        drawn = torch.from_numpy(self.drawn if self.drawn.ndim == 1 else self.drawn[local_rows])
+        embeddings = {
+            w.name: tables[w.feature][drawn if w.ids == "negatives" else ids[w.feature]] for w in network.lookups
+        }
         return Inputs(
             FEATURES,
-            torch.from_numpy(self.numbers[mine]),
+            torch.from_numpy(self.numbers[local_rows]),
             torch.zeros(0),
-            torch.from_numpy(self.labels[mine]),
-            torch.from_numpy(self.weights[mine]),
-            embeddings=found,
+            torch.from_numpy(self.labels[local_rows]),
+            torch.from_numpy(self.weights[local_rows]),
+            embeddings=embeddings,
             ids=ids,
             negatives=drawn,
-            log_share=lambda feature, of: torch.from_numpy(self.log_q[of]),
+            log_share=lambda feature, draw: torch.from_numpy(self.log_q[draw]),
             **ranks,
         )
 
@@ -89,21 +91,21 @@ def network_of(args: dict[str, Any]) -> TwoTower:
     return TwoTower(FEATURES, TwoTowerArgs.model_validate(args))
 
 
-def of_rank(made: TwoTower, batch: Batch, collective: Any = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def of_rank(original: TwoTower, batch: Batch, collective: Any = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Logits, loss and gradients of a rank; alone, or of its half of the rows."""
-    network = copy.deepcopy(made)
+    network = copy.deepcopy(original)
     tables = {n: torch.from_numpy(x).clone().requires_grad_() for n, x in batch.tables.items()}
-    mine, ranks = slice(0, ROWS), {}
+    local_rows, ranks = slice(0, ROWS), {}
     if collective is not None:
-        mine = slice(0, 6) if collective.world.rank == 0 else slice(6, ROWS)
+        local_rows = slice(0, 6) if collective.world.rank == 0 else slice(6, ROWS)
         ranks = {"all_gather": partial(all_gather_rows, collective=collective), "rank": collective.world.rank}
-    inputs = batch.inputs(network, tables, mine, **ranks)
+    inputs = batch.inputs(network, tables, local_rows, **ranks)
     outputs = network(inputs)
     loss = network.loss(outputs, inputs)
     loss.backward()
     gradients = {n: p.grad for n, p in network.named_parameters()} | {n: t.grad for n, t in tables.items()}
-    found = {n: torch.zeros(0) if g is None else g for n, g in gradients.items()}
-    return outputs["logits"].detach(), loss.detach(), found
+    table_gradients = {n: torch.zeros(0) if g is None else g for n, g in gradients.items()}
+    return outputs["logits"].detach(), loss.detach(), table_gradients
 
 
 def tower(w: dict[str, Tensor], name: str, x: Tensor, args: TwoTowerArgs) -> Tensor:
@@ -116,47 +118,49 @@ def tower(w: dict[str, Tensor], name: str, x: Tensor, args: TwoTowerArgs) -> Ten
 
 def by_rows(args: dict[str, Any], batch: Batch) -> tuple[list[float], Tensor, dict[str, Tensor]]:
     """The same in float64, one row and one compared item at a time."""
-    asked, network = TwoTowerArgs.model_validate(args), network_of(args)
+    settings, network = TwoTowerArgs.model_validate(args), network_of(args)
     w = {n: p.detach().double().requires_grad_() for n, p in network.named_parameters()}
     tables = {n: torch.from_numpy(x).double().requires_grad_() for n, x in batch.tables.items()}
     numbers = torch.from_numpy(batch.numbers).double()
     alone = "item_features" in args
 
     def user(row: int) -> Tensor:
-        return tower(w, "user_tower", torch.cat([numbers[row, :1], tables["user"][batch.ids["user"][row]]]), asked)
+        return tower(w, "user_tower", torch.cat([numbers[row, :1], tables["user"][batch.ids["user"][row]]]), settings)
 
     def item(row: int) -> Tensor:
         parts = [tables["item"][batch.ids["item"][row]]]
         if not alone:
             parts = [numbers[row, 1:], *parts, tables["brand"][batch.ids["brand"][row]]]
-        return tower(w, "item_tower", torch.cat(parts), asked)
+        return tower(w, "item_tower", torch.cat(parts), settings)
 
     positives = [r for r in range(ROWS) if batch.labels[r]]
 
     def correction(code: int) -> float:
-        if not asked.log_q:
+        if not settings.log_q:
             return 0.0
-        expected = len(positives) * math.exp(batch.log_q["positives"][code]) if asked.in_batch else 0.0
-        return math.log(expected + (DRAWN * math.exp(batch.log_q["negatives"][code]) if asked.drawn else 0.0))
+        expected = len(positives) * math.exp(batch.log_q["positives"][code]) if settings.in_batch else 0.0
+        return math.log(expected + (DRAWN * math.exp(batch.log_q["negatives"][code]) if settings.drawn else 0.0))
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b / asked.temperature
+        return a @ b / settings.temperature
 
     total = torch.zeros((), dtype=torch.float64)
     for r in positives:
-        own, q = int(batch.ids["item"][r]), user(r)
-        first = dot(q, item(r)) - correction(own)
-        others = []
-        if asked.in_batch:
+        target, q = int(batch.ids["item"][r]), user(r)
+        first = dot(q, item(r)) - correction(target)
+        negative_logits = []
+        if settings.in_batch:
             codes = [(o, int(batch.ids["item"][o])) for o in positives]
-            others += [dot(q, item(o)) - correction(c) for o, c in codes if c != own]
-        if asked.drawn:
+            negative_logits += [dot(q, item(o)) - correction(c) for o, c in codes if c != target]
+        if settings.drawn:
             codes = (batch.drawn if batch.drawn.ndim == 1 else batch.drawn[r]).tolist()
             scored = [
-                dot(q, tower(w, "item_tower", tables["item"][c], asked)) - correction(c) for c in codes if c != own
+                dot(q, tower(w, "item_tower", tables["item"][c], settings)) - correction(c)
+                for c in codes
+                if c != target
             ]
-            others += sorted(scored, key=lambda x: -x.item())[: asked.hard]
-        total = total + float(batch.weights[r]) * (torch.stack([first, *others]).logsumexp(0) - first)
+            negative_logits += sorted(scored, key=lambda x: -x.item())[: settings.hard]
+        total = total + float(batch.weights[r]) * (torch.stack([first, *negative_logits]).logsumexp(0) - first)
     total.backward()
     logits = [dot(user(r), item(r)).item() for r in range(ROWS)]
     return logits, total.detach(), {n: t.grad for n, t in (w | tables).items() if t.grad is not None}
@@ -167,13 +171,13 @@ def test_outputs_loss_and_gradients_equal_a_loop_on_one_rank_and_two(case: str) 
     args, shared = CASES[case]
     batch = Batch(shared)
     logits, loss, gradients = by_rows(args, batch)
-    made = network_of(args)
-    alone = of_rank(made, batch)
-    halves = run_ranks(2, lambda collective: of_rank(made, batch, collective))
+    network = network_of(args)
+    alone = of_rank(network, batch)
+    halves = run_ranks(2, lambda collective: of_rank(network, batch, collective))
     two = (torch.cat([h[0] for h in halves]), halves[0][1] + halves[1][1])
-    for found in (alone[:2], two):
-        torch.testing.assert_close(found[0].double(), torch.tensor(logits).double(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[1].double(), loss, rtol=1e-5, atol=1e-5)
+    for result in (alone[:2], two):
+        torch.testing.assert_close(result[0].double(), torch.tensor(logits).double(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[1].double(), loss, rtol=1e-5, atol=1e-5)
     for name, expected in gradients.items():
         torch.testing.assert_close(alone[2][name].double(), expected, rtol=1e-4, atol=1e-5, msg=f"{case}: {name}")
         both = sum((h[2][name] for h in halves if len(h[2][name])), torch.zeros(()))
@@ -232,9 +236,9 @@ def test_it_learns_what_users_like(tmp_path: Any, make_dataset: Callable[..., Ma
             "evaluation": Evaluation.model_validate({"full_ranking": {"k": 10}}),
         }
     )
-    one = train_local(job_of(home, features, "one", conf, model))
-    two = run_ranks(2, lambda collective: train(job_of(home, features, "two", conf, model), collective))
-    assert one.metrics["hr_at_10_full"] is not None
-    assert one.metrics["hr_at_10_full"] > 0.33  # 10 of 38 by chance
-    assert [p["loss"] for p in two[0].curve] == pytest.approx([p["loss"] for p in one.curve], rel=1e-3)
-    assert two[0].metrics["ndcg_at_10_full"] == pytest.approx(one.metrics["ndcg_at_10_full"], abs=0.02)
+    one_rank = train_local(job_of(home, features, "one", conf, model))
+    two_ranks = run_ranks(2, lambda collective: train(job_of(home, features, "two", conf, model), collective))
+    assert one_rank.metrics["hr_at_10_full"] is not None
+    assert one_rank.metrics["hr_at_10_full"] > 0.33  # 10 of 38 by chance
+    assert [p["loss"] for p in two_ranks[0].curve] == pytest.approx([p["loss"] for p in one_rank.curve], rel=1e-3)
+    assert two_ranks[0].metrics["ndcg_at_10_full"] == pytest.approx(one_rank.metrics["ndcg_at_10_full"], abs=0.02)

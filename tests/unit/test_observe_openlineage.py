@@ -36,33 +36,33 @@ from tests.report_support import DS, make_manifests
 #: By the address of its schema, the class of each facet that the client knows.
 FACETS: dict[str, type[Any]] = {}
 generated = importlib.import_module("openlineage.client.generated")
-for found in pkgutil.iter_modules(generated.__path__):
-    for cls in vars(importlib.import_module(f"openlineage.client.generated.{found.name}")).values():
+for module in pkgutil.iter_modules(generated.__path__):
+    for cls in vars(importlib.import_module(f"openlineage.client.generated.{module.name}")).values():
         if isinstance(cls, type) and issubclass(cls, base.BaseFacet):
             FACETS[cls._get_schema()] = cls
 
 
-def check_facet(told: dict[str, Any]) -> None:
+def check_facet(facet: dict[str, Any]) -> None:
     """Check a facet against its schema's class: no field that is unknown there, none missing that it requires."""
-    cls = FACETS[told["_schemaURL"]]
-    assert told["_producer"].startswith("https://")
-    fields = {name: value for name, value in told.items() if name not in ("_producer", "_schemaURL", "_deleted")}
+    cls = FACETS[facet["_schemaURL"]]
+    assert facet["_producer"].startswith("https://")
+    fields = {name: value for name, value in facet.items() if name not in ("_producer", "_schemaURL", "_deleted")}
     assert fields.keys() <= {f.name for f in attr.fields(cls)}
     cls(**fields)
 
 
-def check_event(told: dict[str, Any]) -> None:
+def check_event(event: dict[str, Any]) -> None:
     """The same of a whole event: what the specification requires, and no facet that it does not have."""
     event_v2.RunEvent(
-        eventType=event_v2.RunState(told["eventType"]),
-        eventTime=told["eventTime"],
-        run=event_v2.Run(told["run"]["runId"]),
-        job=event_v2.Job(told["job"]["namespace"], told["job"]["name"]),
-        producer=told["producer"],
+        eventType=event_v2.RunState(event["eventType"]),
+        eventTime=event["eventTime"],
+        run=event_v2.Run(event["run"]["runId"]),
+        job=event_v2.Job(event["job"]["namespace"], event["job"]["name"]),
+        producer=event["producer"],
     )
-    assert told["schemaURL"] == event_v2.RunEvent._get_schema()
-    facets = [*told["run"]["facets"].values(), *told["job"]["facets"].values()]
-    for dataset in (*told["inputs"], *told["outputs"]):
+    assert event["schemaURL"] == event_v2.RunEvent._get_schema()
+    facets = [*event["run"]["facets"].values(), *event["job"]["facets"].values()]
+    for dataset in (*event["inputs"], *event["outputs"]):
         assert dataset["namespace"]
         assert dataset["name"]
         facets += dataset["facets"].values()
@@ -98,15 +98,15 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No file of the user's, and nothing stays that the client puts into the environment."""
-    before = dict(os.environ)
+    environment = dict(os.environ)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     yield
-    for name in [name for name in os.environ if name.startswith("OPENLINEAGE") and name not in before]:
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE") and name not in environment]:
         del os.environ[name]
 
 
-class Made:
+class FinishedStage:
     """A stage with the manifest that the real one would write."""
 
     version = 1
@@ -131,23 +131,23 @@ class Made:
         return Result(m.outputs, m.rows, m.facts, m.dataset_schema)
 
 
-def observe(ws: Workspace, spec: Spec, stage: Made) -> None:
+def observe(ws: Workspace, spec: Spec, stage: FinishedStage) -> None:
     observation = Observation(spec, ws)
     try:
-        with observation.stage(stage.name, DS) as turn:
-            turn.done(run_stage(stage, spec, ws, DS, turn.begin).manifest)
+        with observation.stage(stage.name, DS) as run:
+            run.done(run_stage(stage, spec, ws, DS, run.begin).manifest)
     finally:
         observation.close()
 
 
-def of(events: list[dict[str, Any]], kind: str, job: str) -> dict[str, Any]:
-    (found,) = [e for e in events if e["eventType"] == kind and e["job"]["name"] == job]
-    return found
+def event_of(events: list[dict[str, Any]], kind: str, job: str) -> dict[str, Any]:
+    (event,) = [e for e in events if e["eventType"] == kind and e["job"]["name"] == job]
+    return event
 
 
 def test_a_day_is_told_in_valid_events_that_hang_together(ws: Workspace, received: list[dict[str, Any]]) -> None:
     spec = load_spec("clicks")
-    made = make_manifests()
+    manifests = make_manifests()
     table = ws.table("clicks", "events").local_path()
     (table / "_delta_log").mkdir(parents=True)
     fields = [{"name": "user_id", "type": "long"}, {"name": "tags", "type": {"type": "array", "elementType": "string"}}]
@@ -162,31 +162,31 @@ def test_a_day_is_told_in_valid_events_that_hang_together(ws: Workspace, receive
     with whole_run(spec, ws, DS) as run:
         run.start()
         for name in ("ingest", "features", "drift", "train"):
-            observe(ws, spec, Made(name, made[name]))
+            observe(ws, spec, FinishedStage(name, manifests[name]))
     for event in received:
         check_event(event)
     jobs = ("clicks", *(f"clicks.{s}" for s in ("ingest", "features", "drift", "train")))
-    told = [(e["job"]["name"], e["eventType"]) for e in received]
-    assert sorted(told) == sorted((job, kind) for job in jobs for kind in ("START", "COMPLETE"))
-    assert told[-1] == ("clicks", "COMPLETE")
-    assert min(e["eventTime"] for e in received) == of(received, "START", "clicks")["eventTime"]
+    lifecycle = [(e["job"]["name"], e["eventType"]) for e in received]
+    assert sorted(lifecycle) == sorted((job, kind) for job in jobs for kind in ("START", "COMPLETE"))
+    assert lifecycle[-1] == ("clicks", "COMPLETE")
+    assert min(e["eventTime"] for e in received) == event_of(received, "START", "clicks")["eventTime"]
     assert {e["job"]["namespace"] for e in received} == {"headrace"}
-    whole = of(received, "START", "clicks")["run"]["runId"]
-    assert of(received, "COMPLETE", "clicks")["run"]["runId"] == whole
+    run_id = event_of(received, "START", "clicks")["run"]["runId"]
+    assert event_of(received, "COMPLETE", "clicks")["run"]["runId"] == run_id
     for name in ("ingest", "features", "drift", "train"):
-        start, end = of(received, "START", f"clicks.{name}"), of(received, "COMPLETE", f"clicks.{name}")
-        assert start["run"]["runId"] == end["run"]["runId"] != whole
+        start, end = event_of(received, "START", f"clicks.{name}"), event_of(received, "COMPLETE", f"clicks.{name}")
+        assert start["run"]["runId"] == end["run"]["runId"] != run_id
         parent = end["run"]["facets"]["parent"]
         assert (parent["run"]["runId"], parent["job"]["namespace"], parent["job"]["name"]) == (
-            whole,
+            run_id,
             "headrace",
             "clicks",
         )
-        assert parent["root"]["run"]["runId"] == whole
+        assert parent["root"]["run"]["runId"] == run_id
         assert end["run"]["facets"]["nominalTime"]["nominalStartTime"] == f"{DS}T00:00:00Z"
         assert start["eventTime"] <= end["eventTime"]
 
-    ingest = of(received, "COMPLETE", "clicks.ingest")
+    ingest = event_of(received, "COMPLETE", "clicks.ingest")
     landing = str(ws.home / "landing" / "clicks" / DS)
     assert [(i["namespace"], i["name"].rpartition("/")[0]) for i in ingest["inputs"]] == [("file", landing)] * 4
     events = ingest["outputs"][0]
@@ -202,16 +202,18 @@ def test_a_day_is_told_in_valid_events_that_hang_together(ws: Workspace, receive
     assert asserted >= {("rows", True, "60,012"), ("a breach of another day", False, "1")}
     assert checks["dataQualityMetrics"]["rowCount"] == 60_402
 
-    features = of(received, "COMPLETE", "clicks.features")
+    features = event_of(received, "COMPLETE", "clicks.features")
     assert events["name"] in {i["name"] for i in features["inputs"]}
     metrics = features["outputs"][0]["facets"]["dataQualityMetrics"]
     assert metrics["columnMetrics"]["user_age"]["nullCount"] == round(0.02 * (420_300 + 59_400))
-    psi = of(received, "COMPLETE", "clicks.drift")["inputs"][0]["inputFacets"]["dataQualityAssertions"]["assertions"]
+    psi = event_of(received, "COMPLETE", "clicks.drift")["inputs"][0]["inputFacets"]["dataQualityAssertions"][
+        "assertions"
+    ]
     assert [(a["column"], a["assertion"], a["success"]) for a in psi] == [
         ("item_price", "psi", False),
         ("user_id", "psi", True),
     ]
-    model = of(received, "COMPLETE", "clicks.train")["outputs"][0]
+    model = event_of(received, "COMPLETE", "clicks.train")["outputs"][0]
     assert model["facets"]["datasetType"]["datasetType"] == "MODEL"
 
 
@@ -219,16 +221,16 @@ def test_a_day_is_told_in_valid_events_that_hang_together(ws: Workspace, receive
 def test_a_failure_is_told_with_its_message_and_no_secret(
     ws: Workspace, received: list[dict[str, Any]], error: Exception
 ) -> None:
-    stage = Made("ingest", make_manifests()["ingest"], error)
+    stage = FinishedStage("ingest", make_manifests()["ingest"], error)
     with pytest.raises(type(error)):
         observe(ws, load_spec("clicks"), stage)
     for event in received:
         check_event(event)
-    failed = of(received, "FAIL", "clicks.ingest")
-    assert failed["run"]["runId"] == of(received, "START", "clicks.ingest")["run"]["runId"]
-    told = failed["run"]["facets"]["errorMessage"]
-    assert told["message"] == str(error).replace("abcdef0123456789", "***")
-    assert ("stackTrace" in told) == (not isinstance(error, UserError))
+    failed = event_of(received, "FAIL", "clicks.ingest")
+    assert failed["run"]["runId"] == event_of(received, "START", "clicks.ingest")["run"]["runId"]
+    message_facet = failed["run"]["facets"]["errorMessage"]
+    assert message_facet["message"] == str(error).replace("abcdef0123456789", "***")
+    assert ("stackTrace" in message_facet) == (not isinstance(error, UserError))
     assert "abcdef" not in json.dumps(failed)
 
 
@@ -241,9 +243,9 @@ def test_a_killed_stage_is_told_by_its_parent(ws: Workspace, received: list[dict
         run.fail_stage("train", DS, killed, "killed by signal 9")
     for event in received:
         check_event(event)
-    stage, whole = of(received, "FAIL", "clicks.train"), of(received, "FAIL", "clicks")
+    stage, pipeline_event = event_of(received, "FAIL", "clicks.train"), event_of(received, "FAIL", "clicks")
     assert stage["run"]["runId"] == killed
-    assert stage["run"]["facets"]["parent"]["run"]["runId"] == whole["run"]["runId"]
+    assert stage["run"]["facets"]["parent"]["run"]["runId"] == pipeline_event["run"]["runId"]
 
 
 def test_airflows_run_is_the_parent(
@@ -253,8 +255,8 @@ def test_airflows_run_is_the_parent(
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", str(parent))
     monkeypatch.setenv("OPENLINEAGE_ROOT_PARENT_ID", str(root))
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
-    observe(ws, load_spec("clicks"), Made("ingest", make_manifests()["ingest"]))
-    event = of(received, "COMPLETE", "clicks.ingest")
+    observe(ws, load_spec("clicks"), FinishedStage("ingest", make_manifests()["ingest"]))
+    event = event_of(received, "COMPLETE", "clicks.ingest")
     facet = event["run"]["facets"]["parent"]
     assert event["job"]["namespace"] == "shop"
     assert (facet["run"]["runId"], facet["job"]["name"]) == (parent.run_id, "retrain.train")
@@ -264,7 +266,7 @@ def test_airflows_run_is_the_parent(
 def test_a_file_by_the_spec_and_nothing_without_a_word(ws: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     conf = f"observe.openlineage.transport={{type: file, log_file_path: {file}, append: true}}"
-    observe(ws, load_spec("clicks", [conf]), Made("ingest", make_manifests()["ingest"]))
+    observe(ws, load_spec("clicks", [conf]), FinishedStage("ingest", make_manifests()["ingest"]))
     events = [json.loads(line) for line in file.read_text().splitlines()]
     assert [e["eventType"] for e in events] == ["START", "COMPLETE"]
     for event in events:
@@ -285,34 +287,34 @@ def silent() -> Iterator[Callable[[], str]]:
         yield lambda: f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("which", ["down", "silent"])
+@pytest.mark.parametrize("failure", ["down", "silent"])
 def test_a_receiver_that_is_down_neither_fails_nor_stops_a_stage(
     ws: Workspace,
-    which: str,
+    failure: str,
     silent: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("OPENLINEAGE_URL", unreachable() if which == "down" else silent())
+    monkeypatch.setenv("OPENLINEAGE_URL", unreachable() if failure == "down" else silent())
     spec = load_spec("clicks", ["observe.openlineage.wait_seconds=0.5"])
-    observation, made = Observation(spec, ws), make_manifests()
-    ended = threading.Event()
+    observation, manifests = Observation(spec, ws), make_manifests()
+    finished = threading.Event()
 
     def work() -> None:
         for name in ("ingest", "features"):
-            with observation.stage(name, DS) as turn:
-                turn.done(run_stage(Made(name, made[name]), spec, ws, DS, turn.begin).manifest)
+            with observation.stage(name, DS) as run:
+                run.done(run_stage(FinishedStage(name, manifests[name]), spec, ws, DS, run.begin).manifest)
         observation.close()
-        ended.set()
+        finished.set()
 
     with caplog.at_level(logging.WARNING):
         threading.Thread(target=work, daemon=True).start()
         # The client itself would try for half a minute; this only ends a test that hangs.
-        assert ended.wait(20)
+        assert finished.wait(20)
     assert Manifest.load(ws.manifest("clicks", DS, "features")) is not None
-    told = [r for r in caplog.records if r.name == "headrace.observe"]
-    assert len(told) == 1
-    assert "stages go on without" in told[0].getMessage()
+    records = [r for r in caplog.records if r.name == "headrace.observe"]
+    assert len(records) == 1
+    assert "stages go on without" in records[0].getMessage()
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
 
 
@@ -340,13 +342,13 @@ def test_names_of_files(uri: str, namespace: str, name: str) -> None:
 
 
 def test_nothing_is_asked_for_where_there_is_neither_home_nor_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> Any:
+    def missing_folder() -> Any:
         raise FileNotFoundError("cwd")
 
     def homeless() -> Any:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr("pathlib.Path.cwd", gone)
+    monkeypatch.setattr("pathlib.Path.cwd", missing_folder)
     monkeypatch.setattr("pathlib.Path.home", homeless)
     assert not is_enabled(None)
     assert is_enabled(OpenLineage())

@@ -23,40 +23,40 @@ from headrace.workspace import Workspace
 from tests.cli_support import Fake
 from tests.report_support import DS, make_manifests
 
-Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parse(text: str) -> Found:
+def parse(text: str) -> Samples:
     """(name, labels) -> value; each family has help and type."""
-    found: Found = {}
+    samples: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
         assert family.type == "gauge"
         for sample in family.samples:
             place = (sample.name, tuple(sorted(sample.labels.items())))
-            assert place not in found
-            found[place] = float(sample.value)
-    return found
+            assert place not in samples
+            samples[place] = float(sample.value)
+    return samples
 
 
-def value(found: Found, name: str, **labels: str) -> float:
-    return found[name, tuple(sorted({"pipeline": "clicks", **labels}.items()))]
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, tuple(sorted({"pipeline": "clicks", **labels}.items()))]
 
 
 def test_a_pipeline_is_told_from_its_manifests(ws: Workspace, tmp_path: Path) -> None:
     earlier = make_manifests("2026-01-07")
-    made = make_manifests()
-    ran = made["train"].model_copy(
+    manifests = make_manifests()
+    ran = manifests["train"].model_copy(
         update={
             "resources": Resources(core_seconds=101.5, read_bytes=12, written_bytes=34),
             "facts": {
-                **made["train"].facts,
+                **manifests["train"].facts,
                 "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.71}},
                 "saved": {"embeddings_bytes": 4096, "whole_copy_bytes": 9999},
             },
         }
     )
-    gate = made["drift"].model_copy(
+    gate = manifests["drift"].model_copy(
         update={
             "stage": "gate",
             "facts": {
@@ -65,7 +65,7 @@ def test_a_pipeline_is_told_from_its_manifests(ws: Workspace, tmp_path: Path) ->
             },
         }
     )
-    outcomes = made["drift"].model_copy(
+    outcomes = manifests["drift"].model_copy(
         update={
             "stage": "outcomes",
             "facts": {
@@ -77,43 +77,43 @@ def test_a_pipeline_is_told_from_its_manifests(ws: Workspace, tmp_path: Path) ->
             },
         }
     )
-    for m in (*earlier.values(), *({**made, "train": ran, "gate": gate, "outcomes": outcomes}).values()):
+    for m in (*earlier.values(), *({**manifests, "train": ran, "gate": gate, "outcomes": outcomes}).values()):
         if (m.ds, m.stage) != (DS, "publish"):  # of the newest day that it is done
             m.save(ws.manifest("clicks", m.ds, m.stage))
-    model = ws.locate(made["train"].output("model").name).local_path()
+    model = ws.locate(manifests["train"].output("model").name).local_path()
     model.mkdir(parents=True)
     (model / "weights").write_bytes(b"x" * 321)
     write_metrics(ws, load_spec("clicks"), str(tmp_path / "collector"))
     assert [p.name for p in (tmp_path / "collector").iterdir()] == ["headrace_clicks.prom"]
-    found = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
+    samples = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
 
-    ended = ran.started + timedelta(seconds=ran.seconds)
-    assert value(found, "headrace_stage_last_success_timestamp_seconds", stage="train") == ended.timestamp()
-    assert value(found, "headrace_stage_duration_seconds", stage="train") == 61.7
+    end = ran.started + timedelta(seconds=ran.seconds)
+    assert value(samples, "headrace_stage_last_success_timestamp_seconds", stage="train") == end.timestamp()
+    assert value(samples, "headrace_stage_duration_seconds", stage="train") == 61.7
     midnight = datetime(2026, 1, 7, tzinfo=UTC).timestamp()
-    assert value(found, "headrace_stage_day_timestamp_seconds", stage="publish") == midnight
-    assert value(found, "headrace_stage_day_timestamp_seconds", stage="score") == midnight + 86_400
-    assert value(found, "headrace_stage_rows", stage="ingest", count="quarantined") == 74
+    assert value(samples, "headrace_stage_day_timestamp_seconds", stage="publish") == midnight
+    assert value(samples, "headrace_stage_day_timestamp_seconds", stage="score") == midnight + 86_400
+    assert value(samples, "headrace_stage_rows", stage="ingest", count="quarantined") == 74
     events = {"stage": "ingest", "output": "lake/clicks/events"}
-    assert value(found, "headrace_stage_output_rows", **events) == 60_012
-    assert value(found, "headrace_stage_output_bytes", stage="train", output="model") == 321
-    assert value(found, "headrace_disk_used_bytes", kind="models") == 321
-    assert value(found, "headrace_stage_core_seconds", stage="train") == 101.5
-    assert value(found, "headrace_stage_storage_written_bytes", stage="train") == 34
-    assert value(found, "headrace_stage_peak_memory_bytes", stage="train", process="rank0") == 880.1 * 2**20
-    assert value(found, "headrace_model_metric", stage="train", metric="auc") == 0.7694
-    assert value(found, "headrace_model_metric", stage="baseline", metric="log_loss") == 0.4301
-    assert value(found, "headrace_model_version", stage="train") == 8
-    assert value(found, "headrace_model_forgetting_metric", stage="train", metric="auc") == 0.71
-    assert value(found, "headrace_model_saved_embedding_bytes", stage="train") == 4096
-    assert value(found, "headrace_gate_passed") == 0
-    assert value(found, "headrace_gate_rule_passed", rule="gate.min.auc", figure="auc") == 0
-    assert value(found, "headrace_drift_psi", side="input", column="item_price") == 0.4321
-    assert value(found, "headrace_drift_over_limit", side="input", column="item_price") == 1
+    assert value(samples, "headrace_stage_output_rows", **events) == 60_012
+    assert value(samples, "headrace_stage_output_bytes", stage="train", output="model") == 321
+    assert value(samples, "headrace_disk_used_bytes", kind="models") == 321
+    assert value(samples, "headrace_stage_core_seconds", stage="train") == 101.5
+    assert value(samples, "headrace_stage_storage_written_bytes", stage="train") == 34
+    assert value(samples, "headrace_stage_peak_memory_bytes", stage="train", process="rank0") == 880.1 * 2**20
+    assert value(samples, "headrace_model_metric", stage="train", metric="auc") == 0.7694
+    assert value(samples, "headrace_model_metric", stage="baseline", metric="log_loss") == 0.4301
+    assert value(samples, "headrace_model_version", stage="train") == 8
+    assert value(samples, "headrace_model_forgetting_metric", stage="train", metric="auc") == 0.71
+    assert value(samples, "headrace_model_saved_embedding_bytes", stage="train") == 4096
+    assert value(samples, "headrace_gate_passed") == 0
+    assert value(samples, "headrace_gate_rule_passed", rule="gate.min.auc", figure="auc") == 0
+    assert value(samples, "headrace_drift_psi", side="input", column="item_price") == 0.4321
+    assert value(samples, "headrace_drift_over_limit", side="input", column="item_price") == 1
     click = {"label": "click", "metric": "rate"}
-    assert value(found, "headrace_outcome", days="newest", **click) == 0.3
-    assert value(found, "headrace_outcome", days="ripe", **click) == 0.2
-    assert value(found, "headrace_outcome_alerts") == 1
+    assert value(samples, "headrace_outcome", days="newest", **click) == 0.3
+    assert value(samples, "headrace_outcome", days="ripe", **click) == 0.2
+    assert value(samples, "headrace_outcome_alerts") == 1
 
 
 def test_nothing_has_run(ws: Workspace, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def by_hand(name: str, help_text: str, samples: dict[tuple[str, str], float]) ->
         return text.replace("\\", "\\\\").replace("\n", "\\n")
 
     lines = [f"# HELP {name} {escaped(help_text)}", f"# TYPE {name} gauge"]
-    for (one, other), number in samples.items():
-        labels = [f'{key}="{escaped(text)}"' for key, text in (("one", one), ("other", other))]
+    for (first, second), number in samples.items():
+        labels = [f'{key}="{escaped(text)}"' for key, text in (("one", first), ("other", second))]
         lines.append(f"{name}{{{','.join(labels)}}} {number!r}".replace("inf", "+Inf").replace("-+", "-"))
     return "".join(f"{line}\n" for line in lines)
 
@@ -143,8 +143,8 @@ def by_hand(name: str, help_text: str, samples: dict[tuple[str, str], float]) ->
 @given(st.dictionaries(st.tuples(plain, plain), finite, min_size=1, max_size=5), plain)
 def test_the_text_is_that_of_the_description(samples: dict[tuple[str, str], float], help_text: str) -> None:
     family = GaugeFamily("headrace_x", f"a{help_text}")
-    for (one, other), number in samples.items():
-        family.set(number, one=one, other=other)
+    for (first, second), number in samples.items():
+        family.set(number, one=first, other=second)
     expected = by_hand("headrace_x", f"a{help_text}", samples)
     assert [*text_string_to_metric_families(exposition([family]))] == [*text_string_to_metric_families(expected)]
 
@@ -165,9 +165,9 @@ def test_numbers_that_are_none_and_samples_that_repeat() -> None:
     family.set(None, of="none")
     family.set(1, of="twice")
     family.set(2, of="twice")
-    found = {labels[0][1]: number for (_, labels), number in parse(exposition([family])).items()}
-    assert math.isnan(found.pop("nan"))
-    assert found == {"inf": math.inf, "-inf": -math.inf, "twice": 2.0}
+    values = {labels[0][1]: number for (_, labels), number in parse(exposition([family])).items()}
+    assert math.isnan(values.pop("nan"))
+    assert values == {"inf": math.inf, "-inf": -math.inf, "twice": 2.0}
 
 
 def test_a_folder_that_is_no_folder_is_told_by_the_spec() -> None:
@@ -183,12 +183,12 @@ def test_each_stage_writes_the_file_and_a_bad_folder_fails_none(
         spec = load_spec("clicks", [f"observe.prometheus={tmp_path / folder}"])
         observation = Observation(spec, ws)
         for ds in ("2026-01-01", "2026-01-02") if folder == "collector" else ("2026-01-03", "2026-01-04"):
-            with observation.stage("ingest", ds) as turn:
-                turn.done(run_stage(Fake("ingest"), spec, ws, ds, turn.begin).manifest)
+            with observation.stage("ingest", ds) as run:
+                run.done(run_stage(Fake("ingest"), spec, ws, ds, run.begin).manifest)
         observation.close()
-    found = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
+    samples = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
     midnight = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
-    assert value(found, "headrace_stage_day_timestamp_seconds", stage="ingest") == midnight
+    assert value(samples, "headrace_stage_day_timestamp_seconds", stage="ingest") == midnight
     assert ws.days("clicks")[-1] == "2026-01-04"
     assert len([r for r in caplog.records if "was not told" in r.getMessage()]) == 1
 
@@ -197,11 +197,11 @@ def test_no_more_manifests_are_read_after_a_year_than_after_a_day(
     ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pipeline lacks most stages, and one of its stages ran on the first day alone."""
-    made = make_manifests()
+    manifests = make_manifests()
     days = [f"{day:%Y-%m-%d}" for day in (datetime(2025, 1, 1) + timedelta(n) for n in range(400))]
     for n, ds in enumerate(days):
         for stage in ("ingest", "features", "train") if n else ("ingest", "baseline"):
-            manifest = made[stage].model_copy(update={"ds": ds, "seconds": float(n)})
+            manifest = manifests[stage].model_copy(update={"ds": ds, "seconds": float(n)})
             manifest.save(ws.manifest("clicks", ds, stage))
     reads: list[Path] = []
     read_text = Location.read_text
@@ -214,13 +214,13 @@ def test_no_more_manifests_are_read_after_a_year_than_after_a_day(
     monkeypatch.setattr(Location, "read_text", counted)
     write_metrics(ws, load_spec("clicks"), str(tmp_path / "metrics"))
     assert sorted(p.stem for p in reads) == ["baseline", "features", "ingest", "train"]
-    found = parse((tmp_path / "metrics" / "headrace_clicks.prom").read_text())
-    seconds = {stage: value(found, "headrace_stage_duration_seconds", stage=stage) for stage in ("train", "baseline")}
+    samples = parse((tmp_path / "metrics" / "headrace_clicks.prom").read_text())
+    seconds = {stage: value(samples, "headrace_stage_duration_seconds", stage=stage) for stage in ("train", "baseline")}
     assert seconds == {"train": 399.0, "baseline": 0.0}
     # What the stage took the last time is one manifest, too; of one that never ran there is none.
     reads.clear()
     observation = Observation(load_spec("clicks"), ws)
-    for stage, before in (("train", 199.0), ("gate", None)):
+    for stage, expected in (("train", 199.0), ("gate", None)):
         earlier = observation._earlier(Run("clicks", days[200], stage, "run", None, None))
-        assert (None if earlier is None else earlier.seconds) == before
+        assert (None if earlier is None else earlier.seconds) == expected
     assert len(reads) == 1

@@ -35,9 +35,9 @@ def spec(*settings: str) -> Spec:
     ],
 )
 def test_a_label_is_ripe_when_the_last_event_that_counts_has_landed(settings: list[str], days: int) -> None:
-    found = spec(*settings)
-    assert found.days_until_ripe("click") == days
-    ripe = found.last_ripe_day("click", "2026-03-01")
+    pipeline = spec(*settings)
+    assert pipeline.days_until_ripe("click") == days
+    ripe = pipeline.last_ripe_day("click", "2026-03-01")
     assert (date(2026, 3, 1) - date.fromisoformat(ripe)).days == days
 
 
@@ -86,7 +86,7 @@ def test_the_share_that_has_come_is_that_of_ripe_days(counts: dict[int, dict[int
         return (date(2026, 1, 1) + timedelta(days=number)).isoformat()
 
     delays = Delays.of_ripe_days({day(n): ages for n, ages in counts.items()}, day(last))
-    ages = [a for n, found in counts.items() if n <= last for a, k in found.items() for _ in range(k)]
+    ages = [a for n, by_age in counts.items() if n <= last for a, k in by_age.items() for _ in range(k)]
     if not ages:
         assert delays.known(age) is None
         return
@@ -127,8 +127,8 @@ def test_limits_are_of_the_newest_ripe_day() -> None:
     for records, rows in (([record("2026-01-05", 0.05, rows=99)], 99), ([], 0)):
         few = judge([*days, *records], section, last, served)
         assert [(a.kind, a.served_ds, a.figure, a.limit) for a in few] == [("min_rows", "2026-01-05", rows, 100)] * 2
-        told = f"click: {rows} rows served on 2026-01-05 were shown, fewer than 100 (outcomes.alerts[0].min_rows)"
-        assert str(few[0]) == told
+        message = f"click: {rows} rows served on 2026-01-05 were shown, fewer than 100 (outcomes.alerts[0].min_rows)"
+        assert str(few[0]) == message
     assert judge(days, section, last, {"2026-01-03"}) == []
     sliced = [record("2026-01-05", 0.3, dimension="slice:age", value=v, rows=n) for v, n in (("a", 500), ("b", 50))]
     (high,) = judge([*days, record("2026-01-05", 0.12), *sliced], section, last, served)
@@ -153,10 +153,10 @@ def test_intervals_are_of_users_and_scores_that_are_no_probabilities_only_order(
         }
     )
     measure = Measure("user", ("click",), (1, 10), (), 20, Bootstrap(300))
-    found = {r["metric"]: r for r in measure(rows).to_pylist() if r["dimension"] == "all"}
-    assert set(found) == {"rate", "auc", "hr_at_1", "hr_at_10"}
+    estimates = {r["metric"]: r for r in measure(rows).to_pylist() if r["dimension"] == "all"}
+    assert set(estimates) == {"rate", "auc", "hr_at_1", "hr_at_10"}
     rate = clicks.mean()
     deviation = np.sqrt(rate * (1 - rate) / 200)
-    width = found["rate"]["high"] - found["rate"]["low"]
+    width = estimates["rate"]["high"] - estimates["rate"]["low"]
     assert width == pytest.approx(2 * 1.96 * deviation, rel=0.25)
-    assert found["hr_at_1"]["estimate"] == found["hr_at_10"]["estimate"] == pytest.approx(rate)
+    assert estimates["hr_at_1"]["estimate"] == estimates["hr_at_10"]["estimate"] == pytest.approx(rate)

@@ -177,10 +177,10 @@ def test_a_package_that_is_missing_is_named_in_one_line(
     setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "offered", lambda group: {})
-    told = CliRunner().invoke(app, ["run", "clicks", "--home", str(tmp_path), "--dry-run", "--set", setting])
-    assert told.exit_code == EXIT_USER_ERROR
-    assert message in " ".join(told.output.split())
-    assert "Traceback" not in told.output
+    result = CliRunner().invoke(app, ["run", "clicks", "--home", str(tmp_path), "--dry-run", "--set", setting])
+    assert result.exit_code == EXIT_USER_ERROR
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
 
 
 def test_doctor_names_the_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,20 +188,20 @@ def test_doctor_names_the_package_that_is_missing(tmp_path: Path, monkeypatch: p
     spec = yaml.safe_load(pipeline_file("clicks").read_text())
     path.write_text(yaml.safe_dump(spec | {"publish": {"warehouse": {"kind": "snowflake"}}}))
     monkeypatch.setattr(plugins, "offered", lambda group: {})
-    told = CliRunner().invoke(app, ["doctor", str(path), "--home", str(tmp_path)])
-    assert told.exit_code == EXIT_USER_ERROR
-    assert "pip install headrace-snowflake" in " ".join(told.output.split())
+    result = CliRunner().invoke(app, ["doctor", str(path), "--home", str(tmp_path)])
+    assert result.exit_code == EXIT_USER_ERROR
+    assert "pip install headrace-snowflake" in " ".join(result.output.split())
 
 
 def test_packages_of_this_repository_are_found_and_headrace_knows_none(tmp_path: Path) -> None:
     folders = sorted((checkout() / "plugins").glob("headrace-*"))
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     for folder in folders:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         assert project["name"] == folder.name
         ((_, points),) = project["entry-points"].items()
-        found |= dict.fromkeys(points, folder.name)
-    assert found == {**WAREHOUSES.packages, **STORE_KINDS.packages, **FILE_FORMATS.packages}
+        packages |= dict.fromkeys(points, folder.name)
+    assert packages == {**WAREHOUSES.packages, **STORE_KINDS.packages, **FILE_FORMATS.packages}
     for seam in (WAREHOUSES, STORE_KINDS, FILE_FORMATS):
         for name in seam.packages:
             seam.find(name, "kind")
@@ -211,7 +211,7 @@ def test_packages_of_this_repository_are_found_and_headrace_knows_none(tmp_path:
 
 
 def test_commands_tell_of_a_warehouse_that_is_none_in_one_line(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["run", "clicks", "--dry-run", "--set", "publish.warehouse.kind=snowflke"])
-    assert told.exit_code == EXIT_USER_ERROR
-    assert "publish.warehouse.kind: no warehouse 'snowflke'; did you mean 'snowflake'" in told.output
-    assert "Traceback" not in told.output
+    result = CliRunner().invoke(app, ["run", "clicks", "--dry-run", "--set", "publish.warehouse.kind=snowflke"])
+    assert result.exit_code == EXIT_USER_ERROR
+    assert "publish.warehouse.kind: no warehouse 'snowflke'; did you mean 'snowflake'" in result.output
+    assert "Traceback" not in result.output

@@ -28,12 +28,12 @@ DS = "2026-03-01"
 
 def with_key(text: str, *path: str) -> str:
     """A record's JSON with a key that no release has, in the mapping below `path`."""
-    whole = json.loads(text)
-    at: Any = whole
+    record = json.loads(text)
+    node: Any = record
     for name in path:
-        at = at[int(name)] if isinstance(at, list) else at[name]
-    at["colour"] = "red"
-    return json.dumps(whole)
+        node = node[int(name)] if isinstance(node, list) else node[name]
+    node["colour"] = "red"
+    return json.dumps(record)
 
 
 def log_of(folder: Path, metadata: str) -> DeltaLog:
@@ -67,7 +67,7 @@ def listed(folder: Path, change: Callable[..., str]) -> object:
 
 
 def requested(folder: Path, change: Callable[..., str]) -> object:
-    said = {
+    fields = {
         "id": "i",
         "pipeline": "p",
         "column": "user",
@@ -77,7 +77,7 @@ def requested(folder: Path, change: Callable[..., str]) -> object:
         "begun": f"{DS}T00:00Z",
     }
     file = local(folder) / "request.json"
-    file.put_text(change(json.dumps(said)))
+    file.put_text(change(json.dumps(fields)))
     return ErasureRequest.load(file)
 
 
@@ -90,7 +90,7 @@ def published(folder: Path, change: Callable[..., str]) -> object:
 
 
 @pytest.mark.parametrize(
-    ("read", "what"),
+    ("read", "subject"),
     [
         (loaded, f"the load record of {DS} (version 1 of the events' table)"),
         (taken, "the record of days that were taken (version 1 of the quarantine table)"),
@@ -108,14 +108,14 @@ def published(folder: Path, change: Callable[..., str]) -> object:
         (published, f"{DS}.json"),
     ],
 )
-def test_a_record_of_a_newer_release(read: Callable[..., object], what: str, tmp_path: Path) -> None:
+def test_a_record_of_a_newer_release(read: Callable[..., object], subject: str, tmp_path: Path) -> None:
     assert read(tmp_path / "ours", lambda text, *path: text)
     with pytest.raises(UserError) as refused:
         read(tmp_path / "newer", with_key)
-    said = str(refused.value)
-    assert what in said.partition(" was written by a newer headrace: ")[0]
-    assert "it has the key 'colour', which " in said
-    assert "damaged" not in said
+    message = str(refused.value)
+    assert subject in message.partition(" was written by a newer headrace: ")[0]
+    assert "it has the key 'colour', which " in message
+    assert "damaged" not in message
 
 
 def test_a_request_that_is_damaged(tmp_path: Path) -> None:

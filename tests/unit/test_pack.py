@@ -45,7 +45,7 @@ class _Package(Distribution):
 
 
 def packages(needs: Mapping[str, list[str]]) -> dict[str, Distribution]:
-    return {name: _Package(name, wanted) for name, wanted in needs.items()}
+    return {name: _Package(name, requirements) for name, requirements in needs.items()}
 
 
 @given(
@@ -54,26 +54,26 @@ def packages(needs: Mapping[str, list[str]]) -> dict[str, Distribution]:
     st.sets(st.sampled_from(_NAMES), max_size=3),
 )
 def test_what_is_left_out_takes_with_it_what_only_it_needs(
-    needs: dict[str, set[str]], wanted: set[str], without: set[str]
+    needs: dict[str, set[str]], requested: set[str], left_out: set[str]
 ) -> None:
     """The reference walks every path of the graph: kept is each end of a path from a root without what is left out."""
-    found = choose(packages({n: sorted(r) for n, r in needs.items()}), wanted, without)
+    chosen = choose(packages({n: sorted(r) for n, r in needs.items()}), requested, left_out)
 
     def ends(start: str, blocked: set[str], way: tuple[str, ...] = ()) -> set[str]:
         if start in blocked or start in way:
             return set()
         return {start}.union(*(ends(n, blocked, (*way, start)) for n in needs[start]))
 
-    reached = set().union(*(ends(r, set()) for r in wanted))
-    others = set(_NAMES) - reached
-    roots = wanted | {n for n in others if not any(n in needs[o] for o in others)}
+    reached = set().union(*(ends(r, set()) for r in requested))
+    unreached = set(_NAMES) - reached
+    roots = requested | {n for n in unreached if not any(n in needs[o] for o in unreached)}
     roots |= set(_NAMES) - set().union(*(ends(r, set()) for r in roots))
-    assert set(found.packages) == set().union(*(ends(r, without) for r in roots))
-    assert set(found.missed) == {(n, r) for n in found.packages for r in needs[n] if r in without}
+    assert set(chosen.packages) == set().union(*(ends(r, left_out) for r in roots))
+    assert set(chosen.missed) == {(n, r) for n in chosen.packages for r in needs[n] if r in left_out}
 
 
 def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
-    there = packages(
+    installed_packages = packages(
         {
             "app": ["driver[fast]", "old; python_version < '3'"],
             "driver": ["speed; extra == 'fast'", "docs; extra == 'docs'"],
@@ -84,23 +84,23 @@ def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
             "older": [],
         }
     )
-    assert set(choose(there, ["app"], ["docs", "old"]).packages) == {"app", "driver", "speed"}
+    assert set(choose(installed_packages, ["app"], ["docs", "old"]).packages) == {"app", "driver", "speed"}
     with pytest.raises(UserError, match="unknown-name is not installed"):
-        choose(there, ["app"], ["Unknown_Name"])
+        choose(installed_packages, ["app"], ["Unknown_Name"])
 
 
 def test_torch_takes_its_own_libraries_with_it() -> None:
     """The environment is the one that runs this test."""
-    there = installed()
-    kept = choose(there, ["pyarrow", "torch"], ["torch"]).packages
-    assert not {"torch", "triton"} & kept.keys()
-    assert {"pyarrow", "numpy"} <= kept.keys()
+    environment = installed()
+    chosen = choose(environment, ["pyarrow", "torch"], ["torch"]).packages
+    assert not {"torch", "triton"} & chosen.keys()
+    assert {"pyarrow", "numpy"} <= chosen.keys()
 
 
 def test_the_requirements_of_an_archive_name_what_it_has() -> None:
     lines = contents.requirements({"numpy": _Package("numpy", []), "psycopg": _Package("psycopg", [])})
-    wanted = (installation() / "requirements" / "headrace.in").read_text().splitlines()
-    assert lines.splitlines() == [line for line in wanted if line.startswith(("numpy=", "psycopg["))]
+    requirements = (installation() / "requirements" / "headrace.in").read_text().splitlines()
+    assert lines.splitlines() == [line for line in requirements if line.startswith(("numpy=", "psycopg["))]
 
 
 def test_a_package_brings_its_files_and_what_is_compiled_of_them(tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ def test_the_hosts_python_is_found_on_path_or_by_its_variable(unpacked: Path, tm
 
 
 def test_without_a_python_of_its_version_it_says_so(unpacked: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "python3").write_text("#!/bin/sh\necho\n")  # says that it is of another version: an empty line
-    (other / "python3").chmod(0o755)
+    other_bin = tmp_path / "other"
+    other_bin.mkdir()
+    (other_bin / "python3").write_text("#!/bin/sh\necho\n")  # says that it is of another version: an empty line
+    (other_bin / "python3").chmod(0o755)
     for program in ("readlink", "uname"):
-        (other / program).symlink_to(shutil.which(program) or program)
-    found = ask(unpacked, path=str(other))
-    assert (found.returncode, found.stdout) == (127, "")
-    assert f"needs Python {_VERSION}" in found.stderr
-    assert "HEADRACE_BASE_PYTHON" in found.stderr
+        (other_bin / program).symlink_to(shutil.which(program) or program)
+    result = ask(unpacked, path=str(other_bin))
+    assert (result.returncode, result.stdout) == (127, "")
+    assert f"needs Python {_VERSION}" in result.stderr
+    assert "HEADRACE_BASE_PYTHON" in result.stderr

@@ -95,10 +95,10 @@ def test_data_files_are_on_the_disk_before_the_commit_that_names_them(
     calls.clear()
     commit_day(folder, "d1")
     committed = calls.index(("rename_new", str(commit_path(folder, 1))))
-    before = [path for call, path in calls[:committed] if call == "fsync"]
+    synced = [path for call, path in calls[:committed] if call == "fsync"]
     data, day, table = f"{folder}/ds=d1/a.parquet", f"{folder}/ds=d1", str(folder)
-    assert before.index(data) < before.index(day) < before.index(table)
-    assert before[-1].endswith(".partial")
+    assert synced.index(data) < synced.index(day) < synced.index(table)
+    assert synced[-1].endswith(".partial")
     assert calls[committed + 1] == ("fsync", f"{folder}/_delta_log")
 
 
@@ -164,13 +164,13 @@ def test_a_torn_commit_at_the_end_of_a_log_is_none_and_the_next_one_takes_its_pl
 
 
 @settings(max_examples=40, deadline=None)
-@given(kept=st.integers(0, 10_000))
-def test_a_commit_that_is_cut_anywhere_is_whole_or_none(kept: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(length=st.integers(0, 10_000))
+def test_a_commit_that_is_cut_anywhere_is_whole_or_none(length: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """An independent reader sees whole lines of JSON, the last one perhaps without its end of line."""
     folder = day_table(tmp_path_factory.mktemp("cut"))
     path = commit_path(folder, 2)
     data = path.read_bytes()
-    cut = data[: kept % len(data)]
+    cut = data[: length % len(data)]
     path.write_bytes(cut)
     try:
         actions = [json.loads(line) for line in cut.decode().split("\n") if line]
@@ -186,10 +186,10 @@ def test_what_a_commit_that_is_gone_has_left_goes_too(tmp_path: Path) -> None:
     stale = commit_path(folder, 2).with_suffix(".crc")
     commit_path(folder, 2).unlink()
     stale.write_text("{}")
-    whole = commit_path(folder, 1).with_suffix(".crc")
-    whole.write_text("{}")
+    checksum_file = commit_path(folder, 1).with_suffix(".crc")
+    checksum_file.write_text("{}")
     assert commit_day(folder, "d2") == 2
-    assert (stale.exists(), whole.exists()) == (False, True)
+    assert (stale.exists(), checksum_file.exists()) == (False, True)
 
 
 def test_a_damaged_commit_with_whole_ones_after_it_is_refused_by_name(tmp_path: Path) -> None:
@@ -243,35 +243,35 @@ def test_a_short_data_file_is_told_with_both_sizes_and_never_read(damage: str, t
     assert row_counts(DeltaLog(folder), 2, {"d1", "d2"}) == {"d1": 1, "d2": 1}
     file = folder.local_path() / "ds=d2" / "a.parquet"
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    said = f"{file} has {file.stat().st_size} bytes, not 9"
+    message = f"{file} has {file.stat().st_size} bytes, not 9"
     history = LoadHistory(DeltaLog(folder))
-    assert (history.state("d1").damage, history.state("d2").damage) == (None, said)
+    assert (history.state("d1").damage, history.state("d2").damage) == (None, message)
     assert row_counts(DeltaLog(folder), 2, {"d1", "d2"}) is None
     ws, output = Workspace(tmp_path), Output(kind="delta", name="lake/shop/events", version="2", rows=1)
     assert verify_day(ws, output, "d1") is None
-    assert verify_day(ws, output, "d2") == said
-    with pytest.raises(UserError, match=said):
+    assert verify_day(ws, output, "d2") == message
+    with pytest.raises(UserError, match=message):
         check_files(folder, DeltaLog(folder).files(2) or ())
     # Before Spark is asked.
-    with pytest.raises(UserError, match=said):
-        read_version(None, folder, 2, lambda of: of["ds"] == "d2")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message):
+        read_version(None, folder, 2, lambda partition: partition["ds"] == "d2")  # type: ignore[arg-type]
 
 
 def test_a_mapped_folder_with_a_short_file_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made: list[int] = []
+    calls: list[int] = []
 
     def make(folder: Location) -> None:
-        made.append(1)
+        calls.append(1)
         (folder / "deep" / "rows").put_bytes(b"12345678")
 
     place = local(tmp_path / "maps" / "tables")
     for _ in range(2):
         assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
-    assert made == [1]
+    assert calls == [1]
     file = place.local_path() / "deep" / "rows"
     file.write_bytes(b"1234")
     assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
-    assert made == [1, 1]
+    assert calls == [1, 1]
     assert f"{file} has 4 bytes, not 8: {place} is made again" in caplog.text
 
 
@@ -283,11 +283,11 @@ def saved_model(folder: Path) -> Path:
     files = {"dense.safetensors": b"dense" * 99, "workflow/workflow.json": b"{}"}
     rows = {"weight-00000-00000.safetensors": b"rows" * 500}
 
-    def write(where: Path, of: dict[str, bytes]) -> list[dict[str, Any]]:
-        for name, data in of.items():
-            (where / name).parent.mkdir(parents=True, exist_ok=True)
-            (where / name).write_bytes(data)
-        return [{"name": n, "bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in of.items()]
+    def write(folder: Path, files: dict[str, bytes]) -> list[dict[str, Any]]:
+        for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        return [{"name": n, "bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in files.items()]
 
     (folder / "embeddings").mkdir(parents=True)
     (folder / "embeddings" / "index.json").write_text(json.dumps({"files": write(folder / "embeddings", rows)}))
@@ -318,8 +318,8 @@ def test_the_registry_is_asked_for_the_version_that_a_manifest_names(tmp_path: P
     ws = registry(tmp_path)
     assert missing_version(ws, {"name": "clicks", "version": "59"}) is None
     assert missing_version(ws, None) is None
-    said = f"version 60 of model 'clicks' is not in {tmp_path}/mlflow.db"
-    assert missing_version(ws, {"name": "clicks", "version": "60"}) == said
+    message = f"version 60 of model 'clicks' is not in {tmp_path}/mlflow.db"
+    assert missing_version(ws, {"name": "clicks", "version": "60"}) == message
     (tmp_path / "mlflow.db").write_bytes(b"")
     assert missing_version(ws, None) == f"the model registry {tmp_path}/mlflow.db has 0 bytes"
     (tmp_path / "mlflow.db").unlink()

@@ -98,26 +98,26 @@ def test_matrix_is_what_the_docstring_says() -> None:
 def test_trees_answer_as_the_booster_does(saved_trees: Path, booster: xgb.Booster) -> None:
     predictor = load_predictor(saved_trees, threads=1)
     c = columns(300, seed=9)
-    found = predictor.predict(c)
-    np.testing.assert_array_equal(found, booster.predict(xgb.DMatrix(plain_matrix(c))))
-    assert found.dtype == np.float32
+    predictions = predictor.predict(c)
+    np.testing.assert_array_equal(predictions, booster.predict(xgb.DMatrix(plain_matrix(c))))
+    assert predictions.dtype == np.float32
     assert (predictor.kind, predictor.schema) == ("xgboost", SCHEMA)
     # A row's probability does not depend on its neighbours.
-    one = predictor.predict({name: v[17:18] for name, v in c.items()})
-    assert one[0] == found[17]
+    single = predictor.predict({name: v[17:18] for name, v in c.items()})
+    assert single[0] == predictions[17]
     assert len(predictor.predict({name: v[:0] for name, v in c.items()})) == 0
 
 
 def test_importance_is_the_mean_over_all_splits_of_a_feature(booster: xgb.Booster) -> None:
-    found = {e["feature"]: e["gain"] for e in xgboost_model.importance(booster, SCHEMA)}
+    importances = {e["feature"]: e["gain"] for e in xgboost_model.importance(booster, SCHEMA)}
     gains: dict[str, list[float]] = {}
     names = ["a [price] <x>", "user", "tags", "tags"]
     for tree in booster.trees_to_dataframe().query("Feature != 'Leaf'").itertuples():
         gains.setdefault(names[int(tree.Feature[1:])], []).append(tree.Gain)
     assert {len(g) for g in gains.values()} != {1}
     for name in ("user", "tags", "a [price] <x>"):
-        assert found.pop(name) == pytest.approx(np.mean(gains.get(name, [0.0])), rel=1e-4)
-    assert not found
+        assert importances.pop(name) == pytest.approx(np.mean(gains.get(name, [0.0])), rel=1e-4)
+    assert not importances
     ranked = [e["gain"] for e in xgboost_model.importance(booster, SCHEMA)]
     assert ranked == sorted(ranked, reverse=True)
 
@@ -129,9 +129,9 @@ def test_dlrm_answers_as_its_forward_does(saved_dlrm: Path) -> None:
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(c["a [price] <x>"][:, None]), torch.from_numpy(codes)).numpy()
     predictor = load_predictor(saved_dlrm)
-    found = predictor.predict(c)
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-5)
-    assert found.dtype == np.float32
+    predictions = predictor.predict(c)
+    np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-5)
+    assert predictions.dtype == np.float32
     assert (predictor.kind, predictor.schema) == ("dlrm", SCHEMA)
     assert len(predictor.predict({name: v[:0] for name, v in c.items()})) == 0
 
@@ -168,17 +168,17 @@ def test_damaged_trees_are_refused(saved_trees: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"kind": "linear"}, "unknown kind of model 'linear'"),
         ({"schema": {"features": 3}}, "no valid dataset schema"),
         ({"schema": SCHEMA.model_copy(update={"features": SCHEMA.features[1:]}).model_dump(mode="json")}, "4 columns"),
     ],
 )
-def test_wrong_card_is_refused(saved_trees: Path, change: dict[str, Any], said: str) -> None:
+def test_wrong_card_is_refused(saved_trees: Path, change: dict[str, Any], message: str) -> None:
     path = saved_trees / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_predictor(saved_trees)
     path.write_text("{")
     with pytest.raises(UserError, match="is not JSON"):

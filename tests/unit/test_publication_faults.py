@@ -49,13 +49,13 @@ SCHEMA = DatasetSchema(
 DAY, OTHER_DAY = "2026-03-01", "2026-03-02"
 
 
-def save(home: Location, scratch: Path, which: str) -> None:
+def save(home: Location, scratch: Path, state: str) -> None:
     """A model."""
-    model = ShardedModel(SCHEMA, config.Model(embedding_dim=4), LocalCollective(), {"old": 1, "new": 2}[which])
+    model = ShardedModel(SCHEMA, config.Model(embedding_dim=4), LocalCollective(), {"old": 1, "new": 2}[state])
     workflow = local(scratch / "workflow")
     (workflow / "workflow.json").put_text("{}")
     saved = home / "thing"
-    save_model(saved, model, workflow=workflow, pipeline="p", ds=DAY, key=which, metrics={"auc": 0.5})
+    save_model(saved, model, workflow=workflow, pipeline="p", ds=DAY, key=state, metrics={"auc": 0.5})
 
 
 def opened_model(thing: Location) -> Any:
@@ -67,18 +67,18 @@ def opened_model(thing: Location) -> Any:
 
 
 @cache
-def fitted(which: str) -> tuple[Any, pa.Table]:
+def fitted(state: str) -> tuple[Any, pa.Table]:
     """A workflow, and the rows that it learned from."""
-    rng = np.random.default_rng({"old": 1, "new": 2}[which])
-    n = {"old": 60, "new": 90}[which]
+    rng = np.random.default_rng({"old": 1, "new": 2}[state])
+    n = {"old": 60, "new": 90}[state]
     rows = pa.table({"user": rng.integers(0, 30, n), "price": rng.random(n), "click": rng.integers(0, 2, n)})
     chains = (["user"] >> hr.Categorify()) + (["price"] >> hr.Normalize())
     return hr.Workflow(chains, label="click").fit(rows).fitted, rows
 
 
-def write_dataset(home: Location, scratch: Path, which: str) -> None:
+def write_dataset(home: Location, scratch: Path, state: str) -> None:
     """A dataset, as the stage features publishes one."""
-    workflow, rows = fitted(which)
+    workflow, rows = fitted(state)
     with staged_rows(workflow.workflow, {"train": rows[:40], "valid": rows[40:]}) as (staged, spark):
         staged.scan(spark)
         counts = staged.counts.rows
@@ -100,12 +100,12 @@ def opened_dataset(thing: Location) -> Any:
     return tables, FittedWorkflow.load(thing / "workflow").vocabularies["user"].table.to_pydict()
 
 
-def load_day(home: Location, scratch: Path, which: str) -> None:
+def load_day(home: Location, scratch: Path, state: str) -> None:
     """A day of a Delta table, beside another day that stays, as the stage ingest commits one."""
     table, schema = home / "thing", pa.schema([("id", pa.int64())])
     fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("ds", "string"))]
     create_table(table, fields, ["ds"])
-    for day, ids in {OTHER_DAY: range(3), DAY: {"old": range(10, 14), "new": range(20, 27)}[which]}.items():
+    for day, ids in {OTHER_DAY: range(3), DAY: {"old": range(10, 14), "new": range(20, 27)}[state]}.items():
         written = []
         try:
             writer = DataFileWriter(table, day, schema, "snappy")
@@ -113,9 +113,9 @@ def load_day(home: Location, scratch: Path, which: str) -> None:
             file = writer.close()
             assert file is not None
             written.append(file)
-            nobody: Any = None  # Spark is asked for checkpoints and constraints alone
+            no_session: Any = None  # Spark is asked for checkpoints and constraints alone
             with forgotten_unless_refused(written, [file]):
-                commit_files(nobody, table, [day], [file], json.dumps({"which": which}))
+                commit_files(no_session, table, [day], [file], json.dumps({"which": state}))
         finally:
             remove_files(table, written)
 
@@ -145,7 +145,7 @@ def test_the_nth_call(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, seen = 0, {"old": 0, "new": 0}
+    completed, seen = 0, {"old": 0, "new": 0}
     for n in range(1, 400):
         home = memory_home(monkeypatch, tmp_path / "cache", readers=("reader",))
         reader = Location(home.path, "reader") / "thing"
@@ -154,25 +154,25 @@ def test_the_nth_call(
         with faulty(n, how == "killed", calls, done=how == "is not answered") as fault:
             try:
                 act(home, tmp_path, "new")
-                whole = True
+                is_readable = True
             except (OSError, UserError, Killed):  # a file that cannot be read is told as such
-                whole = False
-        found = opened(reader)
+                is_readable = False
+        result = opened(reader)
         act(home, tmp_path, "new")
         new = opened(reader)
         assert None is not old != new is not None
-        assert found in (old, new), n
+        assert result in (old, new), n
         assert opened(home / "thing") == new
-        if whole:
-            assert found == new
-        seen["new" if found == new else "old"] += 1
+        if is_readable:
+            assert result == new
+        seen["new" if result == new else "old"] += 1
         if act is not load_day:  # its files that no commit names are VACUUM's to remove
             home.discard_unfinished()
             assert left_over(home) == [], n
-        made += 1
+        completed += 1
         if fault.calls_made < n:
             break
     else:
         raise AssertionError("no end")
-    assert made > 10
+    assert completed > 10
     assert min(seen.values()) > 0

@@ -31,16 +31,16 @@ from tests.publish_support import DS, TABLE, TYPES, Row, day, fill, good_rows, p
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[warehouse.Server, Workspace]]:
     ws = Workspace(tmp_path_factory.mktemp("audit") / "home")
-    with warehouse.serve(Warehouse(), ws) as found:
-        yield found, ws
+    with warehouse.serve(Warehouse(), ws) as running:
+        yield running, ws
 
 
 @pytest.fixture
 def conn(server: tuple[warehouse.Server, Workspace]) -> Iterator[warehouse.Connection]:
-    with server[0].connect() as found:
-        found.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        tables.create_tables(found, TABLE)
-        yield found
+    with server[0].connect() as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        tables.create_tables(connection, TABLE)
+        yield connection
 
 
 def failed(conn: warehouse.Connection, rows: Sequence[Row], **limits: Any) -> dict[str, Check]:
@@ -94,10 +94,10 @@ def test_each_fault_is_found(
     rows: list[list[Any]] = [list(r) for r in good_rows()]
     for column, value in change.items():
         rows[row][column] = value
-    found = failed(conn, [tuple(r) for r in rows])
-    assert name in found
-    assert found[name].detail == detail
-    assert found[name].value == 1
+    failures = failed(conn, [tuple(r) for r in rows])
+    assert name in failures
+    assert failures[name].detail == detail
+    assert failures[name].value == 1
 
 
 def test_lists_by_rules_need_no_order_of_scores(conn: warehouse.Connection) -> None:
@@ -118,23 +118,23 @@ def test_the_number_of_rows_is_held_against_the_last_day_before(conn: warehouse.
     for ds, users in (("2026-01-07", 100), ("2026-01-08", 10), ("2026-01-11", 1)):
         publish(conn, [(ds, *r[1:]) for r in good_rows(users)], ds=ds)
     assert failed(conn, good_rows(15)) == {}
-    found = failed(conn, good_rows(16))
-    assert set(found) == {"change of the number of rows"}
-    assert str(found["change of the number of rows"]) == (
+    failures = failed(conn, good_rows(16))
+    assert set(failures) == {"change of the number of rows"}
+    assert str(failures["change of the number of rows"]) == (
         "change of the number of rows: 0.6, must be at most 0.5 (30 rows on 2026-01-08)"
     )
     assert failed(conn, good_rows(16), max_row_change=None) == {}
 
 
 def test_swap_replaces_the_day_and_only_the_day(conn: warehouse.Connection) -> None:
-    other = [("2026-01-09", *r[1:]) for r in good_rows()]
-    publish(conn, other, "k0", "2026-01-09")
+    other_day = [("2026-01-09", *r[1:]) for r in good_rows()]
+    publish(conn, other_day, "k0", "2026-01-09")
     publish(conn, good_rows(6), "k1")
     publish(conn, good_rows(5, model="m2"), "k2")
-    wanted = good_rows(5, model="m2")
-    assert [(*r[1:4], r[5]) for r in day(conn)] == [(*r[1:4], r[5]) for r in wanted]
-    assert [np.float32(r[4]) for r in day(conn)] == [np.float32(r[4]) for r in wanted]
-    assert len(day(conn, "2026-01-09")) == len(other)
+    expected = good_rows(5, model="m2")
+    assert [(*r[1:4], r[5]) for r in day(conn)] == [(*r[1:4], r[5]) for r in expected]
+    assert [np.float32(r[4]) for r in day(conn)] == [np.float32(r[4]) for r in expected]
+    assert len(day(conn, "2026-01-09")) == len(other_day)
     recorded = conn.execute("SELECT ds::text, key, rows, model, source FROM headrace_publications ORDER BY ds")
     assert recorded.fetchall() == [
         ("2026-01-09", "k0", 12, "m1", "lake/clicks/scores@3"),
@@ -145,10 +145,10 @@ def test_swap_replaces_the_day_and_only_the_day(conn: warehouse.Connection) -> N
 
 def test_a_failing_swap_changes_nothing(conn: warehouse.Connection) -> None:
     publish(conn, good_rows(), "k1")
-    before = day(conn)
+    rows = day(conn)
     with pytest.raises(psycopg.errors.UniqueViolation):
         publish(conn, [*good_rows(2), good_rows(2)[0]], "k2")
-    assert day(conn) == before
+    assert day(conn) == rows
     assert tables.published(conn, "public", "clicks_scores", DS) == tables.Publication(
         "k1", 12, [{"name": "rows", "value": 12, "limit": "at least 1", "ok": True, "detail": ""}]
     )
@@ -188,7 +188,7 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
     conn: warehouse.Connection, server: tuple[warehouse.Server, Workspace]
 ) -> None:
     publish(conn, good_rows(), "k1")
-    before = day(conn)
+    rows = day(conn)
     with (
         server[0].connect() as dying,
         server[0].connect() as living,
@@ -204,12 +204,12 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
         assert set(staging_tables(conn)) == {TABLE.staging(DS), TABLE.staging("2026-01-05")}, "dropped a live run's"
         # The server loses its client as it does when that is killed: no clean-up of the client's runs.
         pid = dying.info.backend_pid
-        with server[0].connect() as other:
-            other.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        with server[0].connect() as other_connection:
+            other_connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
         with pytest.raises(psycopg.OperationalError):
             dying.execute("SELECT 1")
         assert set(staging_tables(conn)) == {TABLE.staging(DS), TABLE.staging("2026-01-05")}
-        assert day(conn) == before
+        assert day(conn) == rows
         publish(conn, [("2026-01-04", *r[1:]) for r in good_rows()], "k4", "2026-01-04")
         assert staging_tables(conn) == [TABLE.staging("2026-01-05")]
     assert staging_tables(conn) == []
@@ -270,21 +270,21 @@ def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
 
             finished.append(staging.copy_partition(server[0], staged.id, staged.parts, names, 3, batches()))
 
-        other = threading.Thread(target=second)
+        other_attempt = threading.Thread(target=second)
 
         def first() -> Iterator[pa.RecordBatch]:
             yield rows.slice(0, 60)
-            other.start()
+            other_attempt.start()
             # The other attempt either copies, too, or waits for this one's transaction.
             waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             while not begun.is_set() and conn.execute(waiting).fetchone() == (0,):
                 time.sleep(0.01)
             if begun.is_set():
-                other.join()
+                other_attempt.join()
             yield rows.slice(60)
 
         assert staging.copy_partition(server[0], staged.id, staged.parts, names, 3, first()) == 150
-        other.join()
+        other_attempt.join()
         assert finished == [150]
         assert conn.execute(sql.SQL("SELECT count(*) FROM {}").format(staged.id)).fetchone() == (150,)
 
@@ -304,10 +304,10 @@ def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
     conn.execute("CREATE TABLE copied (t text, n bigint, f real)")
     with conn.cursor() as cursor, cursor.copy("COPY copied FROM STDIN (FORMAT csv)") as copy:
         copy.write(staging.as_csv(batch))
-    found = conn.execute("SELECT t, n, f FROM copied").fetchall()
-    assert [r[0] for r in found] == batch["t"].to_pylist()
-    assert [r[1] for r in found] == batch["n"].to_pylist()
-    assert np.array_equal(np.array([r[2] for r in found], np.float32), floats)
+    rows = conn.execute("SELECT t, n, f FROM copied").fetchall()
+    assert [r[0] for r in rows] == batch["t"].to_pylist()
+    assert [r[1] for r in rows] == batch["n"].to_pylist()
+    assert np.array_equal(np.array([r[2] for r in rows], np.float32), floats)
 
 
 def test_the_sample_reads_as_psql_prints_it(
@@ -317,8 +317,8 @@ def test_the_sample_reads_as_psql_prints_it(
     query = f"SELECT * FROM clicks_scores WHERE ds = '{DS}' ORDER BY user_id, rank LIMIT"
     for n in (7, 1):
         command = f"{warehouse.psql_info(Warehouse(), server[1])} -X -c {shlex.quote(f'{query} {n}')}"
-        shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
-        assert "item_id" in shown
-        mine = psql_table(tables.sample(conn, "public", "clicks_scores", DS, n))
-        assert [line.rstrip() for line in shown.rstrip().splitlines()] == mine.splitlines()
+        printed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+        assert "item_id" in printed
+        formatted = psql_table(tables.sample(conn, "public", "clicks_scores", DS, n))
+        assert [line.rstrip() for line in printed.rstrip().splitlines()] == formatted.splitlines()
     assert psql_table([]) == "(0 rows)"

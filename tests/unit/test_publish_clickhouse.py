@@ -32,11 +32,11 @@ class InProcess(ClickHouseClient):
     """ClickHouse in this process, by chdb: the same statements, the parameters written into them."""
 
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        shown = [
+        literals = [
             str(p) if isinstance(p, int) else "'" + str(p).replace("\\", "\\\\").replace("'", "\\'") + "'"
             for p in params
         ]
-        query = self.formatted(statement, params) % tuple(shown) if params else statement
+        query = self.formatted(statement, params) % tuple(literals) if params else statement
         text = str(self._client.query(query, "JSONCompactEachRow"))
         return [tuple(json.loads(line)) for line in text.splitlines()]
 
@@ -65,36 +65,40 @@ def test_days_in_clickhouse_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         text = f"SELECT * FROM shop.{relation} WHERE ds = '{ds}' ORDER BY user_id, rank"
         return InProcess(opened, "shop").run(text)
 
-    def close(wanted: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [(*r[:4], pytest.approx(r[4], rel=1e-6), *r[5:]) for r in wanted]
+    def close(expected: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [(*r[:4], pytest.approx(r[4], rel=1e-6), *r[5:]) for r in expected]
 
     target.create(TYPES)
     target.create(TYPES)
-    for key, ds, wanted in (("a", DS, good_rows(5)), ("b", NEXT, good_rows(3, ds=NEXT)), ("c", DS, good_rows(4))):
-        target.swap(staged(tmp_path, wanted, key, ds), "s", [Check("rows", 1, "it's \\1", True)])
-        assert rows("clicks_scores", ds) == close(wanted)
+    for key, ds, published_rows in (
+        ("a", DS, good_rows(5)),
+        ("b", NEXT, good_rows(3, ds=NEXT)),
+        ("c", DS, good_rows(4)),
+    ):
+        target.swap(staged(tmp_path, published_rows, key, ds), "s", [Check("rows", 1, "it's \\1", True)])
+        assert rows("clicks_scores", ds) == close(published_rows)
         assert target.missing(ds, key) is None
     assert rows("clicks_scores_current", NEXT) == close(good_rows(3, ds=NEXT))
     assert rows("clicks_scores_current", DS) == []
-    found = target.published(DS)
-    assert found is not None
-    assert found.audit[0]["limit"] == "it's \\1"
+    publication = target.published(DS)
+    assert publication is not None
+    assert publication.audit[0]["limit"] == "it's \\1"
     more = [("source", "string")]
     target.create([*TYPES, *more])
     target.swap(staged(tmp_path, [(*r, "new") for r in good_rows(2)], "d", DS, more), "s", [])
     assert {r[6] for r in rows("clicks_scores", DS)} == {"new"}
     assert {r[6] for r in rows("clicks_scores_current", NEXT)} == {None}
-    before = {ds: rows("clicks_scores", ds) for ds in (DS, NEXT)}
+    rows_before = {ds: rows("clicks_scores", ds) for ds in (DS, NEXT)}
     assert target.rows_with("user_id", [1, 99]) == {DS: 3, NEXT: 3}
     for _ in range(2):
         assert target.erase("user_id", [1, 99]) == ""
         assert target.rows_with("user_id", [1, 99]) == {}
-    assert [target.missing(*of) for of in ((DS, "d"), (NEXT, "b"))] == [None, None]
-    for ds, all_rows in before.items():
+    assert [target.missing(*day_and_key) for day_and_key in ((DS, "d"), (NEXT, "b"))] == [None, None]
+    for ds, all_rows in rows_before.items():
         assert rows("clicks_scores", ds) == [r for r in all_rows if r[1] != 1]
     # The parts on the disk are without them, too: they are not only marked.
     active = "SELECT sum(rows) FROM system.parts WHERE active AND table = 'clicks_scores'"
-    assert InProcess(opened, "shop").run(active) == [(len(before[DS]) + len(before[NEXT]) - 6,)]
+    assert InProcess(opened, "shop").run(active) == [(len(rows_before[DS]) + len(rows_before[NEXT]) - 6,)]
     # A run that was paused until another one has taken its lease.
     old, new = (
         SqlTarget(spec, ws, "clickhouse", "shop.clicks_scores", "here", ClickHouseClient, connect, holding(token))

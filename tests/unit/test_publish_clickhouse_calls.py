@@ -26,8 +26,8 @@ from tests.publish_support import DS
 
 
 def test_clickhouse(tmp_path: Path) -> None:
-    made, swapped = record(tmp_path, lambda told: ClickHouseClient(told, "shop"))
-    assert made[0].endswith(" ENGINE = MergeTree PARTITION BY `ds` ORDER BY (`user_id`, `rank`)")
+    statements, swapped = record(tmp_path, lambda connection: ClickHouseClient(connection, "shop"))
+    assert statements[0].endswith(" ENGINE = MergeTree PARTITION BY `ds` ORDER BY (`user_id`, `rank`)")
     listed = ", ".join(COLUMNS)
     assert [c for c in swapped if "system.tables" not in c] == [
         f"CREATE TABLE `shop`.`{S}` AS `shop`.`clicks_scores`",
@@ -45,16 +45,16 @@ def test_tokens_where_a_day_is_no_transaction(tmp_path: Path) -> None:
     asks = "SELECT max(`token`) FROM `shop`.`clicks_scores_fences`"
     replaces = f"ALTER TABLE `shop`.`clicks_scores` REPLACE PARTITION '{DS}' FROM `shop`.`{S}`"
     # Twice before: when it begins, and after the load.
-    done = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7, 7)
+    done = fenced(tmp_path, lambda connection: ClickHouseClient(connection, "shop"), 7, 7, 7, 7, 7)
     assert [c for c in done if "INSERT" not in c] == [asks, asks, asks, replaces, asks, asks]
     assert done[-2].startswith("INSERT INTO `shop`.`headrace_publications`")
-    raised = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 6, 7, 7, 7, 7)
+    raised = fenced(tmp_path, lambda connection: ClickHouseClient(connection, "shop"), 6, 7, 7, 7, 7)
     assert raised[1] == "ALTER TABLE `shop`.`clicks_scores_fences` UPDATE `token` = 7"
-    assert fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 8) == [asks, asks, asks]
-    late = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 8)
+    assert fenced(tmp_path, lambda connection: ClickHouseClient(connection, "shop"), 7, 7, 8) == [asks, asks, asks]
+    late = fenced(tmp_path, lambda connection: ClickHouseClient(connection, "shop"), 7, 7, 7, 8)
     deletes = "ALTER TABLE `shop`.`headrace_publications` DELETE"
     assert late == [asks, asks, asks, replaces, asks, deletes]
-    later = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7, 8)
+    later = fenced(tmp_path, lambda connection: ClickHouseClient(connection, "shop"), 7, 7, 7, 7, 8)
     assert later[-3].startswith("INSERT INTO `shop`.`headrace_publications`")
     assert later[-2:] == [asks, deletes]
 
@@ -65,14 +65,14 @@ def test_rows_of_persons_are_deleted_from_all_days(tmp_path: Path) -> None:
         f"AND `ds` = toDate('{DS}') SETTINGS mutations_sync = 2",
         "ALTER TABLE `s`.`clicks_scores` DELETE WHERE `user_id` IN (%s, %s) SETTINGS mutations_sync = 2",
     ]
-    check_erasure(tmp_path, lambda told: ClickHouseClient(told, "s"), statements)
+    check_erasure(tmp_path, lambda connection: ClickHouseClient(connection, "s"), statements)
 
 
 def test_rights_are_given_and_taken_back(tmp_path: Path) -> None:
     names = ["`s`.`clicks_scores`", "`s`.`clicks_scores_current`"]
     check_rights(
         tmp_path,
-        lambda told: ClickHouseClient(told, "s"),
+        lambda connection: ClickHouseClient(connection, "s"),
         [f"GRANT SELECT ON {name} TO `new`" for name in names],
         [f"REVOKE SELECT ON {name} FROM `old`" for name in names],
     )
@@ -90,13 +90,13 @@ class Refusing(Granting):
 def test_a_right_that_cannot_be_taken_back_is_told_and_stays_on_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Refusing()
-    told.grants = (("select", "old"),)
-    target = target_of(tmp_path, lambda told: ClickHouseClient(told, "s"), told)
+    recorder = Refusing()
+    recorder.grants = (("select", "old"),)
+    target = target_of(tmp_path, lambda connection: ClickHouseClient(connection, "s"), recorder)
     target.grant({"select": ["new"]})
-    assert sum(c.startswith("REVOKE") for c in told.calls) == 2
-    assert not [c for c in told.calls if c.startswith("DELETE")]
-    assert sum(c.startswith("GRANT") and "`new`" in c for c in told.calls) == 2
+    assert sum(c.startswith("REVOKE") for c in recorder.calls) == 2
+    assert not [c for c in recorder.calls if c.startswith("DELETE")]
+    assert sum(c.startswith("GRANT") and "`new`" in c for c in recorder.calls) == 2
     assert "FROM `old` failed: there is no role `old`" in caplog.text
     assert "delete its rows from headrace_grants" in caplog.text
 

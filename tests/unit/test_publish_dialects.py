@@ -60,39 +60,39 @@ class Connection:
 
     def __init__(self, dialect: Any) -> None:
         self.dialect = dialect
-        self.told: list[str] = []
+        self.statements: list[str] = []
         self.params: list[Any] = []
-        self.made: dict[str, list[str]] = {}
+        self.tables: dict[str, list[str]] = {}
 
     def exec_driver_sql(self, statement: str, params: Any = None) -> Answer:
-        self.told.append(re.sub(r"(headrace_staging_)[0-9a-f]{16}_[0-9a-f]{8}", r"\1X", statement))
+        self.statements.append(re.sub(r"(headrace_staging_)[0-9a-f]{16}_[0-9a-f]{8}", r"\1X", statement))
         self.params.append(params)
-        if made := re.match(r"CREATE (?:OR \w+ )?(?:TABLE|VIEW) (\S+)", statement):
-            self.made[made[1].strip('"`[]')] = COLUMNS
+        if creation := re.match(r"CREATE (?:OR \w+ )?(?:TABLE|VIEW) (\S+)", statement):
+            self.tables[creation[1].strip('"`[]')] = COLUMNS
         return Answer([(12,)] if statement.startswith("SELECT count(*)") else None)
 
     def commit(self) -> None:
-        self.told.append("commit")
+        self.statements.append("commit")
 
     def rollback(self) -> None:
-        self.told.append("rollback")
+        self.statements.append("rollback")
 
 
 def target_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SqlTarget, Connection]:
     """Nothing but the catalog's answers stands for the server."""
-    told = Connection(DIALECTS[name])
-    monkeypatch.setattr(SqlAlchemyClient, "columns", lambda self, name: told.made.get(name, []))
+    connection = Connection(DIALECTS[name])
+    monkeypatch.setattr(SqlAlchemyClient, "columns", lambda self, name: connection.tables.get(name, []))
     monkeypatch.setattr(SqlAlchemyClient, "tables", lambda self, prefix: [])
 
     @contextmanager
     def connect() -> Iterator[SqlAlchemyClient]:
-        yield client_of(told, None)
+        yield client_of(connection, None)
 
     spec, ws = load_spec("clicks"), Workspace(folder / "home")
-    return SqlTarget(spec, ws, "sqlalchemy", "x", "x", SqlAlchemyClient, connect), told
+    return SqlTarget(spec, ws, "sqlalchemy", "x", "x", SqlAlchemyClient, connect), connection
 
 
-def own(statement: Any, name: str) -> str:
+def in_dialect(statement: Any, name: str) -> str:
     """A statement as SQLAlchemy compiles it, on one line; constants are written out."""
     dialect = type(DIALECTS[name])(**({"deprecate_large_types": True} if name == "mssql" else {}))
     dialect._supports_offset_fetch = True
@@ -115,10 +115,10 @@ def table_of(name: str, *more: sa.Column[Any]) -> sa.Table:
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_tables_are_made_as_the_dialect_makes_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, told = target_of(name, tmp_path, monkeypatch)
+    target, connection = target_of(name, tmp_path, monkeypatch)
     target.create(TYPES)
-    scores, commit, records, *_ = told.told
-    assert scores == own(CreateTable(table_of(name)), name)
+    scores, commit, records, *_ = connection.statements
+    assert scores == in_dialect(CreateTable(table_of(name)), name)
     assert commit == "commit"
     text, moment = sa.UnicodeText(), {"mysql": "DATETIME(6)", "mssql": "DATETIME2", "oracle": "TIMESTAMP"}
     kinds = {"table_name": sa.Unicode(255), "ds": sa.Date(), "run_key": text, "row_count": sa.BigInteger()}
@@ -129,12 +129,12 @@ def test_tables_are_made_as_the_dialect_makes_them(name: str, tmp_path: Path, mo
     key = ", ".join(quoted_names(name, "table_name", "ds"))
     assert records.endswith(f" {moment.get(name, 'TIMESTAMP WITHOUT TIME ZONE')}, PRIMARY KEY ({key}))")
     # A column that the scores have gained.
-    told.told.clear()
+    connection.statements.clear()
     target.create([*TYPES, ("source", "string")])
     quoted = DIALECTS[name].identifier_preparer.quote_identifier
     kind = "VARCHAR2(4000 CHAR)" if name == "oracle" else str(text.compile(dialect=DIALECTS[name]))
     word = "ADD" if name in ("mssql", "oracle") else "ADD COLUMN"
-    assert told.told[0] == f"ALTER TABLE {quoted('clicks_scores')} {word} {quoted('source')} {kind}"
+    assert connection.statements[0] == f"ALTER TABLE {quoted('clicks_scores')} {word} {quoted('source')} {kind}"
 
 
 def quoted_names(name: str, *names: str) -> list[str]:
@@ -143,17 +143,17 @@ def quoted_names(name: str, *names: str) -> list[str]:
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_day_is_replaced_in_one_transaction(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, told = target_of(name, tmp_path, monkeypatch)
+    target, connection = target_of(name, tmp_path, monkeypatch)
     target.create(TYPES)
-    view = told.told[-2]
-    told.told.clear()
-    told.params.clear()
+    view = connection.statements[-2]
+    connection.statements.clear()
+    connection.params.clear()
     target.swap(staged(tmp_path, good_rows(), "k"), "lake/clicks/scores@3", [Check("rows", 12, "1", True)])
     table, staging, records = quoted_names(name, "clicks_scores", STAGED, "headrace_publications")
     listed, day = ", ".join(quoted_names(name, *COLUMNS)), DAY.get(name, f"DATE '{DS}'")
     names = ["ds", "table_name", "run_key", "row_count", "model", "source", "audit", "published_at"]
     marks = [MARK[name].format(n) for n in range(1, 8)]
-    made = f"CREATE TABLE {staging} AS SELECT {listed} FROM {table} WHERE 1 = 0"
+    created = f"CREATE TABLE {staging} AS SELECT {listed} FROM {table} WHERE 1 = 0"
     of_table = f"{quoted_names(name, 'table_name')[0]} = 'clicks_scores'"
     of_day = f"{quoted_names(name, 'ds')[0]} = {day}"
     drop = f"DROP TABLE IF EXISTS {staging}"
@@ -163,8 +163,8 @@ def test_a_day_is_replaced_in_one_transaction(name: str, tmp_path: Path, monkeyp
             f"EXCEPTION WHEN OTHERS THEN IF SQLCODE != -942 THEN RAISE; END IF; END;"
         )
     sent = f"INSERT INTO {staging} ({listed}) VALUES ({', '.join(MARK[name].format(n) for n in range(1, 7))})"
-    assert told.told == [
-        f"SELECT {listed} INTO {staging} FROM {table} WHERE 1 = 0" if name == "mssql" else made,
+    assert connection.statements == [
+        f"SELECT {listed} INTO {staging} FROM {table} WHERE 1 = 0" if name == "mssql" else created,
         "commit",
         sent,
         sent,
@@ -182,58 +182,58 @@ def test_a_day_is_replaced_in_one_transaction(name: str, tmp_path: Path, monkeyp
     # SQLAlchemy's own way to say the same.
     scores, staged_table = table_of(name), sa.table(STAGED, *map(sa.column, COLUMNS))
     copied = scores.insert().from_select(COLUMNS, sa.select(staged_table))
-    unqualified = own(copied, name).replace(f"{staging}.", "")
-    assert unqualified == told.told[8]
+    unqualified = in_dialect(copied, name).replace(f"{staging}.", "")
+    assert unqualified == connection.statements[8]
     newest = f"SELECT max({quoted_names(name, 'ds')[0]}) FROM {records} WHERE {of_table}"
-    (shown,) = quoted_names(name, "clicks_scores_current")
+    (view_name,) = quoted_names(name, "clicks_scores_current")
     replaced = "CREATE OR ALTER VIEW" if name == "mssql" else "CREATE OR REPLACE VIEW"
-    assert view == f"{replaced} {shown} AS SELECT {listed} FROM {table} WHERE {of_day.split(' = ')[0]} = ({newest})"
+    assert view == f"{replaced} {view_name} AS SELECT {listed} FROM {table} WHERE {of_day.split(' = ')[0]} = ({newest})"
     # What the driver is given beside the statements.
-    rows = [tuple(r.values()) if isinstance(r, dict) else r for part in told.params[1:3] for r in part]
+    rows = [tuple(r.values()) if isinstance(r, dict) else r for part in connection.params[1:3] for r in part]
     assert [(*r[:4], pytest.approx(r[4], rel=1e-6), *r[5:]) for r in rows] == [
         (date.fromisoformat(ds), *row) for ds, *row in good_rows()
     ]
     if name == "oracle":
-        assert set(told.params[1][0]) == {f"p{n}" for n in range(1, 7)}
-    recorded = told.params[-2]
+        assert set(connection.params[1][0]) == {f"p{n}" for n in range(1, 7)}
+    recorded = connection.params[-2]
     assert list(recorded.values() if isinstance(recorded, dict) else recorded)[:3] == ["clicks_scores", "k", 12]
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_sample_is_asked_for_in_the_dialect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, told = target_of(name, tmp_path, monkeypatch)
+    target, connection = target_of(name, tmp_path, monkeypatch)
     target.create(TYPES)
-    told.told.clear()
+    connection.statements.clear()
     target.sample(DS, 4)
-    asked = told.told[0].split(" ORDER BY ")[1]
+    ordering = connection.statements[0].split(" ORDER BY ")[1]
     scores = sa.table("clicks_scores", *map(sa.column, COLUMNS))
     query = sa.select(scores).order_by(scores.c.user_id, scores.c.rank)
     # Without an offset the compiler writes TOP for SQL Server.
-    whole = (
-        own(query.offset(1).limit(4), name).replace("OFFSET 1", "OFFSET 0")
+    expected = (
+        in_dialect(query.offset(1).limit(4), name).replace("OFFSET 1", "OFFSET 0")
         if name == "mssql"
-        else own(query.limit(4), name)
+        else in_dialect(query.limit(4), name)
     )
-    assert asked == whole.split(" ORDER BY ")[1].replace(f"{quoted_names(name, 'clicks_scores')[0]}.", "")
+    assert ordering == expected.split(" ORDER BY ")[1].replace(f"{quoted_names(name, 'clicks_scores')[0]}.", "")
 
 
 def test_a_failure_in_the_transaction_rolls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, told = target_of("oracle", tmp_path, monkeypatch)
+    target, connection = target_of("oracle", tmp_path, monkeypatch)
     target.create(TYPES)
-    told.told.clear()
+    connection.statements.clear()
     real = Connection.exec_driver_sql
 
     def refused(self: Connection, statement: str, params: Any = None) -> Answer:
-        found = real(self, statement, params)
+        result = real(self, statement, params)
         if statement.startswith("INSERT") and "publications" in statement:
             raise RuntimeError("ORA-00001")
-        return found
+        return result
 
     monkeypatch.setattr(Connection, "exec_driver_sql", refused)
     with pytest.raises(RuntimeError, match="ORA-00001"):
         target.swap(staged(tmp_path, good_rows(), "k"), "s", [])
-    assert told.told[-3:] == ["rollback", told.told[-2], "commit"]
-    assert told.told[-2].startswith("BEGIN EXECUTE IMMEDIATE 'DROP TABLE")
+    assert connection.statements[-3:] == ["rollback", connection.statements[-2], "commit"]
+    assert connection.statements[-2].startswith("BEGIN EXECUTE IMMEDIATE 'DROP TABLE")
 
 
 def test_names_are_asked_for_as_they_were_quoted() -> None:
@@ -247,12 +247,12 @@ def test_other_dialects_and_styles_of_parameters() -> None:
     class Numbered(DefaultDialect):
         name, driver, default_paramstyle = "newdb", "newdriver", "numeric"
 
-    told = Connection(Numbered())
-    client = client_of(told, "served")
+    connection = Connection(Numbered())
+    client = client_of(connection, "served")
     client.run(f"SELECT 1 WHERE a = {client.mark} AND b = {client.mark}", ["x", 2])
-    assert (told.told[0], told.params) == ("SELECT 1 WHERE a = :1 AND b = :2", [("x", 2)])
+    assert (connection.statements[0], connection.params) == ("SELECT 1 WHERE a = :1 AND b = :2", [("x", 2)])
     assert client.schema == ("served",)
     assert client.has_role("analyst") is None
-    told.dialect.paramstyle = "unheard"
+    connection.dialect.paramstyle = "unheard"
     with pytest.raises(UserError, match="parameters of the style unheard"):
-        client_of(told, None)
+        client_of(connection, None)

@@ -32,7 +32,7 @@ class Staged:
     ds: str = "2026-01-02"
     key: str = "k"
     label: str = "staged"
-    asked: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
     relation: str = "staged"
     day: str = "'2026-01-02'"
 
@@ -40,18 +40,18 @@ class Staged:
         return '"' + name.replace('"', '""') + '"'
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        self.asked.append(sql)
+        self.queries.append(sql)
         return self.db.execute(sql).fetchall()
 
 
-def staged(today: pd.DataFrame, before: pd.DataFrame | None) -> Staged:
+def staged(today: pd.DataFrame, previous: pd.DataFrame | None) -> Staged:
     db = sqlite3.connect(":memory:")
     today.to_sql("staged", db, index=False)
-    if before is None:
+    if previous is None:
         return Staged(db, len(today), None)
-    before.to_sql("published", db, index=False)
+    previous.to_sql("published", db, index=False)
     relation = "(SELECT * FROM published) AS published"
-    return Staged(db, len(today), PublishedDay("2026-01-01", len(before), relation))
+    return Staged(db, len(today), PublishedDay("2026-01-01", len(previous), relation))
 
 
 def lists(rng: np.random.Generator, users: int, items: int, power: float = 0.0, shift: float = 0.0) -> pd.DataFrame:
@@ -69,7 +69,7 @@ def lists(rng: np.random.Generator, users: int, items: int, power: float = 0.0, 
     )
 
 
-def found(day: Staged, limits: Audit, candidates: int | None = None, users: int | None = None) -> dict[str, Check]:
+def checks_of(day: Staged, limits: Audit, candidates: int | None = None, users: int | None = None) -> dict[str, Check]:
     held = Limits("user id", "item", ("user id", "item", "rank", "score"), 3, day.rows, 1, None, by_score=False)
     checks = day_checks(day, held, limits, candidates, users)
     return {c.name: c for c in checks if c.name.startswith(("PSI", "share"))}
@@ -81,22 +81,22 @@ def plain_psi(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> f
     return float(((a - e) * np.log(a / e)).sum())
 
 
-def score_psi(before: pd.DataFrame, today: pd.DataFrame) -> float:
+def score_psi(previous: pd.DataFrame, today: pd.DataFrame) -> float:
     """The tenths' first scores by position in the sorted scores: the first n % 10 tenths have one row more."""
-    ordered = np.sort(before["score"].to_numpy())
+    ordered = np.sort(previous["score"].to_numpy())
     parts = [p for p in np.array_split(ordered, 10) if len(p)]
     firsts = np.unique([p[0] for p in parts])
     edges = firsts[1:] if len(firsts) > 1 else firsts
     counts = [
-        np.bincount(np.searchsorted(edges, d["score"], "right"), minlength=len(edges) + 1) for d in (before, today)
+        np.bincount(np.searchsorted(edges, d["score"], "right"), minlength=len(edges) + 1) for d in (previous, today)
     ]
     return plain_psi(*counts)
 
 
-def item_psi(before: pd.DataFrame, today: pd.DataFrame, top: int) -> float:
-    counted = before["item"].value_counts().reset_index().sort_values(["count", "item"], ascending=[False, True])
+def item_psi(previous: pd.DataFrame, today: pd.DataFrame, top: int) -> float:
+    counted = previous["item"].value_counts().reset_index().sort_values(["count", "item"], ascending=[False, True])
     head = counted.head(top)["item"]
-    rest = [len(d) - d["item"].isin(head).sum() for d in (before, today)]
+    rest = [len(d) - d["item"].isin(head).sum() for d in (previous, today)]
     now = today["item"].value_counts().reindex(head, fill_value=0).to_numpy()
     return plain_psi(np.append(counted.head(top)["count"], rest[0]), np.append(now, rest[1]))
 
@@ -105,13 +105,13 @@ def item_psi(before: pd.DataFrame, today: pd.DataFrame, top: int) -> float:
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 60), st.floats(0, 2), st.floats(-0.3, 0.3))
 def test_distances_are_those_of_numpy(seed: int, n: int, m: int, power: float, shift: float) -> None:
     rng = np.random.default_rng(seed)
-    before, today = lists(rng, n, 30), lists(rng, m, 40, power, shift)
+    previous, today = lists(rng, n, 30), lists(rng, m, 40, power, shift)
     limits = Audit(max_score_psi=0.1, max_item_psi=0.2, top_items=7, max_new_items=0.1, min_coverage=0.5, min_users=0.9)
-    checks = found(staged(today, before), limits, candidates=50, users=m + 2)
-    new = (~today["item"].isin(before["item"])).mean()
+    checks = checks_of(staged(today, previous), limits, candidates=50, users=m + 2)
+    new = (~today["item"].isin(previous["item"])).mean()
     expected = {
-        "PSI of the scores": (score_psi(before, today), 0.1),
-        "PSI of the items": (item_psi(before, today, 7), 0.2),
+        "PSI of the scores": (score_psi(previous, today), 0.1),
+        "PSI of the items": (item_psi(previous, today, 7), 0.2),
         "share of rows with a new item": (new, 0.1),
     }
     for name, (value, limit) in expected.items():
@@ -125,13 +125,13 @@ def test_distances_are_those_of_numpy(seed: int, n: int, m: int, power: float, s
 
 
 def test_the_staged_rows_are_read_once_and_once_more_by_items() -> None:
-    before, today = (lists(np.random.default_rng(seed), 40, 30) for seed in (0, 1))
+    previous, today = (lists(np.random.default_rng(seed), 40, 30) for seed in (0, 1))
     every = Audit(max_new_items=1, min_coverage=0, min_users=0)
-    for past, asked, statements in ((before, every, 2), (None, every, 2), (before, Audit(max_item_psi=None), 1)):
+    for past, limits, statements in ((previous, every, 2), (None, every, 2), (previous, Audit(max_item_psi=None), 1)):
         day = staged(today, past)
-        found(day, asked, candidates=50, users=50)
-        assert sum(sql.count("FROM staged") for sql in day.asked) == statements
-        assert sum("FROM staged" in sql for sql in day.asked) == statements
+        checks_of(day, limits, candidates=50, users=50)
+        assert sum(sql.count("FROM staged") for sql in day.queries) == statements
+        assert sum("FROM staged" in sql for sql in day.queries) == statements
 
 
 def some_rows(seed: int, rows: int) -> pd.DataFrame:
@@ -180,19 +180,19 @@ def test_counts_are_those_of_pandas(seed: int, rows: int, edges: list[float]) ->
 
 def test_the_same_day_is_at_no_distance_and_another_is() -> None:
     rng = np.random.default_rng(0)
-    before = lists(rng, 300, 30)
-    same = found(staged(before, before), Audit(max_new_items=0))
+    previous = lists(rng, 300, 30)
+    same = checks_of(staged(previous, previous), Audit(max_new_items=0))
     assert {c.name: (c.value, c.ok) for c in same.values()} == dict.fromkeys(same, (0.0, True))
-    other = found(staged(lists(rng, 300, 30, power=2, shift=0.3), before), Audit())
-    assert [c.ok for c in other.values()] == [False, False]
-    assert "2026-01-01" in str(other["PSI of the items"])
-    constant = before.assign(score=0.5)
-    assert found(staged(constant, constant), Audit())["PSI of the scores"].value == 0
+    shifted = checks_of(staged(lists(rng, 300, 30, power=2, shift=0.3), previous), Audit())
+    assert [c.ok for c in shifted.values()] == [False, False]
+    assert "2026-01-01" in str(shifted["PSI of the items"])
+    constant = previous.assign(score=0.5)
+    assert checks_of(staged(constant, constant), Audit())["PSI of the scores"].value == 0
 
 
 def test_the_first_day_is_compared_with_none() -> None:
     day = staged(lists(np.random.default_rng(0), 5, 10), None)
-    checks = found(day, Audit(max_new_items=0, min_coverage=1, min_users=1))
+    checks = checks_of(day, Audit(max_new_items=0, min_coverage=1, min_users=1))
     assert [(c.ok, c.detail) for c in checks.values()] == [(True, "no earlier day")] * 3
 
 

@@ -39,16 +39,16 @@ RECORD = Record("k", 12, "m1", "s", [])
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warehouse.Server]:
-    with warehouse.serve(Warehouse(), Workspace(tmp_path_factory.mktemp("fencing") / "home")) as found:
-        yield found
+    with warehouse.serve(Warehouse(), Workspace(tmp_path_factory.mktemp("fencing") / "home")) as running:
+        yield running
 
 
 @pytest.fixture
 def conn(server: warehouse.Server) -> Iterator[warehouse.Connection]:
-    with server.connect() as found:
-        found.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        tables.create_tables(found, TABLE, OLD)
-        yield found
+    with server.connect() as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        tables.create_tables(connection, TABLE, OLD)
+        yield connection
 
 
 def publications(conn: warehouse.Connection) -> list[tuple[Any, ...]]:
@@ -60,30 +60,30 @@ def test_a_run_that_is_paused_between_staging_and_the_swap(
     conn: warehouse.Connection, server: warehouse.Server, later: str
 ) -> None:
     publish(conn, good_rows(2, model="before"), "before")
-    with server.connect() as other:
-        with staging.staging_table(conn, TABLE, DS, "old") as mine:
-            fill(conn, mine, good_rows(5, model="old"))
+    with server.connect() as other_connection:
+        with staging.staging_table(conn, TABLE, DS, "old") as old_table:
+            fill(conn, old_table, good_rows(5, model="old"))
             if later == "has made the table":
-                tables.create_tables(other, TABLE, NEW)
+                tables.create_tables(other_connection, TABLE, NEW)
                 with pytest.raises(BusyError, match="another process is publishing"):
-                    publish(other, good_rows(3, model="new"), "new")
+                    publish(other_connection, good_rows(3, model="new"), "new")
             elif later == "has dropped a day":
-                swap.drop_days(other, ("public", "clicks_scores"), [NEXT], NEW)
+                swap.drop_days(other_connection, ("public", "clicks_scores"), [NEXT], NEW)
             else:
-                tables.create_tables(other, TABLE, Fence("m", 9))
-                swap.swap(conn, mine, TABLE, "s", [], OLD)
+                tables.create_tables(other_connection, TABLE, Fence("m", 9))
+                swap.swap(conn, old_table, TABLE, "s", [], OLD)
                 assert publications(conn) == [("old", 15)]
                 return
             with pytest.raises(LeaseLost, match=r"public\.clicks_scores: a later run .* nothing of this one was pub"):
-                swap.swap(conn, mine, TABLE, "s", [], OLD)
+                swap.swap(conn, old_table, TABLE, "s", [], OLD)
         assert {r[5] for r in day(conn)} == {"before"}
         assert publications(conn) == [("before", 6)]
         assert staging_tables(conn) == []
         # The later one has the day for itself now, as often as it wants.
         for users in (3, 4):
-            with staging.staging_table(other, TABLE, DS, "new") as theirs:
-                fill(other, theirs, good_rows(users, model="new"))
-                swap.swap(other, theirs, TABLE, "s", [], NEW)
+            with staging.staging_table(other_connection, TABLE, DS, "new") as new_table:
+                fill(other_connection, new_table, good_rows(users, model="new"))
+                swap.swap(other_connection, new_table, TABLE, "s", [], NEW)
         assert publications(conn) == [("new", 12)]
 
 
@@ -121,15 +121,15 @@ def test_a_table_of_before_there_were_tokens(conn: warehouse.Connection) -> None
 def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
     conn: warehouse.Connection, server: warehouse.Server
 ) -> None:
-    said: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def early() -> None:
-        with server.connect() as mine:
+        with server.connect() as early_connection:
             try:
-                with mine.transaction():
-                    fencing.claim(mine, "public", "clicks_scores", OLD)
+                with early_connection.transaction():
+                    fencing.claim(early_connection, "public", "clicks_scores", OLD)
             except LeaseLost as e:
-                said.append(e)
+                errors.append(e)
 
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with server.connect() as look, conn.transaction():
@@ -140,7 +140,7 @@ def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
             assert thread.is_alive(), "it did not wait"
             time.sleep(0.002)
     thread.join()
-    assert len(said) == 1
+    assert len(errors) == 1
 
 
 @pytest.mark.parametrize("change", ["create", "erase", "grant"])
@@ -150,12 +150,12 @@ def test_who_waits_for_a_run_that_stands_still_gives_up_and_hinders_no_other_pip
     publish(conn, good_rows(2), "k")
     real = fencing.claim
 
-    def claims(conn: warehouse.Connection, *of: Any) -> None:
+    def claims(conn: warehouse.Connection, *args: Any) -> None:
         conn.execute("SET LOCAL lock_timeout = '20 ms'")
         with server.connect() as third:
-            found = third.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
-        assert found == (0,), "it holds what other pipelines want"
-        real(conn, *of)
+            locks = third.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+        assert locks == (0,), "it holds what other pipelines want"
+        real(conn, *args)
 
     with server.connect() as frozen, frozen.transaction():
         fencing.claim(frozen, "public", "clicks_scores", OLD)
@@ -171,8 +171,8 @@ def test_a_claim_before_the_first_publication(server: warehouse.Server, conn: wa
     score = load_spec("clicks").score
     assert score is not None
     conn.execute("DROP SCHEMA IF EXISTS fresh CASCADE")
-    with server.connect() as other:
-        PostgresTarget(server, other, "here", "fresh", "clicks_scores", score, NEW).claim()
+    with server.connect() as other_connection:
+        PostgresTarget(server, other_connection, "here", "fresh", "clicks_scores", score, NEW).claim()
     with pytest.raises(LeaseLost):
         tables.create_tables(conn, replace(TABLE, schema="fresh"), OLD)
     assert tables.columns_of(conn, "fresh", "clicks_scores") == {}
@@ -226,39 +226,42 @@ def test_a_folder_of_files_is_not_named_by_an_earlier_run(tmp_path: Path, monkey
 
     def paused(self: ParquetTarget, manifest: dict[str, Any]) -> None:
         monkeypatch.setattr(ParquetTarget, "_discard", real)
-        with opened("parquet", tmp_path, holding(2))[1] as theirs:
-            theirs.publish_files(staged(tmp_path, good_rows(3), "new"), RECORD)
+        with opened("parquet", tmp_path, holding(2))[1] as winning_target:
+            winning_target.publish_files(staged(tmp_path, good_rows(3), "new"), RECORD)
         real(self, manifest)
 
-    with opened("parquet", tmp_path, holding(1))[1] as mine:
+    with opened("parquet", tmp_path, holding(1))[1] as early_target:
         monkeypatch.setattr(ParquetTarget, "_discard", paused)
         with pytest.raises(LeaseLost, match="written by a later run"):
-            mine.publish_files(staged(tmp_path, good_rows(5), "old", NEXT), RECORD)
-        said = json.loads((mine.folder / MANIFEST).read_text())
-        assert (list(said["days"]), said["fences"]) == ([DS], {"l": 2})
+            early_target.publish_files(staged(tmp_path, good_rows(5), "old", NEXT), RECORD)
+        folder_record = json.loads((early_target.folder / MANIFEST).read_text())
+        assert (list(folder_record["days"]), folder_record["fences"]) == ([DS], {"l": 2})
         with pytest.raises(LeaseLost):
-            mine.drop_days([DS])
-    with opened("parquet", tmp_path, overtaken(3))[1] as told, pytest.raises(LeaseLost):
+            early_target.drop_days([DS])
+    with opened("parquet", tmp_path, overtaken(3))[1] as overtaken_target, pytest.raises(LeaseLost):
         # What no manifest names may be a later run's by now.
-        told.publish_files(staged(tmp_path, good_rows(2), "told"), RECORD)
+        overtaken_target.publish_files(staged(tmp_path, good_rows(2), "told"), RECORD)
     with opened("parquet", tmp_path, holding(3))[1] as later:
         later.claim()
         later.drop_days([DS])
         assert later.days() == []
         with pytest.raises(LeaseLost):
-            with opened("parquet", tmp_path, holding(2))[1] as theirs:
-                theirs.claim()
+            with opened("parquet", tmp_path, holding(2))[1] as later_target:
+                later_target.claim()
 
 
 def test_a_claim_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    with opened("parquet", tmp_path, holding(2))[1] as later, opened("parquet", tmp_path, holding(1))[1] as mine:
+    with (
+        opened("parquet", tmp_path, holding(2))[1] as later,
+        opened("parquet", tmp_path, holding(1))[1] as early_target,
+    ):
         later.claim()
         assert (later.days(), later.rows_with("user_id", [0]), later.leftovers("user_id", [0])) == ([], {}, 0)
         with pytest.raises(UserError, match="there is no table"):
             later.sample(DS, 1)
         with pytest.raises(LeaseLost):
-            mine.publish_files(staged(tmp_path, good_rows(3), "old"), RECORD)
-        assert mine.published(DS) is None
+            early_target.publish_files(staged(tmp_path, good_rows(3), "old"), RECORD)
+        assert early_target.published(DS) is None
         later.publish_files(staged(tmp_path, good_rows(3), "new"), RECORD)
         assert later.published(DS).key == "k"
 

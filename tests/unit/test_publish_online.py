@@ -88,8 +88,8 @@ def test_a_run_that_is_paused_while_it_writes_changes_nothing_after_a_later_one(
         """Another run publishes while these are on their way."""
 
         def _pause(self) -> None:
-            with open_store(spec, ws, holding(2)) as theirs:
-                theirs.put(Users(30, "new"), NEW)  # type: ignore[arg-type]
+            with open_store(spec, ws, holding(2)) as later_store:
+                later_store.put(Users(30, "new"), NEW)  # type: ignore[arg-type]
 
         def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], kind: str) -> Users:
             super().mapInArrow(send, kind)
@@ -120,8 +120,8 @@ def test_a_run_that_is_paused_while_users_go_does_not_bring_them_back(tmp_path: 
 
         class Paused(Users):
             def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], kind: str) -> Users:
-                with open_store(spec, ws, holding(2)) as theirs:
-                    theirs.claim() if erasure == "claims" else theirs.erase(["u1"])
+                with open_store(spec, ws, holding(2)) as later_store:
+                    later_store.claim() if erasure == "claims" else later_store.erase(["u1"])
                 return super().mapInArrow(send, kind)
 
         with open_store(spec, ws, holding(1)) as store:
@@ -140,10 +140,10 @@ def test_users_go_from_all_versions(settings: list[str], tmp_path: Path) -> None
         for version in (OLD, NEW):
             store.put(Users(9, version.key), version)  # type: ignore[arg-type]
         versions = 2 if isinstance(store, RedisStore) else 1
-        gone = ["u1", "u8", "nobody", "u" * 600]
-        assert store.users_with(gone) == 2 * versions
-        store.erase(gone)
-        assert store.users_with(gone) == 0
+        removed_users = ["u1", "u8", "nobody", "u" * 600]
+        assert store.users_with(removed_users) == 2 * versions
+        store.erase(removed_users)
+        assert store.users_with(removed_users) == 0
         assert store.users_with([f"u{i}" for i in range(9)]) == 7 * versions
         assert store.current() == NEW
 
@@ -187,17 +187,17 @@ def read_lmdb(store: Any, ws: Workspace) -> None:
             raise Killed
 
     # A process opens a file once: who has the older one open is another.
-    with subprocess.Popen([sys.executable, "-c", READER, str(file)], stdin=-1, stdout=-1, text=True) as before:
-        assert before.stdin is not None
-        assert before.stdout is not None
-        assert before.stdout.readline() == "open\n"
+    with subprocess.Popen([sys.executable, "-c", READER, str(file)], stdin=-1, stdout=-1, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
         with pytest.raises(Killed):
             store.put(Dying(2500, "new"), NEW)
         assert store.current() == OLD
         store.put(Users(12_000, "new"), NEW)
         assert store.current() == NEW
-        before.stdin.close()
-        assert json.loads(before.stdout.read()) == [[{"item": "old", "score": 77}], 2501]
+        reader.stdin.close()
+        assert json.loads(reader.stdout.read()) == [[{"item": "old", "score": 77}], 2501]
     with opened(file) as after, after.begin() as reading:
         assert json.loads(reading.get(b"u77")) == [{"item": "new", "score": 77}]
         assert reading.stat()["entries"] == 12_001

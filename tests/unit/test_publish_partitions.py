@@ -26,24 +26,24 @@ NEXT = "2026-01-11"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warehouse.Server]:
-    with warehouse.serve(Warehouse(), Workspace(tmp_path_factory.mktemp("partitions") / "home")) as found:
-        yield found
+    with warehouse.serve(Warehouse(), Workspace(tmp_path_factory.mktemp("partitions") / "home")) as running:
+        yield running
 
 
 @pytest.fixture
 def conn(server: warehouse.Server) -> Iterator[warehouse.Connection]:
-    with server.connect() as found:
-        found.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        tables.create_tables(found, TABLE)
-        yield found
+    with server.connect() as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        tables.create_tables(connection, TABLE)
+        yield connection
 
 
 def parts(conn: warehouse.Connection) -> list[str]:
-    found = conn.execute(
+    rows = conn.execute(
         "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
         "WHERE i.inhparent = 'clicks_scores'::regclass ORDER BY 1"
     )
-    return [str(bound).removeprefix("FOR VALUES IN ('").removesuffix("')") for (bound,) in found]
+    return [str(bound).removeprefix("FOR VALUES IN ('").removesuffix("')") for (bound,) in rows]
 
 
 def current(conn: warehouse.Connection) -> list[tuple[Any, ...]]:
@@ -67,16 +67,16 @@ def test_a_day_is_a_partition_and_the_view_shows_the_newest(conn: warehouse.Conn
 
 
 def test_attaching_looks_at_no_row(conn: warehouse.Connection) -> None:
-    said: list[str] = []
-    conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    notices: list[str] = []
+    conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
     conn.execute("CREATE INDEX by_item ON clicks_scores (item_id) WHERE rank < 3")
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows())
         conn.execute("SET client_min_messages = debug1")
         swap.swap(conn, staged, TABLE, "s", [])
         conn.execute("RESET client_min_messages")
-    assert any("is implied by existing constraints" in text for text in said), said
-    attached = said[next(i for i, text in enumerate(said) if "is implied" in text) :]
+    assert any("is implied by existing constraints" in text for text in notices), notices
+    attached = notices[next(i for i, text in enumerate(notices) if "is implied" in text) :]
     assert not any("building index" in text or "verifying table" in text for text in attached), attached
     indexes = conn.execute(
         "SELECT count(*) FROM pg_index x JOIN pg_inherits i ON i.inhrelid = x.indrelid "
@@ -88,17 +88,17 @@ def test_attaching_looks_at_no_row(conn: warehouse.Connection) -> None:
 class Cut(psycopg.Connection[tuple[Any, ...]]):
     """A connection that the server loses before, or right after, the statement of a number."""
 
-    at: float = float("inf")
+    cut_at: float = float("inf")
     after: bool = False
     count: int = 0
     killer: warehouse.Connection
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         self.count += 1
-        if self.count == self.at and not self.after:
+        if self.count == self.cut_at and not self.after:
             self._lose()
         done = super().execute(*args, **kwargs)
-        if self.count == self.at and self.after:
+        if self.count == self.cut_at and self.after:
             self._lose()
         return done
 
@@ -110,7 +110,7 @@ class Cut(psycopg.Connection[tuple[Any, ...]]):
             time.sleep(0.002)
 
 
-def cut(server: warehouse.Server, killer: warehouse.Connection, at: float, after: bool) -> Cut:
+def cut(server: warehouse.Server, killer: warehouse.Connection, cut_at: float, after: bool) -> Cut:
     conn = Cut.connect(
         host=server.host,
         port=server.port,
@@ -119,7 +119,7 @@ def cut(server: warehouse.Server, killer: warehouse.Connection, at: float, after
         password=server.password,
         autocommit=True,
     )
-    conn.killer, conn.at, conn.after = killer, at, after
+    conn.killer, conn.cut_at, conn.after = killer, cut_at, after
     return conn
 
 
@@ -174,20 +174,20 @@ def test_readers_see_whole_days_under_two_publishers_and_kills(
                     f"SELECT count(*), min(model_version), max(model_version) FROM clicks_scores WHERE ds = '{DS}'",
                     "SELECT count(*), min(model_version), max(model_version) FROM clicks_scores_current",
                 ):
-                    found = reader.execute(query).fetchone()
-                    assert found is not None
-                    rows, low, high = found
+                    row = reader.execute(query).fetchone()
+                    assert row is not None
+                    rows, low, high = row
                     reads[0] += 1
                     if not (rows and low == high and rows == 3 * int(low)):
-                        faults.append(found)
+                        faults.append(row)
 
     def write(first: int) -> None:
         for i in range(12):
             users = first + i
-            with cut(server, conn, 21 if i % 3 == 1 else float("inf"), bool(i % 2)) as mine:
+            with cut(server, conn, 21 if i % 3 == 1 else float("inf"), bool(i % 2)) as writer:
                 try:
-                    publish(mine, good_rows(users, model=str(users), ds=DS), f"k{users}")
-                    publish(mine, good_rows(users, model=str(users), ds=NEXT), f"k{users}", NEXT)
+                    publish(writer, good_rows(users, model=str(users), ds=DS), f"k{users}")
+                    publish(writer, good_rows(users, model=str(users), ds=NEXT), f"k{users}", NEXT)
                 except (psycopg.OperationalError, UserError):
                     continue
 
@@ -241,14 +241,14 @@ def test_a_table_of_an_earlier_version_is_partitioned(conn: warehouse.Connection
     rows = [*good_rows(7), *good_rows(2, ds=NEXT)]
     with conn.cursor() as cursor:
         cursor.executemany("INSERT INTO clicks_scores VALUES (%s, %s, %s, %s, %s, %s)", rows)
-    before = [day(conn), day(conn, NEXT)]
+    rows_before = [day(conn), day(conn, NEXT)]
     conn.execute("CREATE VIEW report AS SELECT * FROM clicks_scores")
     with pytest.raises(UserError, match=r"these hang on it: view report\. Drop them and make them again"):
         tables.create_tables(conn, TABLE)
-    assert [day(conn), day(conn, NEXT)] == before
+    assert [day(conn), day(conn, NEXT)] == rows_before
     conn.execute("DROP VIEW report")
     tables.create_tables(conn, TABLE)
-    assert [day(conn), day(conn, NEXT)] == before
+    assert [day(conn), day(conn, NEXT)] == rows_before
     assert parts(conn) == [DS, NEXT]
     assert tables.relation_kind(conn, "public", "clicks_scores") == "p"
     assert conn.execute("SELECT has_table_privilege('pg_monitor', 'clicks_scores', 'SELECT')").fetchone() == (True,)
@@ -256,7 +256,7 @@ def test_a_table_of_an_earlier_version_is_partitioned(conn: warehouse.Connection
     assert indexes == (2,)
     publish(conn, good_rows(3, model="new"))
     assert {r[5] for r in day(conn)} == {"new"}
-    assert day(conn, NEXT) == before[1]
+    assert day(conn, NEXT) == rows_before[1]
     left = conn.execute("SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname LIKE 'clicks_scores%'")
     assert len(left.fetchall()) == 3, "the table and its two days"
 
@@ -312,16 +312,16 @@ def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -
         ("clicks_scores", "INSERT", False),
         ("headrace_publications", "SELECT", False),
     ):
-        found = conn.execute("SELECT has_table_privilege('pg_monitor', %s, %s)", [name, right]).fetchone()
-        assert found == (has,), (name, right)
+        granted = conn.execute("SELECT has_table_privilege('pg_monitor', %s, %s)", [name, right]).fetchone()
+        assert granted == (has,), (name, right)
     with pytest.raises(psycopg.errors.UndefinedObject, match='role "no; body" does not exist'):
         set_grants(conn, TABLE, {"select": ["no; body"]})
 
 
 def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connection) -> None:
-    other = tables.scores_table("public", "other_scores", "user_id", "item_id", TYPES)
-    tables.create_tables(conn, other)
-    roles = one, two, by_hand = ("pg_monitor", "pg_signal_backend", "pg_checkpoint")
+    other_table = tables.scores_table("public", "other_scores", "user_id", "item_id", TYPES)
+    tables.create_tables(conn, other_table)
+    roles = first, second, by_hand = ("pg_monitor", "pg_signal_backend", "pg_checkpoint")
     conn.execute(f"GRANT USAGE ON SCHEMA public TO {by_hand}; GRANT SELECT ON clicks_scores TO {by_hand}")
 
     def having(test: str) -> set[str]:
@@ -335,22 +335,22 @@ def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connecti
 
     set_grants(conn, TABLE, {})
     assert not tables.columns_of(conn, "public", GRANTS)
-    set_grants(conn, TABLE, {"select": [one, two]})
-    set_grants(conn, other, {"select": [two]})
-    assert readers("clicks_scores_current") == {one, two}
-    assert users_of_schema() == {one, two, by_hand}
-    set_grants(conn, TABLE, {"select": [one, by_hand]})
-    set_grants(conn, TABLE, {"select": [one, by_hand]})
-    assert readers("clicks_scores") == readers("clicks_scores_current") == {one, by_hand}
-    assert readers("other_scores") == {two}
-    assert users_of_schema() == {one, two, by_hand}, "the other table needs it"
+    set_grants(conn, TABLE, {"select": [first, second]})
+    set_grants(conn, other_table, {"select": [second]})
+    assert readers("clicks_scores_current") == {first, second}
+    assert users_of_schema() == {first, second, by_hand}
+    set_grants(conn, TABLE, {"select": [first, by_hand]})
+    set_grants(conn, TABLE, {"select": [first, by_hand]})
+    assert readers("clicks_scores") == readers("clicks_scores_current") == {first, by_hand}
+    assert readers("other_scores") == {second}
+    assert users_of_schema() == {first, second, by_hand}, "the other table needs it"
     # A role of the record that the server does not have any more.
     conn.execute("INSERT INTO headrace_grants VALUES ('clicks_scores', 'select', 'nobody')")
     with pytest.raises(psycopg.errors.UndefinedObject):
         set_grants(conn, TABLE, {"select": ["no; body"]})
-    assert readers("clicks_scores") == {one, by_hand}, "a change that failed"
+    assert readers("clicks_scores") == {first, by_hand}, "a change that failed"
     set_grants(conn, TABLE, {})
-    set_grants(conn, other, {})
+    set_grants(conn, other_table, {})
     assert readers("clicks_scores") | readers("clicks_scores_current") | readers("other_scores") == set()
     assert users_of_schema() == {by_hand}, "it had the use of the schema before"
     assert conn.execute("SELECT count(*) FROM headrace_grants").fetchone() == (0,)
@@ -360,10 +360,10 @@ def test_rows_that_failed_stay_for_a_look(conn: warehouse.Connection) -> None:
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows(2))
         staging.keep(conn, staged)
-    kept = sql.SQL("SELECT count(*) FROM {}").format(staged.id)
-    assert conn.execute(kept).fetchone() == (6,)
+    count = sql.SQL("SELECT count(*) FROM {}").format(staged.id)
+    assert conn.execute(count).fetchone() == (6,)
     publish(conn, good_rows(2, ds=NEXT), "k", NEXT)
-    assert conn.execute(kept).fetchone() == (6,), "another day's run dropped it"
+    assert conn.execute(count).fetchone() == (6,), "another day's run dropped it"
     publish(conn, good_rows(3))
     assert staging_tables(conn) == []
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
@@ -378,8 +378,8 @@ def test_a_record_names_the_checks(conn: warehouse.Connection) -> None:
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows(2))
         swap.swap(conn, staged, TABLE, "s", [Check("rows", 6, "at least 1", True)])
-    found = tables.published(conn, "public", "clicks_scores", DS)
-    assert found == tables.Publication(
+    publication = tables.published(conn, "public", "clicks_scores", DS)
+    assert publication == tables.Publication(
         "k", 6, [{"name": "rows", "value": 6, "limit": "at least 1", "ok": True, "detail": ""}]
     )
 
@@ -395,9 +395,9 @@ def test_rows_of_some_users_go_from_all_days(conn: warehouse.Connection) -> None
         left = [r for r in rows if r[1] not in (0, 4)]
         found_rows = [(str(r[0]), *r[1:4]) for r in day(conn, ds)]
         assert found_rows == [r[:4] for r in left]
-        found = tables.published(conn, "public", "clicks_scores", ds)
-        assert found is not None
-        assert found.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
+        publication = tables.published(conn, "public", "clicks_scores", ds)
+        assert publication is not None
+        assert publication.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
     # A text that looks like SQL is one value.
     odd = ["x'); DROP TABLE clicks_scores; --", days[DS][2][2]]
     assert count_rows_with(conn, "public", "clicks_scores", "item_id", odd) == dict.fromkeys(days, 1)

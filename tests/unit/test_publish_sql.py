@@ -40,17 +40,17 @@ class Place:
         self.kind, self.folder, self.server = kind, folder, server
         self.file = folder / "scores.db"
         self.ws = Workspace(folder / "home")
-        asked = {"duckdb": [f"path={self.file}"], "sqlite": [f"url=sqlite:///{self.file}"]}.get(kind)
-        if asked is None:
+        overrides = {"duckdb": [f"path={self.file}"], "sqlite": [f"url=sqlite:///{self.file}"]}.get(kind)
+        if overrides is None:
             secret = folder / "password"
             secret.write_text(server.password or "")
             url = f"postgresql+psycopg://{server.user}@{server.host}:{server.port}/{server.database}"
-            asked = [f"url={url}", f"password_file={secret}"]
+            overrides = [f"url={url}", f"password_file={secret}"]
             with server.connect() as conn:
                 conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        asked.append(f"kind={'duckdb' if kind == 'duckdb' else 'sqlalchemy'}")
+        overrides.append(f"kind={'duckdb' if kind == 'duckdb' else 'sqlalchemy'}")
         self.spec: Spec = load_spec(
-            "clicks", [*(f"publish.warehouse.{key}" for key in asked), "publish.table=top_items"]
+            "clicks", [*(f"publish.warehouse.{key}" for key in overrides), "publish.table=top_items"]
         )
         self.client: type[SqlClient] = DuckDbClient if kind == "duckdb" else SqlAlchemyClient
 
@@ -75,15 +75,15 @@ class Place:
             return [tuple(row) for row in db.execute(query).fetchall()]
 
     def day(self, ds: str = DS, relation: str = "top_items") -> list[Row]:
-        where = f"WHERE CAST(ds AS VARCHAR) = '{ds}'" if relation == "top_items" else ""
-        rows = self.read(f"SELECT * FROM {relation} {where} ORDER BY user_id, rank")
+        condition = f"WHERE CAST(ds AS VARCHAR) = '{ds}'" if relation == "top_items" else ""
+        rows = self.read(f"SELECT * FROM {relation} {condition} ORDER BY user_id, rank")
         return [(str(r[0]), *r[1:]) for r in rows]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(Warehouse(), Workspace(tmp_path_factory.mktemp("sql") / "home")) as found:
-        yield found
+    with serve(Warehouse(), Workspace(tmp_path_factory.mktemp("sql") / "home")) as running:
+        yield running
 
 
 @pytest.fixture(params=["duckdb", "sqlite", "postgresql"])
@@ -107,9 +107,9 @@ def test_days_are_replaced_read_dropped_and_the_view_shows_the_newest(place: Pla
         assert target.days() == [DS, NEXT]
         assert target.missing(DS, "c") is None
         assert target.missing(DS, "a") == f"{target.label} holds another run's rows for {DS}"
-        found = target.published(DS)
-        assert found is not None
-        assert (found.key, found.rows, found.audit[0]["name"]) == ("c", 12, "rows")
+        publication = target.published(DS)
+        assert publication is not None
+        assert (publication.key, publication.rows, publication.audit[0]["name"]) == ("c", 12, "rows")
         assert [r["rank"] for r in target.sample(DS, 4)] == [1, 2, 3, 1]
         target.drop_days([DS])
         assert target.days() == [NEXT]
@@ -185,17 +185,17 @@ class Lost(BaseException):
     """Stands for a killed process: no handler may mend it."""
 
 
-def cut(run: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
+def cut(run: Callable[..., Any], cut_at: int, after: bool) -> Callable[..., Any]:
     count = itertools.count(1)
 
     def runs(client: Any, statement: str, params: Sequence[Any] = ()) -> Any:
         n = next(count)
-        if n > at or (n == at and not after):
+        if n > cut_at or (n == cut_at and not after):
             raise Lost
-        found = run(client, statement, params)
-        if n == at:
+        result = run(client, statement, params)
+        if n == cut_at:
             raise Lost
-        return found
+        return result
 
     return runs
 
@@ -206,9 +206,9 @@ def test_killed_at_any_statement(place: Place, monkeypatch: pytest.MonkeyPatch, 
     place.publish(good_rows(6, model="old"), "old")
     outcomes = []
     # A DuckDB file takes a tenth of a second to open: a third of its statements.
-    for at in itertools.count(1 + after, 3 if place.kind == "duckdb" else 1):
+    for cut_at in itertools.count(1 + after, 3 if place.kind == "duckdb" else 1):
         run = place.client.run
-        monkeypatch.setattr(place.client, "run", cut(run, at, after))
+        monkeypatch.setattr(place.client, "run", cut(run, cut_at, after))
         try:
             place.publish(good_rows(4, model="new"), "new")
             finished = True
@@ -217,14 +217,14 @@ def test_killed_at_any_statement(place: Place, monkeypatch: pytest.MonkeyPatch, 
         finally:
             monkeypatch.setattr(place.client, "run", run)
         with place.open() as target:
-            found = target.published(DS)
-        assert found is not None
+            publication = target.published(DS)
+        assert publication is not None
         rows = place.day(relation="top_items_current")
-        assert (found.key, len(rows), {r[5] for r in rows}) in (("old", 18, {"old"}), ("new", 12, {"new"}))
-        outcomes.append(found.key)
+        assert (publication.key, len(rows), {r[5] for r in rows}) in (("old", 18, {"old"}), ("new", 12, {"new"}))
+        outcomes.append(publication.key)
         if finished:
             break
-        if found.key == "new":
+        if publication.key == "new":
             place.publish(good_rows(6, model="old"), "old")
     assert len(outcomes) > 5
     assert set(outcomes) == {"old", "new"}
@@ -276,14 +276,18 @@ def test_a_run_that_is_paused_before_it_replaces_the_day(place: Place, monkeypat
     def paused(client: SqlClient, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         monkeypatch.setattr(place.client, "load", real)
         real(client, table, columns, files)
-        with place.open(lock=holding(2)) as theirs:
-            theirs.swap(staged(place.folder, good_rows(3, ds=NEXT), "new", NEXT), "s", [])
+        with place.open(lock=holding(2)) as later_target:
+            later_target.swap(staged(place.folder, good_rows(3, ds=NEXT), "new", NEXT), "s", [])
 
-    with place.open(lock=holding(1)) as mine:
+    with place.open(lock=holding(1)) as early_target:
         monkeypatch.setattr(place.client, "load", paused)
         with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
-            mine.swap(staged(place.folder, good_rows(5, model="old"), "old"), "s", [])
-        for change in (lambda: mine.drop_days([DS]), lambda: mine.erase("user_id", [0]), lambda: mine.grant({})):
+            early_target.swap(staged(place.folder, good_rows(5, model="old"), "old"), "s", [])
+        for change in (
+            lambda: early_target.drop_days([DS]),
+            lambda: early_target.erase("user_id", [0]),
+            lambda: early_target.grant({}),
+        ):
             with pytest.raises(LeaseLost):
                 change()
     with pytest.raises(LeaseLost), place.open(lock=holding(1)):
@@ -291,12 +295,12 @@ def test_a_run_that_is_paused_before_it_replaces_the_day(place: Place, monkeypat
     assert {r[5] for r in place.day()} == {"before"}
     assert place.day(NEXT) == close(good_rows(3, ds=NEXT))
     with place.open() as target:
-        assert [target.missing(*of) for of in ((DS, "before"), (NEXT, "new"))] == [None, None]
+        assert [target.missing(*day_and_key) for day_and_key in ((DS, "before"), (NEXT, "new"))] == [None, None]
     assert place.read("SELECT token FROM top_items_fences") == [(2,)]
     # One lease says nothing of another.
-    with place.open(lock=holding(1, "m")) as other:
-        other.swap(staged(place.folder, good_rows(4, model="other"), "other"), "s", [])
-        other.claim()
+    with place.open(lock=holding(1, "m")) as other_target:
+        other_target.swap(staged(place.folder, good_rows(4, model="other"), "other"), "s", [])
+        other_target.claim()
     assert {r[5] for r in place.day()} == {"other"}
 
 
@@ -332,14 +336,14 @@ def test_rows_of_some_users_go_from_all_days(place: Place) -> None:
     rows, later = good_rows(users=4, k=3), good_rows(users=4, k=2, ds=NEXT)
     place.publish(rows, "k1")
     place.publish(later, "k2", NEXT)
-    before = {ds: place.day(ds) for ds in (DS, NEXT)}
+    rows_before = {ds: place.day(ds) for ds in (DS, NEXT)}
     with place.open() as target:
         assert target.rows_with("user_id", [1, 3, 99]) == {DS: 6, NEXT: 4}
         assert target.erase("user_id", [1, 3, 99]) == ""
         assert target.rows_with("user_id", [1, 3, 99]) == {}
-        assert [target.missing(*of) for of in ((DS, "k1"), (NEXT, "k2"))] == [None, None]
+        assert [target.missing(*day_and_key) for day_and_key in ((DS, "k1"), (NEXT, "k2"))] == [None, None]
         target.erase("user_id", [1])
-    for ds, all_rows in before.items():
+    for ds, all_rows in rows_before.items():
         assert place.day(ds) == [r for r in all_rows if r[1] not in (1, 3)]
     assert place.day(NEXT, "top_items_current") == place.day(NEXT)
     counted = place.read("SELECT row_count FROM headrace_publications ORDER BY ds")

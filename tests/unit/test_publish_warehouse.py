@@ -70,8 +70,11 @@ def test_a_lease_runs_the_server_and_the_last_one_stops_it(home: Workspace) -> N
         assert conn.execute("SELECT current_user, current_database()").fetchone() == ("headrace", "headrace")
         assert conn.execute("SELECT usesuper FROM pg_user WHERE usename = current_user").fetchone() == (False,)
         first = embedded.status(home)
-        with warehouse.connect(Warehouse(user='odd "user', database="an o'database"), home) as other:
-            assert other.execute("SELECT current_user, current_database()").fetchone() == ('odd "user', "an o'database")
+        with warehouse.connect(Warehouse(user='odd "user', database="an o'database"), home) as other_connection:
+            assert other_connection.execute("SELECT current_user, current_database()").fetchone() == (
+                'odd "user',
+                "an o'database",
+            )
         assert embedded.status(home) == first
         assert first.running
         assert first.used
@@ -97,15 +100,17 @@ def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Wo
         "from headrace.workspace import Workspace\n"
         "with embedded.lease(Workspace(Path(sys.argv[1]))): print('ready', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(home.home)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "ready\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(home.home)], stdout=subprocess.PIPE, text=True
+    ) as user_process:
+        assert user_process.stdout is not None
+        assert user_process.stdout.readline() == "ready\n"
         pid = embedded.status(home).pid
         with embedded.lease(home):
             pass
         assert embedded.status(home).pid == pid, "stopped while another process uses it"
         assert embedded.stop(home).running, "stopped while another process uses it"
-        other.kill()
+        user_process.kill()
     assert embedded.status(home).pid == pid
     assert not embedded.status(home).used
     with embedded.lease(home):
@@ -226,9 +231,9 @@ def test_a_password_of_the_superuser_opens_nothing_else_and_no_other_opens_it(ho
     def enter(port: int, role: str, name: str) -> str:
         secret = (home.postgres / name).read_text().strip()
         with psycopg.connect(host="127.0.0.1", port=port, user=role, password=secret, dbname="headrace") as conn:
-            found = conn.execute("SELECT current_user").fetchone()
-        assert found is not None
-        return str(found[0])
+            row = conn.execute("SELECT current_user").fetchone()
+        assert row is not None
+        return str(row[0])
 
     with embedded.lease(home) as port:
         assert enter(port, "headrace", "password") == "headrace"
@@ -257,8 +262,10 @@ def test_psql_info_opens_the_warehouse_without_showing_the_password(home: Worksp
     with embedded.lease(home):
         command = warehouse.psql_info(Warehouse(), home)
         assert roles.password(home) not in command
-        shown = subprocess.run(f"{command} -Atc 'SELECT 6 * 7'", shell=True, capture_output=True, text=True, check=True)
-        assert shown.stdout == "42\n"
+        completed = subprocess.run(
+            f"{command} -Atc 'SELECT 6 * 7'", shell=True, capture_output=True, text=True, check=True
+        )
+        assert completed.stdout == "42\n"
 
 
 def test_a_server_of_ones_own_with_the_password_from_a_file_or_a_variable(
@@ -305,10 +312,10 @@ def certificates(folder: Path) -> None:
     ca_key = ec.generate_private_key(ec.SECP256R1())
     for name, host in (("ca", "authority"), ("server", "localhost"), ("client", "headrace"), ("other", "another")):
         key = ca_key if name == "ca" else ec.generate_private_key(ec.SECP256R1())
-        own = name in ("ca", "other")
+        is_self_signed = name in ("ca", "other")
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host if own else "authority")])
-        made = (
+        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host if is_self_signed else "authority")])
+        certificate = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(issuer)
@@ -316,11 +323,11 @@ def certificates(folder: Path) -> None:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=own, path_length=None), critical=True)
+            .add_extension(x509.BasicConstraints(ca=is_self_signed, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-            .sign(key if own else ca_key, hashes.SHA256())
+            .sign(key if is_self_signed else ca_key, hashes.SHA256())
         )
-        (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -339,17 +346,17 @@ def encrypting(folder: Path, port: int, ask_client: bool = False) -> Iterator[in
 
     class Front(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            asked = self.request.recv(8)
-            assert asked == struct.pack("!ii", 8, 80877103), "not libpq's request for TLS"
+            tls_request = self.request.recv(8)
+            assert tls_request == struct.pack("!ii", 8, 80877103), "not libpq's request for TLS"
             self.request.sendall(b"S")
             try:
                 client = context.wrap_socket(self.request, server_side=True)
             except (ssl.SSLError, OSError):
                 return
-            with client, socket.create_connection(("127.0.0.1", port)) as behind:
-                back = threading.Thread(target=pump, args=(behind, client))
+            with client, socket.create_connection(("127.0.0.1", port)) as backend:
+                back = threading.Thread(target=pump, args=(backend, client))
                 back.start()
-                pump(client, behind)
+                pump(client, backend)
                 back.join()
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -376,7 +383,7 @@ def test_certificates_of_server_and_client(home: Workspace, tmp_path: Path) -> N
         with warehouse.connect(place, home) as conn:
             return conn.pgconn.ssl_in_use
 
-    with embedded.lease(home) as behind, encrypting(tmp_path, behind) as port:
+    with embedded.lease(home) as backend, encrypting(tmp_path, backend) as port:
         place = own_server(
             home, port=port, host="localhost", sslmode="verify-full", sslrootcert=str(tmp_path / "ca.crt")
         )
@@ -389,7 +396,7 @@ def test_certificates_of_server_and_client(home: Workspace, tmp_path: Path) -> N
             with pytest.raises(UserError, match="name the server's root certificate") as refused:
                 is_encrypted(place.model_copy(update=changes))
             assert reason in str(refused.value)
-    with embedded.lease(home) as behind, encrypting(tmp_path, behind, ask_client=True) as port:
+    with embedded.lease(home) as backend, encrypting(tmp_path, backend, ask_client=True) as port:
         place = place.model_copy(update={"port": port})
         with pytest.raises(UserError, match=r"name yours in publish\.warehouse\.sslcert and sslkey"):
             is_encrypted(place)
@@ -441,8 +448,8 @@ def test_programs_that_the_account_cannot_reach_are_copied(
     wheel = postgres_processes.program("psql").parents[2]
     shutil.copytree(wheel / "pginstall18", tmp_path / "site" / wheel.name / "pginstall18", symlinks=True)
     shutil.copytree(wheel.with_name(f"{wheel.name}.libs"), tmp_path / "site" / f"{wheel.name}.libs")
-    here = tmp_path / "site" / wheel.name / "pginstall18" / "bin"
-    monkeypatch.setattr(postgres_processes, "program", lambda name: here / name)
+    programs = tmp_path / "site" / wheel.name / "pginstall18" / "bin"
+    monkeypatch.setattr(postgres_processes, "program", lambda name: programs / name)
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)
         monkeypatch.setattr(postgres_processes, "SHARED_PROGRAMS", Path(open_to_all) / "headrace")

@@ -17,10 +17,10 @@ def test_what_was_lost_is_counted_up_to_the_end_of_the_application(tmp_path: Pat
     failed = {"Event": "SparkListenerStageCompleted", "Stage Info": {"Failure Reason": "FetchFailed"}}
     done = {"Event": "SparkListenerStageCompleted", "Stage Info": {}}
     events += [removed, failed, done, {"Event": "SparkListenerApplicationEnd"}, removed]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.write_text("".join(json.dumps(event) + "\n" for event in events))
+    complete, killed = tmp_path / "whole", tmp_path / "killed"
+    complete.write_text("".join(json.dumps(event) + "\n" for event in events))
     killed.write_text(json.dumps(removed) + "\n" + json.dumps(removed)[:9])
-    found = losses([whole, killed])
-    assert found == Losses(2, {"ExecutorLostFailure": 1, "FetchFailed": 2}, 1)
-    assert str(found) == "2 executors, 3 tasks (1 ExecutorLostFailure, 2 FetchFailed), 1 attempt of a stage"
+    counted = losses([complete, killed])
+    assert counted == Losses(2, {"ExecutorLostFailure": 1, "FetchFailed": 2}, 1)
+    assert str(counted) == "2 executors, 3 tasks (1 ExecutorLostFailure, 2 FetchFailed), 1 attempt of a stage"
     assert str(Losses(0, {}, 0)) == "no executors, no tasks, no attempts of a stage"

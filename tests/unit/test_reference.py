@@ -92,5 +92,5 @@ def test_the_page_has_the_keys_of_the_shipped_pipelines(pipeline: str) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    there = (checkout() / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert there == page(), f"docs/reference.md is out of date; run: {COMMAND}"
+    current_page = (checkout() / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert current_page == page(), f"docs/reference.md is out of date; run: {COMMAND}"

@@ -57,13 +57,13 @@ def test_versions_by_key_move_no_alias(home: Workspace, capfd: pytest.CaptureFix
     assert registry.register(home, "clicks-baseline", local(home.home / "c"), {}, "k1") == "1"
     assert registry.champion(home, "clicks") is None
     tags = {"headrace.key": "k1", "headrace.status": "registered", "headrace.ds": "2026-01-10"}
-    one, two = versions(home, "clicks")
-    assert one == registry.Version("clicks", "1", local(home.home / "a"), "k1", "2026-01-10", {"auc": 0.71}, tags)
-    assert (two.key, two.ds, two.status) == ("k2", None, "registered")
+    initial, later = versions(home, "clicks")
+    assert initial == registry.Version("clicks", "1", local(home.home / "a"), "k1", "2026-01-10", {"auc": 0.71}, tags)
+    assert (later.key, later.ds, later.status) == ("k2", None, "registered")
     of_two = {"headrace.dataset": "d1", "headrace.warm_start": "k1", "headrace.warm_start_version": "1"}
-    assert of_two.items() <= two.tags.items()
-    assert "headrace.train_days" not in two.tags
-    assert by_key(home, "clicks", "k2") == two == numbered(home, "clicks", "2")
+    assert of_two.items() <= later.tags.items()
+    assert "headrace.train_days" not in later.tags
+    assert by_key(home, "clicks", "k2") == later == numbered(home, "clicks", "2")
     assert by_key(home, "clicks", "k9") is None
     assert "INFO" not in capfd.readouterr().err
     with sqlite3.connect(home.home / "mlflow.db") as db:
@@ -76,25 +76,25 @@ def test_versions_by_key_move_no_alias(home: Workspace, capfd: pytest.CaptureFix
 
 
 def test_a_version_that_somebody_else_registered_is_named_or_passed_over(home: Workspace) -> None:
-    ours = registry.register(home, "shared", local(home.home), {"auc": 0.6}, "k1", ds="2026-01-10")
+    registered = registry.register(home, "shared", local(home.home), {"auc": 0.6}, "k1", ds="2026-01-10")
     with Client(home) as client:
-        theirs = str(client.create_model_version("shared", source="runs:/0123/model").version)
-    assert [v.version for v in versions(home, "shared")] == [ours]
-    assert by_key(home, "shared", "k1") == numbered(home, "shared", ours)
-    said = rf"version {theirs} of model 'shared' was not registered by headrace .* its source is runs:/0123/model"
-    with pytest.raises(UserError, match=said):
-        numbered(home, "shared", theirs)
+        foreign = str(client.create_model_version("shared", source="runs:/0123/model").version)
+    assert [v.version for v in versions(home, "shared")] == [registered]
+    assert by_key(home, "shared", "k1") == numbered(home, "shared", registered)
+    message = rf"version {foreign} of model 'shared' was not registered by headrace .* its source is runs:/0123/model"
+    with pytest.raises(UserError, match=message):
+        numbered(home, "shared", foreign)
     # The next days go on beside it, and nothing goes back to it.
     second = registry.register(home, "shared", local(home.home), {"auc": 0.6}, "k2", ds="2026-01-11")
-    for version in (ours, second):
+    for version in (registered, second):
         settle(home, "shared", version)
     assert champion_of_day(home, "shared", "2026-01-09") is None
-    assert roll_back(home, "shared").now == ours
+    assert roll_back(home, "shared").now == registered
     with Client(home) as client:
-        client.set_registered_model_alias("shared", "champion", theirs)
-    with pytest.raises(UserError, match=said):
+        client.set_registered_model_alias("shared", "champion", foreign)
+    with pytest.raises(UserError, match=message):
         registry.champion(home, "shared")
-    assert promote(home, "shared", ours, reason="back").now == ours
+    assert promote(home, "shared", registered, reason="back").now == registered
 
 
 def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,18 +173,18 @@ def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPa
         runs = {v.version: v.run_id for v in client.search_model_versions("name = 'old'")}
         experiment = client.get_experiment_by_name("old").experiment_id
         alone = client.create_run(experiment, tags={KEY: "killed", DS: days[0]}).info.run_id
-    asked = (home, "old", days[3], {days[2]})
-    wanted = retention.OldRecord(days[0], "1", runs[1])
-    assert retention.old_records(*asked) == [retention.OldRecord(days[0], None, alone), wanted]
+    arguments = (home, "old", days[3], {days[2]})
+    old_record = retention.OldRecord(days[0], "1", runs[1])
+    assert retention.old_records(*arguments) == [retention.OldRecord(days[0], None, alone), old_record]
     with monkeypatch.context() as m:  # killed between a version and its run
         m.setattr(retention, "_remove_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            retention.remove_records(home, "old", [wanted])
-    found = retention.old_records(*asked)
-    assert {(r.version, r.run_id) for r in found} == {(None, alone), (None, runs[1])}
+            retention.remove_records(home, "old", [old_record])
+    records = retention.old_records(*arguments)
+    assert {(r.version, r.run_id) for r in records} == {(None, alone), (None, runs[1])}
     for _ in range(2):
-        retention.remove_records(home, "old", found)
-    assert retention.old_records(*asked) == []
+        retention.remove_records(home, "old", records)
+    assert retention.old_records(*arguments) == []
     left = rows_of(home)
     assert not [row for row in left if str(runs[1]) in row or alone in row or days[0] in row]
     for version in (2, 3, 4, 5):

@@ -51,17 +51,17 @@ class Models:
 
     @property
     def champion(self) -> str | None:
-        found = registry.champion(self.ws, self.name)
-        return None if found is None else found.version
+        version = registry.champion(self.ws, self.name)
+        return None if version is None else version.version
 
     def status(self, version: str) -> str | None:
-        found = numbered(self.ws, self.name, version)
-        assert found is not None
-        return found.status
+        registered = numbered(self.ws, self.name, version)
+        assert registered is not None
+        return registered.status
 
     def of_day(self, ds: str, besides: str | None = None) -> str | None:
-        found = champion_of_day(self.ws, self.name, ds, [] if besides is None else [besides])
-        return None if found is None else found.version
+        champion = champion_of_day(self.ws, self.name, ds, [] if besides is None else [besides])
+        return None if champion is None else champion.version
 
     def by_hand(self, version: str) -> None:
         """Set the champion as a person does in MLflow's own page."""
@@ -119,137 +119,137 @@ def test_the_newest_day_s_model_that_passed_is_champion(home: Workspace) -> None
 
 def test_an_alias_that_was_moved_in_mlflow_is_obeyed(home: Workspace, caplog: pytest.LogCaptureFixture) -> None:
     m = Models(home, "page")
-    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
-    for version in (one, two, three):
+    first, second, third = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    for version in (first, second, third):
         m.settle(version)
-    m.by_hand(one)
-    assert m.of_day("2026-01-12") == one
+    m.by_hand(first)
+    assert m.of_day("2026-01-12") == first
     with caplog.at_level("INFO", "headrace.registry"):
-        for version in (two, three):
+        for version in (second, third):
             assert m.settle(version).stays == f"version {version} has had it before"
-            assert m.settle(version, passed=True).now == one
+            assert m.settle(version, passed=True).now == first
     assert "was moved to version 1 outside headrace: obeyed" in caplog.text
     # A new model's verdict moves it on.
-    four = m.register("2026-01-13")
-    assert m.settle(four) == Promotion(one, four)
+    fourth = m.register("2026-01-13")
+    assert m.settle(fourth) == Promotion(first, fourth)
 
 
 def test_a_verdict_that_turns_to_refused_takes_the_alias_back(home: Workspace) -> None:
     m = Models(home, "turned")
-    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
-    against: dict[str, dict[str, str] | None] = {one: None}
-    against |= {new: {"version": old, "key": f"k{old}", "name": "x"} for old, new in ((one, two), (one, three))}
+    first, second, third = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    against: dict[str, dict[str, str] | None] = {first: None}
+    against |= {new: {"version": old, "key": f"k{old}", "name": "x"} for old, new in ((first, second), (first, third))}
 
     def settled(version: str, passed: bool) -> Promotion:
         return settle(home, m.name, version, passed=passed, judged_against=against[version])
 
-    settled(one, True)
-    settled(two, True)
-    assert settled(two, False) == Promotion(two, one)
-    assert (m.champion, m.status(two), m.of_day("2026-01-12")) == (one, "refused", one)
-    assert settled(two, False) == Promotion(one, one, "it was refused")
-    assert settled(two, True).now == two
+    settled(first, True)
+    settled(second, True)
+    assert settled(second, False) == Promotion(second, first)
+    assert (m.champion, m.status(second), m.of_day("2026-01-12")) == (first, "refused", first)
+    assert settled(second, False) == Promotion(first, first, "it was refused")
+    assert settled(second, True).now == second
     # What it was held against comes before a newer one that was champion; a refused one is none any more.
-    settled(three, True)
-    assert settled(three, False).now == one
-    settled(three, True)
-    m.by_hand(two)
-    m.by_hand(three)
-    settled(one, False)
-    assert settled(three, False) == Promotion(three, two)
+    settled(third, True)
+    assert settled(third, False).now == first
+    settled(third, True)
+    m.by_hand(second)
+    m.by_hand(third)
+    settled(first, False)
+    assert settled(third, False) == Promotion(third, second)
     # Where somebody has put it, it stays; of the only champion there is nothing to go back to.
-    settled(three, True)
-    m.by_hand(two)
-    assert settled(two, False).stays == "it was refused"
-    assert m.champion == two
-    m.by_hand(three)
-    assert settled(three, False) == Promotion(three, None)
+    settled(third, True)
+    m.by_hand(second)
+    assert settled(second, False).stays == "it was refused"
+    assert m.champion == second
+    m.by_hand(third)
+    assert settled(third, False) == Promotion(third, None)
     assert (m.champion, m.of_day("2026-01-12")) == (None, None)
-    assert m.log()[-1] == ("refuse", three, None)
-    assert settled(one, True) == Promotion(None, one)
+    assert m.log()[-1] == ("refuse", third, None)
+    assert settled(first, True) == Promotion(None, first)
 
 
 def test_people_take_a_champion_back_and_overrule_a_verdict(home: Workspace) -> None:
     m = Models(home, "people")
     with pytest.raises(UserError, match="no champion"):
         roll_back(home, m.name)
-    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
-    for version, passed in ((one, True), (two, True), (three, False)):
+    first, second, third = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    for version, passed in ((first, True), (second, True), (third, False)):
         m.settle(version, passed)
-    assert roll_back(home, m.name, reason="clicks fell") == Promotion(two, one)
-    assert (m.champion, m.status(two)) == (one, "rolled_back")
-    found = numbered(home, m.name, two)
-    assert found is not None
-    assert found.tags["headrace.reason"] == "clicks fell"
-    assert {"headrace.by", "headrace.at"} <= found.tags.keys()
+    assert roll_back(home, m.name, reason="clicks fell") == Promotion(second, first)
+    assert (m.champion, m.status(second)) == (first, "rolled_back")
+    registered = numbered(home, m.name, second)
+    assert registered is not None
+    assert registered.tags["headrace.reason"] == "clicks fell"
+    assert {"headrace.by", "headrace.at"} <= registered.tags.keys()
     # A rerun of its day changes nothing of that.
-    assert "rolled back by hand" in m.settle(two).stays
-    assert m.champion == one
+    assert "rolled back by hand" in m.settle(second).stays
+    assert m.champion == first
     with pytest.raises(UserError, match="no version of model 'people' was champion before"):
         roll_back(home, m.name)
-    assert promote(home, m.name, three, "the data were late", user="ann") == Promotion(one, three)
-    assert (m.champion, m.status(three)) == (three, "overridden")
-    assert "overridden by hand" in m.settle(three, passed=False).stays
+    assert promote(home, m.name, third, "the data were late", user="ann") == Promotion(first, third)
+    assert (m.champion, m.status(third)) == (third, "overridden")
+    assert "overridden by hand" in m.settle(third, passed=False).stays
     with pytest.raises(UserError, match=r"2026-01-10.*2026-01-12.*--allow-older"):
-        promote(home, m.name, one, "why not")
-    assert promote(home, m.name, one, "why not", allow_older=True).now == one
+        promote(home, m.name, first, "why not")
+    assert promote(home, m.name, first, "why not", allow_older=True).now == first
     with pytest.raises(UserError, match="no version 9"):
         promote(home, m.name, "9", "x")
     with pytest.raises(UserError, match="is the champion already"):
-        roll_back(home, m.name, one)
-    assert roll_back(home, m.name, three).now == three
+        roll_back(home, m.name, first)
+    assert roll_back(home, m.name, third).now == third
     (home.home / m.name / "k1").rmdir()
     with pytest.raises(UserError, match="is gone"):
-        promote(home, m.name, one, "x", allow_older=True)
+        promote(home, m.name, first, "x", allow_older=True)
     last = json.loads(home.promotions(m.name).read_text().splitlines()[3])
     assert (last["by"], last["reason"], last["was"]) == ("ann", "the data were late", "refused")
 
 
-@pytest.mark.parametrize("before", ["set_registered_model_alias", "set_registered_model_tag", "set_model_version_tag"])
-def test_a_killed_promotion_is_completed(home: Workspace, before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["set_registered_model_alias", "set_registered_model_tag", "set_model_version_tag"])
+def test_a_killed_promotion_is_completed(home: Workspace, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
-    m = Models(home, f"killed-{before[4:].replace('_', '-')}")
-    one, two = m.register("2026-01-10"), m.register("2026-01-11")
-    m.settle(one)
+    m = Models(home, f"killed-{method[4:].replace('_', '-')}")
+    first, second = m.register("2026-01-10"), m.register("2026-01-11")
+    m.settle(first)
 
     def killed(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, before, killed)
+        patch.setattr(MlflowClient, method, killed)
         with pytest.raises(KeyboardInterrupt):
-            m.settle(two)
-    assert m.champion in (one, two)
-    m.settle(two)
-    assert (m.champion, m.status(two)) == (two, "promoted")
+            m.settle(second)
+    assert m.champion in (first, second)
+    m.settle(second)
+    assert (m.champion, m.status(second)) == (second, "promoted")
 
 
 def test_versions_from_before_there_were_statuses(home: Workspace) -> None:
     m = Models(home, "old")
-    one, two = m.register("2026-01-10"), m.register("2026-01-11")
+    first, second = m.register("2026-01-10"), m.register("2026-01-11")
     with Client(home) as client:
-        for version in (one, two):
+        for version in (first, second):
             client.delete_model_version_tag(m.name, version, "headrace.status")
-    m.by_hand(one)
+    m.by_hand(first)
     # They had the alias when they were registered: where it is now, somebody has put it.
-    assert "had its turn" in m.settle(two).stays
-    assert (m.champion, m.of_day("2026-01-11"), m.of_day("2026-01-11", besides="k1")) == (one, one, two)
+    assert "had its turn" in m.settle(second).stays
+    assert (m.champion, m.of_day("2026-01-11"), m.of_day("2026-01-11", besides="k1")) == (first, first, second)
 
 
 def test_a_verdict_remembers_what_it_was_held_against(home: Workspace) -> None:
     m = Models(home, "against")
-    one = m.register("2026-01-10")
-    settle(home, m.name, one, judged_against={"version": "7", "key": "k", "name": "models/x"})
-    found = numbered(home, m.name, one)
-    assert found is not None
-    assert judged_against(found) == {"version": "7", "key": "k", "name": "models/x"}
-    set_alias(home, m.name, "challenger", one)
-    assert aliases(home, m.name) == {"challenger": one, "champion": one}
+    number = m.register("2026-01-10")
+    settle(home, m.name, number, judged_against={"version": "7", "key": "k", "name": "models/x"})
+    registered = numbered(home, m.name, number)
+    assert registered is not None
+    assert judged_against(registered) == {"version": "7", "key": "k", "name": "models/x"}
+    set_alias(home, m.name, "challenger", number)
+    assert aliases(home, m.name) == {"challenger": number, "champion": number}
     set_alias(home, m.name, "challenger", m.register("2026-01-09"))  # an older day's
-    assert aliases(home, m.name)["challenger"] == one
+    assert aliases(home, m.name)["challenger"] == number
     with pytest.raises(ValueError, match="settle, promote and roll_back"):
-        set_alias(home, m.name, "champion", one)
+        set_alias(home, m.name, "champion", number)
 
 
 _DAYS = st.integers(1, 6)
@@ -265,35 +265,35 @@ def test_an_alias_never_moves_to_an_older_day(home: Workspace, runs: list[tuple[
         version = m.register(f"2026-01-0{day}")
         m.settle(version, passed)
         passed_days += [day] if passed else []
-        found = registry.champion(home, m.name)
-        assert (found is None) == (not passed_days)
-        now = 0 if found is None else int((found.ds or "")[-1])
+        champion = registry.champion(home, m.name)
+        assert (champion is None) == (not passed_days)
+        now = 0 if champion is None else int((champion.ds or "")[-1])
         assert now == max([held, *passed_days[-1:]], default=0)
         held = now
         for each in range(1, 7):
             known = [d for d in passed_days if d <= each]
-            of = champion_of_day(home, m.name, f"2026-01-0{each}")
-            assert (None if of is None else int((of.ds or "")[-1])) == max(known, default=None)
+            champion_then = champion_of_day(home, m.name, f"2026-01-0{each}")
+            assert (None if champion_then is None else int((champion_then.ds or "")[-1])) == max(known, default=None)
 
 
 def test_of_two_versions_of_a_day_one_is_chosen(home: Workspace) -> None:
     m = Models(home, "challenged")
-    before, day, challenger = m.register("2026-01-09"), m.register("2026-01-10"), m.register("2026-01-10")
-    m.settle(before)
+    previous, day, challenger = m.register("2026-01-09"), m.register("2026-01-10"), m.register("2026-01-10")
+    m.settle(previous)
     # The challenger, whether the day's model has passed or not; the alias moves once.
     for passed, status in ((True, "registered"), (False, "refused")):
         assert m.settle(challenger).now == challenger
         assert m.settle(day, passed, chosen=False).now == challenger
-        assert [m.status(v) for v in (before, day, challenger)] == ["promoted", status, "promoted"]
-    assert m.log() == [("promote", None, before), ("promote", before, challenger)]
-    assert [m.of_day(f"2026-01-{d:02}") for d in (9, 10)] == [before, challenger]
+        assert [m.status(v) for v in (previous, day, challenger)] == ["promoted", status, "promoted"]
+    assert m.log() == [("promote", None, previous), ("promote", previous, challenger)]
+    assert [m.of_day(f"2026-01-{d:02}") for d in (9, 10)] == [previous, challenger]
     # Judged again by other rules: the day's model after all; the challenger has not been champion then.
     assert m.settle(day).now == day
     assert m.settle(challenger, chosen=False).now == day
-    assert [m.status(v) for v in (before, day, challenger)] == ["promoted", "promoted", "registered"]
+    assert [m.status(v) for v in (previous, day, challenger)] == ["promoted", "promoted", "registered"]
     # Neither: it goes back to the one before.
-    assert m.settle(day, passed=False).now == before
-    assert m.settle(challenger, passed=False, chosen=False).now == m.champion == before
+    assert m.settle(day, passed=False).now == previous
+    assert m.settle(challenger, passed=False, chosen=False).now == m.champion == previous
     # What people have decided stays.
     promote(home, m.name, challenger, "it is better on mobiles")
     assert m.settle(challenger, chosen=False).now == m.champion == challenger

@@ -76,13 +76,13 @@ def environment(folder: Path, requirements: Sequence[str]) -> None:
     """Fill a folder with what a fresh environment has after `pip install` of some requirements: with links to the
     packages of this one."""
     folder.mkdir()
-    there = installed()
+    distributions = installed()
     pinned = {r.name: r for r in map(Requirement, requirements)}
     assert "headrace" not in pinned
     for name, requirement in pinned.items():
-        assert requirement.specifier.contains(there[canonicalize_name(name)].version), requirement
-    for name in _reach(there, {(canonicalize_name(n), frozenset(r.extras)) for n, r in pinned.items()}, ()):
-        distribution = there[name]
+        assert requirement.specifier.contains(distributions[canonicalize_name(name)].version), requirement
+    for name in _reach(distributions, {(canonicalize_name(n), frozenset(r.extras)) for n, r in pinned.items()}, ()):
+        distribution = distributions[name]
         for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             link = folder / top
             if not link.exists():
@@ -95,8 +95,8 @@ def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
 ) -> None:
     store = tmp_path / "store"
     first, second = save_models(store)
-    wanted = hr.Predictor(second.local_path()).predict(rows())
-    assert not np.array_equal(wanted, hr.Predictor(first.local_path()).predict(rows()))
+    expected = hr.Predictor(second.local_path()).predict(rows())
+    assert not np.array_equal(expected, hr.Predictor(first.local_path()).predict(rows()))
     with tracking_server(tmp_path) as url:
         ws = Workspace.from_environment(tmp_path / "home", {"HEADRACE_REGISTRY": url, "HEADRACE_STORE": str(store)})
         assert ws.registry_uri == url
@@ -133,12 +133,12 @@ def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
             cwd=tmp_path,
         )
     assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["headrace"].endswith("/code/headrace.zip/headrace/__init__.py")
-    assert not said["before"]
-    assert (said["native"], said["level"]) == (native.library() is not None, RETRIEVAL.path().parent.name)
-    assert said["dtype"] == "float32"
-    np.testing.assert_array_equal(np.array(said["scores"], "f4"), wanted)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["headrace"].endswith("/code/headrace.zip/headrace/__init__.py")
+    assert not report["before"]
+    assert (report["native"], report["level"]) == (native.library() is not None, RETRIEVAL.path().parent.name)
+    assert report["dtype"] == "float32"
+    np.testing.assert_array_equal(np.array(report["scores"], "f4"), expected)
 
     # What MLflow's own managers of environments read.
     described = yaml.safe_load((logged / "MLmodel").read_text())["flavors"]["python_function"]["env"]
@@ -168,11 +168,11 @@ def test_a_server_that_says_to_come_later_is_an_outage(
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        with pytest.raises(UserError, match=f"the model registry {url} ") as told:
+        with pytest.raises(UserError, match=f"the model registry {url} ") as raised:
             registry.champion(Workspace(tmp_path, registry_server=url), "clicks")
         server.shutdown()
         thread.join()
-    assert told.value.exit_code == exit_code
+    assert raised.value.exit_code == exit_code
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_an_upload_that_fails_is_named(fault: Exception, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("address", "message"),
     [
         ("sqlite:///mlflow.db", "write http://HOST:PORT"),
         ("http://", "write http://HOST:PORT"),
         ("http://me:secret@host:5000", "credentials are no part of an address"),
     ],
 )
-def test_addresses_of_servers(given: str, message: str) -> None:
+def test_addresses_of_servers(address: str, message: str) -> None:
     adapter = TypeAdapter(ServerText)
     assert adapter.validate_python("https://mlflow.example:5000/") == "https://mlflow.example:5000"
     with pytest.raises(ValidationError, match=message):
-        adapter.validate_python(given)
+        adapter.validate_python(address)

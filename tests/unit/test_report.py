@@ -99,8 +99,8 @@ def test_a_pipeline_without_a_stage_does_not_call_it_missing() -> None:
     spec = load_spec("clicks", ["drift=null", "baseline=null", "score=null", "publish=null"])
     manifests = {s: m for s, m in make_manifests().items() if s in ("ingest", "features", "train", "promote")}
     words = Checker(page(make_day(manifests, spec))).words
-    (others,) = re.findall(r"Not part of this pipeline: ([\w, ]+)\.", words)
-    assert {"drift", "baseline", "score", "publish"} <= set(others.split(", "))
+    (absent,) = re.findall(r"Not part of this pipeline: ([\w, ]+)\.", words)
+    assert {"drift", "baseline", "score", "publish"} <= set(absent.split(", "))
     assert "not run" not in words
     assert "This pipeline scores nothing" in words
 

@@ -17,18 +17,18 @@ def test_the_days_before_are_shown_and_none_after() -> None:
     """Rows show each day's manifest, the newest first; later days and empty columns are left out."""
     runs = {}
     for number, ds in enumerate(("2026-01-06", "2026-01-07", DS, "2026-01-09")):
-        made = make_manifests(ds)
-        train = made["train"]
-        told = {
+        manifests = make_manifests(ds)
+        train = manifests["train"]
+        train_facts = {
             "metrics": {"auc": 0.71 + number / 100, "log_loss": 0.4},
             "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.69 - number / 100}},
             "saved": {"embeddings_bytes": (number + 1) << 20, "whole_copy_bytes": 9 << 20},
             "registered": {"name": "clicks", "version": 40 + number},
         }
-        made["train"] = train.model_copy(update={"facts": {**train.facts, **told}})
+        manifests["train"] = train.model_copy(update={"facts": {**train.facts, **train_facts}})
         verdict = {"verdict": "refused" if number == 1 else "passed"}
-        made["gate"] = made["drift"].model_copy(update={"stage": "gate", "facts": verdict})
-        runs |= {("clicks", ds, stage): m for stage, m in made.items()}
+        manifests["gate"] = manifests["drift"].model_copy(update={"stage": "gate", "facts": verdict})
+        runs |= {("clicks", ds, stage): m for stage, m in manifests.items()}
     of_day = {stage: m for (_, ds, stage), m in runs.items() if ds == DS}
     html = page(make_day(of_day, runs=runs))
     words = Checker(html).words
@@ -61,10 +61,10 @@ def test_what_the_stages_used_is_told_and_added_up() -> None:
 def outcomes_manifest(ds: str, rates: Mapping[str, float], ripe: str, alerts: int = 0) -> Manifest:
     """Return a manifest as the stage outcomes writes it, with served days and their rates."""
 
-    def record(served: str, metric: str, value: float, dimension: str = "all", of: str = "") -> dict[str, Any]:
+    def record(served: str, metric: str, value: float, dimension: str = "all", group: str = "") -> dict[str, Any]:
         known = {"ripe": served <= ripe, "known": 1.0 if served <= ripe else 0.8, "expected": value * 1.1}
         counts = {"rows": 1234, "users": 321, "positives": 77}
-        about = {"served_ds": served, "label": "click", "dimension": dimension, "value": of, "metric": metric}
+        about = {"served_ds": served, "label": "click", "dimension": dimension, "value": group, "metric": metric}
         return about | counts | known | {"estimate": value, "low": value - 0.01, "high": value + 0.01}
 
     days = [record(served, name, rate) for served, rate in rates.items() for name in ("rate", "auc")]

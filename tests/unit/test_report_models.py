@@ -29,8 +29,8 @@ def test_tasks_have_tables_of_their_own() -> None:
         "slices": [{"slice": "device", "value": "tv", "rows": 12, "metrics": {"auc": 0.5999}, "intervals": {}}],
     }
     metrics = {**train.facts["metrics"], "auc.purchase": 0.6123}
-    told = {"rows": 5_000, "metrics": metrics, "intervals": {}, "slices": [], "tasks": {"purchase": of_task}}
-    facts_ = {**train.facts, "metrics": metrics, "evaluation": {"valid": told}}
+    evaluation = {"rows": 5_000, "metrics": metrics, "intervals": {}, "slices": [], "tasks": {"purchase": of_task}}
+    facts_ = {**train.facts, "metrics": metrics, "evaluation": {"valid": evaluation}}
     manifests["train"] = train.model_copy(update={"facts": facts_})
     words = Checker(page(make_day(manifests))).words
     for text in (
@@ -48,7 +48,7 @@ def test_tasks_have_tables_of_their_own() -> None:
 def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     manifests = make_manifests()
     assert 'id="evaluation"' not in page(make_day(manifests))
-    found = {
+    evaluation = {
         "rows": 5_000,
         "metrics": {"auc": 0.7694, "gauc": 0.6543, "pr_auc": None},
         "intervals": {"auc": [0.7612, 0.7788]},
@@ -58,7 +58,7 @@ def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
         ],
     }
     train = manifests["train"]
-    facts_ = {**train.facts, "evaluation": {"valid": found, "test": {**found, "rows": 77_777}}}
+    facts_ = {**train.facts, "evaluation": {"valid": evaluation, "test": {**evaluation, "rows": 77_777}}}
     manifests["train"] = train.model_copy(update={"facts": facts_})
     html = page(make_day(manifests))
     words = Checker(html).words
@@ -73,8 +73,10 @@ def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     assert "Slices of the test split" in words
     # Of both models beside each other, where both were asked.
     base = manifests["baseline"]
-    mine = {**found, "metrics": {"auc": 0.7411}, "intervals": {"auc": [0.73, 0.75]}}
-    manifests["baseline"] = base.model_copy(update={"facts": {**base.facts, "evaluation": {"valid": mine}}})
+    baseline_evaluation = {**evaluation, "metrics": {"auc": 0.7411}, "intervals": {"auc": [0.73, 0.75]}}
+    manifests["baseline"] = base.model_copy(
+        update={"facts": {**base.facts, "evaluation": {"valid": baseline_evaluation}}}
+    )
     words = Checker(page(make_day(manifests))).words
     assert "Metric neural interval XGBoost interval AUC 0.7694 [0.7612, 0.7788] 0.7411 [0.7300, 0.7500]" in words
     assert "device <phone> neural 321 0.7012" in words
@@ -94,8 +96,8 @@ def test_slices_with_intervals_are_drawn() -> None:
         }
         for i in range(20)
     ]
-    found = {"valid": {"rows": 9, "metrics": {"auc": 0.7}, "intervals": {}, "slices": slices}}
-    manifests["train"] = train.model_copy(update={"facts": {**train.facts, "evaluation": found}})
+    evaluations = {"valid": {"rows": 9, "metrics": {"auc": 0.7}, "intervals": {}, "slices": slices}}
+    manifests["train"] = train.model_copy(update={"facts": {**train.facts, "evaluation": evaluations}})
     html = page(make_day(manifests))
     (plot,) = re.findall(r'<svg [^>]*aria-label="AUC by slice of the validation split".*?</svg>', html, flags=re.DOTALL)
     assert re.findall(r">(c v\d+)<", plot) == sorted(f"c v{i}" for i in range(8, 20))
@@ -106,20 +108,20 @@ def test_lift_is_that_of_the_rows_themselves(bins: list[tuple[float, float, int]
     """Against rows written out one by one, each with its bin's rate."""
     rows = sorted(((p, o) for p, o, n in bins for _ in range(n)), reverse=True)
     rates = [o for _, o in rows]
-    found = lift_of([(p, o, float(n)) for p, o, n in bins])
+    lift_curve = lift_of([(p, o, float(n)) for p, o, n in bins])
     if not rows or sum(rates) < 1e-9:
-        assert not found or sum(rates) > 0
+        assert not lift_curve or sum(rates) > 0
         return
-    for share, lift in found:
+    for share, lift in lift_curve:
         first = round(share * len(rows))
         assert lift == pytest.approx((sum(rates[:first]) / first) / (sum(rates) / len(rates)), rel=1e-6)
-    assert found[-1] == pytest.approx((1.0, 1.0))
+    assert lift_curve[-1] == pytest.approx((1.0, 1.0))
 
 
 def gate_manifests() -> dict[str, Manifest]:
     """A refused day, as the stages evaluate and gate write it."""
-    told = {"version": "8", "key": "k8", "name": "models/x", "bytes": 3_000_000, "rows_per_second": 210_000.0}
-    beside = {"value": -0.006, "low": -0.009, "high": -0.003, "p": 0.01}
+    version_facts = {"version": "8", "key": "k8", "name": "models/x", "bytes": 3_000_000, "rows_per_second": 210_000.0}
+    difference = {"value": -0.006, "low": -0.009, "high": -0.003, "p": 0.01}
     rules = [
         {"key": "gate.champion.auc", "figure": "auc beside the champion's", "value": -0.006, "limit": -0.002}
         | {"margin": -0.007, "passed": False, "text": "auc is worse", "low": -0.009, "high": -0.003},
@@ -136,39 +138,44 @@ def gate_manifests() -> dict[str, Manifest]:
     facts = {"registered": "clicks", "split": "valid", "note": ""}
     evaluate = {
         **facts,
-        "model": {**told, "metrics": {"auc": 0.724, "log_loss": 0.441}},
-        "champion": {**told, "version": "7", "metrics": {"auc": 0.73, "log_loss": 0.439}},
-        "differences": {"auc": beside, "log_loss": None},
+        "model": {**version_facts, "metrics": {"auc": 0.724, "log_loss": 0.441}},
+        "champion": {**version_facts, "version": "7", "metrics": {"auc": 0.73, "log_loss": 0.439}},
+        "differences": {"auc": difference, "log_loss": None},
         "slices": slices,
     }
     champion = {"version": "7", "key": "k7", "name": "models/w"}
-    gate = {**facts, "verdict": "refused", "rows": 59_400, "model": told, "champion": champion, "rules": rules}
+    gate = {**facts, "verdict": "refused", "rows": 59_400, "model": version_facts, "champion": champion, "rules": rules}
     return {
-        stage: Manifest(stage=stage, pipeline="clicks", ds=DS, key=stage, spec_hash="", facts=of, rows={"rows": 59_400})
-        for stage, of in (("evaluate", evaluate), ("gate", gate))
+        stage: Manifest(
+            stage=stage, pipeline="clicks", ds=DS, key=stage, spec_hash="", facts=stage_facts, rows={"rows": 59_400}
+        )
+        for stage, stage_facts in (("evaluate", evaluate), ("gate", gate))
     }
 
 
 def test_the_challenger_is_told_beside_the_days_model() -> None:
-    spec, made = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"]), gate_manifests()
+    spec, manifests = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"]), gate_manifests()
     rule = {"key": "challenger.behind", "figure": "auc beside that of version 8", "value": 0.0005, "limit": 0.001}
     judged = {"version": "9", "verdict": "passed", "becomes_champion": False}
     judged |= {"rules": [rule | {"margin": -0.0005, "passed": False, "text": "auc"}]}
-    beside = {"auc": {"value": 0.0005, "low": -0.001, "high": 0.002, "p": 0.4}}
-    measured = {"version": "9", "note": "", "metrics": {"auc": 0.7245}, "beside_model": beside}
+    differences = {"auc": {"value": 0.0005, "low": -0.001, "high": 0.002, "p": 0.4}}
+    measured = {"version": "9", "note": "", "metrics": {"auc": 0.7245}, "beside_model": differences}
 
     def words(challenger: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> str:
-        told = {"evaluate": {"challenger": challenger}, "gate": {} if verdict is None else {"challenger": verdict}}
-        found = {s: m.model_copy(update={"facts": {**m.facts, **told[s]}}) for s, m in made.items()}
-        return Checker(page(make_day(make_manifests() | found, spec))).words
+        added_facts = {
+            "evaluate": {"challenger": challenger},
+            "gate": {} if verdict is None else {"challenger": verdict},
+        }
+        changed = {s: m.model_copy(update={"facts": {**m.facts, **added_facts[s]}}) for s, m in manifests.items()}
+        return Checker(page(make_day(make_manifests() | changed, spec))).words
 
     text = words(measured, judged)
-    for said in (
+    for sentence in (
         "The challenger, version 9, was passed.",
         "challenger.behind broken auc beside that of version 8 0.0005 0.001 -0.0005",
         "AUC 0.7245 0.7240 +0.0005 [-0.0010, +0.0020]",
     ):
-        assert said in text, said
+        assert sentence in text, sentence
     assert "was passed, and becomes champion." in words(measured, judged | {"becomes_champion": True, "rules": []})
     assert "cannot predict the day's rows: it is gone" in words({"version": "9", "note": "it is gone"}, None)
 
@@ -176,7 +183,7 @@ def test_the_challenger_is_told_beside_the_days_model() -> None:
 def test_a_refusal_is_told_with_every_rule() -> None:
     spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}"])
     words = Checker(page(make_day(make_manifests() | gate_manifests(), spec))).words
-    for said in (
+    for sentence in (
         "Version 8 was refused, beside version 7, the champion: 1 of 3 rules are broken.",
         "gate.champion.auc broken auc beside the champion's -0.006 -0.002 -0.007",
         "gate.slices.auc not judged",
@@ -184,13 +191,13 @@ def test_a_refusal_is_told_with_every_rule() -> None:
         "bytes on disk 3,000,000 3,000,000",
         "59,400 rows of the split valid",
     ):
-        assert said in words, said
-    at = [words.index(f"country = {c}") for c in ("li", "at", "ch")]
-    assert at == sorted(at)
+        assert sentence in words, sentence
+    positions = [words.index(f"country = {c}") for c in ("li", "at", "ch")]
+    assert positions == sorted(positions)
     assert "The challenger" not in words
     assert "Gate" not in Checker(page(make_day(make_manifests()))).words
-    nothing = make_manifests() | {s: m.model_copy(update={"facts": {}}) for s, m in gate_manifests().items()}
-    Checker(page(make_day(nothing, spec)))
+    without_facts = make_manifests() | {s: m.model_copy(update={"facts": {}}) for s, m in gate_manifests().items()}
+    Checker(page(make_day(without_facts, spec)))
     assert "Not run: gate." in Checker(page(make_day(make_manifests(), spec))).words
 
 
@@ -204,27 +211,32 @@ def test_ceiling_share(auc: float | None, ceiling: float | None, share: float | 
 
 def test_models_stand_side_by_side() -> None:
     """The report shows trained models, their cost and which scored; intervals are drawn of the same rows."""
-    made = make_manifests()
-    words = Checker(page(make_day(made))).words
+    manifests = make_manifests()
+    words = Checker(page(make_day(manifests))).words
     table = words[words.index("Models side by side") :]
-    for said in ("neural XGBoost version 8", "AUC 0.7694 0.7411", "trained in 1 min 02 s", "880 MiB"):
-        assert said in table, said
-    alone = {stage: m for stage, m in made.items() if stage != "baseline"}
+    for sentence in ("neural XGBoost version 8", "AUC 0.7694 0.7411", "trained in 1 min 02 s", "880 MiB"):
+        assert sentence in table, sentence
+    alone = {stage: m for stage, m in manifests.items() if stage != "baseline"}
     assert "Models side by side" not in page(make_day(alone))
     # The challenger is a model of the day, where it was due; on the same rows it is one of three.
     spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"])
-    challenger = made["train"].model_copy(update={"stage": "challenger", "seconds": 7.0, "outputs": ()})
-    assert "neural XGBoost challenger" not in Checker(page(make_day(made | {"challenger": challenger}, spec))).words
-    challenger = challenger.model_copy(update={"outputs": made["train"].outputs})
-    found = gate_manifests()
-    facts_ = dict(found["evaluate"].facts)
+    challenger = manifests["train"].model_copy(update={"stage": "challenger", "seconds": 7.0, "outputs": ()})
+    assert (
+        "neural XGBoost challenger" not in Checker(page(make_day(manifests | {"challenger": challenger}, spec))).words
+    )
+    challenger = challenger.model_copy(update={"outputs": manifests["train"].outputs})
+    judged = gate_manifests()
+    facts_ = dict(judged["evaluate"].facts)
     for role, ends in (("model", [0.715, 0.733]), ("champion", [0.721, 0.739])):
         facts_[role] = {**facts_[role], "intervals": {"auc": ends}}
     facts_["challenger"] = {"version": "9", "metrics": {"auc": 0.7245}, "intervals": {"auc": [0.716, 0.734]}}
-    found["evaluate"] = found["evaluate"].model_copy(update={"facts": facts_})
-    html = page(make_day(made | found | {"challenger": challenger}, spec))
+    judged["evaluate"] = judged["evaluate"].model_copy(update={"facts": facts_})
+    html = page(make_day(manifests | judged | {"challenger": challenger}, spec))
     words = Checker(html).words
-    for said in ("neural XGBoost challenger", "the day's champion challenger version 8 7 9 AUC 0.7240 0.7300 0.7245"):
-        assert said in words, said
+    for sentence in (
+        "neural XGBoost challenger",
+        "the day's champion challenger version 8 7 9 AUC 0.7240 0.7300 0.7245",
+    ):
+        assert sentence in words, sentence
     (plot,) = re.findall(r'<svg [^>]*aria-label="AUC of the models on the same rows".*?</svg>', html, flags=re.DOTALL)
     assert all(f">{role}<" in plot for role in ("the day&#39;s", "champion", "challenger")) or "champion" in plot

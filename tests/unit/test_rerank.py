@@ -44,31 +44,37 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
 
     def fits(i: int, chosen: list[int]) -> bool:
         for column, most in rules.caps.items():
-            of = lists.values[column]
-            if of[i] >= 0 and sum(of[j] == of[i] for j in chosen) >= most:
+            cells = lists.values[column]
+            if cells[i] >= 0 and sum(cells[j] == cells[i] for j in chosen) >= most:
                 return False
         return True
 
-    wanted: list[tuple[int, float, set[int]]] = []
+    shares: list[tuple[int, float, set[int]]] = []
     if rules.freshness and rules.freshness.share:
-        wanted.append((Rule.FRESH, rules.freshness.share, {i for i in items if lists.fresh[i]}))
+        shares.append((Rule.FRESH, rules.freshness.share, {i for i in items if lists.fresh[i]}))
     if rules.new_items:
-        wanted.append((Rule.NEW_ITEM, rules.new_items.share, {i for i in items if lists.new[i]}))
+        shares.append((Rule.NEW_ITEM, rules.new_items.share, {i for i in items if lists.new[i]}))
     chosen: list[int] = []
-    told: list[int] = []
+    chosen_rules: list[int] = []
     while len(chosen) < k:
         possible = [i for i in items if i not in chosen and fits(i, chosen)]
         if not possible:
             break
         waits = set()
         for column, most in rules.caps.items():
-            of = lists.values[column]
-            room = {v: most - sum(of[j] == v for j in chosen) if v >= 0 else 99 for v in of[possible]}
-            for _, share, members in wanted:
+            column_values = lists.values[column]
+            room = {
+                v: most - sum(column_values[j] == v for j in chosen) if v >= 0 else 99 for v in column_values[possible]
+            }
+            for _, share, members in shares:
                 lack = int(share * min(k, len(items)) + 1e-9) - len(members & set(chosen))
-                sizes = Counter(of[i] for i in members & set(possible))
+                sizes = Counter(column_values[i] for i in members & set(possible))
                 if 0 < lack >= sum(min(size, room[v]) for v, size in sizes.items()):
-                    waits |= {i for i in possible if i not in members and 0 < sizes[of[i]] >= room[of[i]]}
+                    waits |= {
+                        i
+                        for i in possible
+                        if i not in members and 0 < sizes[column_values[i]] >= room[column_values[i]]
+                    }
         possible = [i for i in possible if i not in waits] or possible
         marginal = {}
         for i in possible:
@@ -81,19 +87,19 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
         must: dict[int, set[int]] = {}
         for end in range(len(chosen) + 1, k + 1):
             lacks = {}
-            for name, share, members in wanted:
+            for name, share, members in shares:
                 missing = max(int(share * end + 1e-9) - len(members & set(chosen)), 0)
                 lacks[name] = min(missing, len(members & set(possible)))
             if sum(lacks.values()) >= end - len(chosen):
-                must = {name: members for name, _, members in wanted if lacks[name]}
+                must = {name: members for name, _, members in shares if lacks[name]}
                 break
         narrow = [i for i in possible if any(i in members for members in must.values())]
-        mine = max(narrow, key=lambda i: (marginal[i], -i)) if narrow else best
-        if mine != best:
-            rule = max(name for name, members in must.items() if mine in members)
-        chosen.append(mine)
-        told.append(rule)
-    return chosen, told
+        pick = max(narrow, key=lambda i: (marginal[i], -i)) if narrow else best
+        if pick != best:
+            rule = max(name for name, members in must.items() if pick in members)
+        chosen.append(pick)
+        chosen_rules.append(rule)
+    return chosen, chosen_rules
 
 
 def test_a_cap_leaves_room_for_a_share() -> None:
@@ -113,16 +119,16 @@ def test_a_cap_leaves_room_for_a_share() -> None:
 def test_a_share_is_reached_as_far_as_a_cap_allows(
     lists: RankedLists, most: int, share: float, relevance: float | None, k: int
 ) -> None:
-    found = rerank(lists, make_rules({"seller": most}, share, None, 0.0, relevance), k, DS)
+    reranked = rerank(lists, make_rules({"seller": most}, share, None, 0.0, relevance), k, DS)
     assert lists.fresh is not None
     for user in range(len(lists.users)):
-        rows, _, _ = of_user(lists, found, user)
+        rows, _, _ = of_user(lists, reranked, user)
         items = range(int(lists.offsets[user]), int(lists.offsets[user + 1]))
         sellers = Counter(int(lists.values["seller"][i]) for i in items if lists.fresh[i])
         possible = sum(min(n, most) if seller >= 0 else n for seller, n in sellers.items())
         for n in range(len(rows) + 1):
-            wanted = int(share * n + 1e-9)
-            assert sum(lists.fresh[rows[:n]]) >= min(wanted, possible)
+            required = int(share * n + 1e-9)
+            assert sum(lists.fresh[rows[:n]]) >= min(required, possible)
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,9 +143,9 @@ def test_lists_are_those_of_plain_loops(
     k: int,
 ) -> None:
     rules = make_rules(caps, fresh, new, boost, relevance)
-    found = rerank(lists, rules, k, DS)
+    reranked = rerank(lists, rules, k, DS)
     for user in range(len(lists.users)):
-        rows, rule, propensity = of_user(lists, found, user)
+        rows, rule, propensity = of_user(lists, reranked, user)
         assert (rows, rule) == slow(lists, rules, k, user)
         assert propensity == [1.0] * len(rows)
 
@@ -164,13 +170,13 @@ def test_exploration_keeps_caps_and_shares(
     k: int,
 ) -> None:
     rules = make_rules(caps, fresh, new, 0.0, None)
-    before = rerank(lists, rules, k, DS)
+    unexplored = rerank(lists, rules, k, DS)
     explored = make_rules(caps, fresh, new, 0.0, None, explore={"epsilon": epsilon, "pool": pool})
-    found = rerank(lists, explored, k, DS)
-    assert (found.offsets == before.offsets).all()
+    reranked = rerank(lists, explored, k, DS)
+    assert (reranked.offsets == unexplored.offsets).all()
     for user in range(len(lists.users)):
-        rows, rule, propensity = of_user(lists, found, user)
-        planned = of_user(lists, before, user)[0]
+        rows, rule, propensity = of_user(lists, reranked, user)
+        planned = of_user(lists, unexplored, user)[0]
         # What the other users of a block have changes nothing.
         alone = rerank(only(lists, user), explored, k, DS)
         assert (alone.rows + lists.offsets[user]).tolist() == rows
@@ -185,8 +191,8 @@ def test_exploration_keeps_caps_and_shares(
             for end in range(1, len(rows) + 1) if share else ():
                 least = min(int((share or 0) * end + 1e-9), int(members[planned[:end]].sum()))
                 assert members[rows[:end]].sum() >= least
-        for row, why, place in zip(rows, rule, planned, strict=True):
-            assert (why == Rule.EXPLORE) == (row != place)
+        for row, reason, place in zip(rows, rule, planned, strict=True):
+            assert (reason == Rule.EXPLORE) == (row != place)
         assert len(set(rows) - set(planned)) <= (pool or 99)
 
 
@@ -197,10 +203,10 @@ def test_marginal_relevance_by_vectors() -> None:
     scores = np.concatenate([-np.sort(-rng.random(25)), -np.sort(-rng.random(35))]).astype(np.float32)
     offsets = np.array([0, 25, 60])
     lists = RankedLists(np.arange(2, dtype=np.uint64), offsets, scores, vectors=vectors)
-    found = rerank(lists, Rerank.model_validate({"diversity": {"relevance": 0.4}}), 8, DS)
+    reranked = rerank(lists, Rerank.model_validate({"diversity": {"relevance": 0.4}}), 8, DS)
     cosine = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     for user in range(2):
-        rows = of_user(lists, found, user)[0]
+        rows = of_user(lists, reranked, user)[0]
         items = np.arange(*offsets[user : user + 2])
         relevance = (scores[items] - scores[items].min()) / np.ptp(scores[items])
         for place, row in enumerate(rows):
@@ -213,18 +219,18 @@ def test_marginal_relevance_by_vectors() -> None:
 
 def outcomes(planned: list[int], pool: list[int], epsilon: float) -> dict[tuple[int, int], float]:
     """The probability that an item stands at a position, by all that can be drawn: {(position, item): p}."""
-    found: Counter[tuple[int, int]] = Counter()
+    probabilities: Counter[tuple[int, int]] = Counter()
     for drawn in itertools.product([False, True], repeat=len(planned)):
         p = float(np.prod([epsilon if d else 1 - epsilon for d in drawn]))
         places = [i for i, d in enumerate(drawn) if d]
         orders = list(itertools.permutations([*pool, *(planned[i] for i in places)], len(places)))
         for order in orders:
-            shown = list(planned)
+            listed = list(planned)
             for place, item in zip(places, order, strict=True):
-                shown[place] = item
-            for place, item in enumerate(shown):
-                found[place, item] += p / len(orders)
-    return dict(found)
+                listed[place] = item
+            for place, item in enumerate(listed):
+                probabilities[place, item] += p / len(orders)
+    return dict(probabilities)
 
 
 @pytest.mark.parametrize(("items", "k", "share"), [(6, 3, None), (4, 4, None), (3, 1, None), (7, 4, 0.5)])
@@ -240,28 +246,28 @@ def test_propensities_are_those_of_everything_that_can_be_drawn(items: int, k: i
     )
     # A protected position: the first new item, of which two are asked for and one is there.
     rules: dict[str, Any] = {"explore": {"epsilon": epsilon}, "new_items": {"share": share} if share else None}
-    found = rerank(lists, Rerank.model_validate(rules), k, DS)
-    shown = (found.rows % items).reshape(users, k)
-    told = found.propensity.reshape(users, k)
-    kept = [1] if share else []
-    free = [i for i in range(k) if i not in kept]
+    reranked = rerank(lists, Rerank.model_validate(rules), k, DS)
+    shown_items = (reranked.rows % items).reshape(users, k)
+    propensities = reranked.propensity.reshape(users, k)
+    fixed = [1] if share else []
+    free = [i for i in range(k) if i not in fixed]
     exact = outcomes(free, list(range(k, items)), epsilon)
     assert sum(exact.values()) == pytest.approx(len(free))
     for i, position in enumerate(free):
         seen: dict[int, float] = {}
         for item in range(items):
-            mine = shown[:, position] == item
-            if item in kept:
-                assert not mine.any()
+            has_item = shown_items[:, position] == item
+            if item in fixed:
+                assert not has_item.any()
                 continue
             p = seen[item] = exact[i, item]
-            if mine.any():
-                assert told[mine, position] == pytest.approx(p, rel=1e-12)
-            assert abs(mine.mean() - p) < 4.5 * np.sqrt(p * (1 - p) / users) + 1e-12
+            if has_item.any():
+                assert propensities[has_item, position] == pytest.approx(p, rel=1e-12)
+            assert abs(has_item.mean() - p) < 4.5 * np.sqrt(p * (1 - p) / users) + 1e-12
         assert sum(seen.values()) == pytest.approx(1)
-    for position in kept:
-        assert (shown[:, position] == position).all()
-        assert (told[:, position] == 1).all()
+    for position in fixed:
+        assert (shown_items[:, position] == position).all()
+        assert (propensities[:, position] == 1).all()
 
 
 def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
@@ -280,9 +286,9 @@ def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
     )
     # Of each seller there are two items: the cap binds nobody but the pool's rule.
     rules = Rerank.model_validate({"explore": {"epsilon": 0.4}, "caps": {"seller": 2}})
-    found = rerank(lists, rules, k, DS)
+    reranked = rerank(lists, rules, k, DS)
     user, position = np.repeat(np.arange(users), k), np.tile(np.arange(k), users)
-    item = order.ravel()[found.rows]
+    item = order.ravel()[reranked.rows]
     truth = sigmoid(taste - 1.5) * 0.8 ** np.arange(k)[:, None, None]  # [position, user, item]
     clicked = (rng.random(len(item)) < truth[position, user, item]).astype(np.float64)
     policy = Policy(OffPolicy(propensity="propensity", action="item"), Actions("item", np.arange(items)))
@@ -294,14 +300,14 @@ def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
     def estimate(propensity: np.ndarray) -> float:
         return float(off_policy_metrics(Ranks(), choices, propensity, clicked, clicked)[0]["ips"][0, 0])
 
-    weighted = choices.chosen / found.propensity * clicked
+    weighted = choices.chosen / reranked.propensity * clicked
     by_user = weighted.reshape(users, k).mean(1)
     error = by_user.std() / np.sqrt(users)
     assert error < 0.05 * value
-    assert abs(estimate(found.propensity) - value) < 3 * error
+    assert abs(estimate(reranked.propensity) - value) < 3 * error
     # Other numbers are far away: the clicks of the log itself, and those by what epsilon alone would say.
     assert abs(clicked.mean() - value) > 10 * error
-    naive = np.where(found.rule == Rule.EXPLORE, 0.4 / (items - k), 0.6)
+    naive = np.where(reranked.rule == Rule.EXPLORE, 0.4 / (items - k), 0.6)
     assert abs(estimate(naive) - value) > 5 * error
 
 
@@ -312,19 +318,20 @@ def test_lists_that_break_a_rule_are_counted_and_what_is_called_impossible_is(
 ) -> None:
     assert lists.fresh is not None
     assert lists.new is not None
-    told: Counter[tuple[str, str]] = Counter()
+    totals: Counter[tuple[str, str]] = Counter()
     counted: Counter[str] = Counter()
     for user in range(len(lists.users)):
-        mine = only(lists, user)
-        if mine.offsets[1] > 7:
+        user_lists = only(lists, user)
+        if user_lists.offsets[1] > 7:
             continue
-        found = rerank(mine, make_rules(caps, fresh, new, 0.0, None), k, DS)
-        rows, n = found.rows.tolist(), int(mine.offsets[1])
-        kept = [
+        reranked = rerank(user_lists, make_rules(caps, fresh, new, 0.0, None), k, DS)
+        rows, n = reranked.rows.tolist(), int(user_lists.offsets[1])
+        allowed = [
             order
             for order in itertools.permutations(range(n), len(rows))
             if all(
-                max(Counter(v for v in mine.values[c][list(order)].tolist() if v >= 0).values(), default=0) <= most
+                max(Counter(v for v in user_lists.values[c][list(order)].tolist() if v >= 0).values(), default=0)
+                <= most
                 for c, most in caps.items()
             )
         ]
@@ -333,27 +340,28 @@ def test_lists_that_break_a_rule_are_counted_and_what_is_called_impossible_is(
             beginnings = range(1, len(order) + 1)
             return any(sum(members[list(order[:end])]) < int(share * end + 1e-9) for end in beginnings)
 
-        told.update(found.unmet)
-        for name, share, members in (("freshness", fresh, mine.fresh), ("new_items", new, mine.new)):
+        totals.update(reranked.unmet)
+        for name, share, members in (("freshness", fresh, user_lists.fresh), ("new_items", new, user_lists.new)):
             if share is None:
                 continue
             counted[name] += misses(rows, share, members)
-            if found.unmet[name, "impossible"]:
-                assert all(misses(order, share, members) for order in kept)
+            if reranked.unmet[name, "impossible"]:
+                assert all(misses(order, share, members) for order in allowed)
             # One cap and one share: what is not met is impossible.
             if len(caps) <= 1 and not (fresh and new):
-                assert found.unmet[name, "impossible"] == found.unmet[name, "lists"]
+                assert reranked.unmet[name, "impossible"] == reranked.unmet[name, "lists"]
         counted["caps"] += bool(caps) and len(rows) < min(k, n)
-        if found.unmet["caps", "impossible"]:
+        if reranked.unmet["caps", "impossible"]:
             longer = itertools.combinations(range(n), len(rows) + 1)
             assert all(
                 any(
-                    max(Counter(v for v in mine.values[c][list(some)].tolist() if v >= 0).values(), default=0) > most
+                    max(Counter(v for v in user_lists.values[c][list(some)].tolist() if v >= 0).values(), default=0)
+                    > most
                     for c, most in caps.items()
                 )
                 for some in longer
             ), "a longer list keeps the caps"
-    assert {name: told[name, "lists"] for name in counted} == counted
+    assert {name: totals[name, "lists"] for name in counted} == counted
 
 
 def test_users_and_days_are_drawn_apart() -> None:
@@ -365,15 +373,15 @@ def test_users_and_days_are_drawn_apart() -> None:
     alone = rerank(RankedLists(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
     assert (both.rows[5:] - 9).tolist() == alone.rows.tolist() != both.rows[:5].tolist()
     assert rerank(lists, rules, 5, "2026-01-06").rows.tolist() != both.rows.tolist()
-    other = Rerank.model_validate({"explore": {"epsilon": 1, "seed": 2}})
-    assert rerank(lists, other, 5, DS).rows.tolist() != both.rows.tolist()
+    seeded = Rerank.model_validate({"explore": {"epsilon": 1, "seed": 2}})
+    assert rerank(lists, seeded, 5, DS).rows.tolist() != both.rows.tolist()
 
 
 def test_reasons_name_the_rule_and_the_sources() -> None:
     rule = np.array([Rule.SCORE, Rule.EXPLORE, Rule.NEW_ITEM, Rule.FRESH, Rule.SCORE], np.uint8)
     masks = np.array([0b101, 0b010, 0b111, 0, 0])
-    found = reasons(rule, masks, ["similar", "popular", "recent"])
-    assert found.to_pylist() == [
+    texts = reasons(rule, masks, ["similar", "popular", "recent"])
+    assert texts.to_pylist() == [
         "similar,recent",
         "explore,popular",
         "new_item,similar,popular,recent",

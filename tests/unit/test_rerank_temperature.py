@@ -19,14 +19,14 @@ from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, s
 
 def plackett_luce(scores: np.ndarray, temperature: float, k: int) -> dict[tuple[int, ...], float]:
     """The probability of each list of k, by Luce's rule of choice."""
-    found = {}
+    probabilities = {}
     for order in itertools.permutations(range(len(scores)), k):
         p, left = 1.0, list(range(len(scores)))
         for item in order:
             p *= math.exp(scores[item] / temperature) / sum(math.exp(scores[i] / temperature) for i in left)
             left.remove(item)
-        found[order] = p
-    return found
+        probabilities[order] = p
+    return probabilities
 
 
 def test_lists_by_a_temperature_are_those_of_plackett_and_luce() -> None:
@@ -34,29 +34,32 @@ def test_lists_by_a_temperature_are_those_of_plackett_and_luce() -> None:
     users, k, temperature = 60_000, 3, 0.4
     scores = np.array([0.9, 0.7, 0.4, 0.35, 0.1], np.float32)
     lists = RankedLists(np.arange(users, dtype=np.uint64), np.arange(users + 1) * 5, np.tile(scores, users))
-    found = rerank(lists, Rerank.model_validate({"explore": {"temperature": temperature}}), k, DS)
-    shown, told = (found.rows % 5).reshape(users, k), found.propensity.reshape(users, k)
-    seen = Counter(map(tuple, shown.tolist()))
+    reranked = rerank(lists, Rerank.model_validate({"explore": {"temperature": temperature}}), k, DS)
+    shown_items, propensities = (reranked.rows % 5).reshape(users, k), reranked.propensity.reshape(users, k)
+    seen = Counter(map(tuple, shown_items.tolist()))
     exact = plackett_luce(scores.astype(float), temperature, k)
     assert sum(exact.values()) == pytest.approx(1)
     for order, p in exact.items():
         assert abs(seen[order] / users - p) < 4.5 * np.sqrt(p * (1 - p) / users)
     # The product of a list's propensities is its probability.
-    wanted = np.array([exact[tuple(order)] for order in shown.tolist()])
-    assert told.prod(1) == pytest.approx(wanted, rel=1e-9)
-    assert found.rule.reshape(users, k)[:, 0].tolist() == np.where(shown[:, 0] == 0, Rule.SCORE, Rule.EXPLORE).tolist()
+    expected = np.array([exact[tuple(order)] for order in shown_items.tolist()])
+    assert propensities.prod(1) == pytest.approx(expected, rel=1e-9)
+    assert (
+        reranked.rule.reshape(users, k)[:, 0].tolist()
+        == np.where(shown_items[:, 0] == 0, Rule.SCORE, Rule.EXPLORE).tolist()
+    )
     rng = np.random.default_rng(5)
     truth = np.array([0.1, 0.5, 0.3, 0.8, 0.6])  # clicks of each item; the scores have them the other way round
-    clicked = rng.random((users, k)) < truth[shown]
+    clicked = rng.random((users, k)) < truth[shown_items]
     # At the first position: of a policy that likes what is clicked.
     policy = np.exp(3 * truth) / np.exp(3 * truth).sum()
-    weighted = policy[shown[:, 0]] / told[:, 0] * clicked[:, 0]
+    weighted = policy[shown_items[:, 0]] / propensities[:, 0] * clicked[:, 0]
     error = weighted.std() / np.sqrt(users)
     assert abs(weighted.mean() - policy @ truth) < 3 * error < 0.05
     # Of lists: of the same model with another temperature.
-    other = plackett_luce(scores.astype(float), 2.0, k)
-    value = sum(p * truth[list(order)].sum() for order, p in other.items())
-    weights = np.array([other[tuple(order)] for order in shown.tolist()]) / told.prod(1)
+    target_policy = plackett_luce(scores.astype(float), 2.0, k)
+    value = sum(p * truth[list(order)].sum() for order, p in target_policy.items())
+    weights = np.array([target_policy[tuple(order)] for order in shown_items.tolist()]) / propensities.prod(1)
     weighted = weights * clicked.sum(1)
     error = weighted.std() / np.sqrt(users)
     assert abs(weighted.mean() - value) < 3 * error < 0.05
@@ -85,9 +88,9 @@ def test_a_temperature_keeps_caps_and_shares(
     k: int,
 ) -> None:
     settings = {"explore": {"temperature": temperature, "pool": pool}}
-    found = rerank(lists, make_rules(caps, fresh, new, 0.0, relevance, **settings), k, DS)
+    reranked = rerank(lists, make_rules(caps, fresh, new, 0.0, relevance, **settings), k, DS)
     for user in range(len(lists.users)):
-        rows, _, propensity = of_user(lists, found, user)
+        rows, _, propensity = of_user(lists, reranked, user)
         assert len(set(rows)) == len(rows)
         assert all(0 < p <= 1 for p in propensity)
         for column, most in caps.items():
@@ -98,8 +101,8 @@ def test_a_temperature_keeps_caps_and_shares(
         if not caps:
             for share, members in ((fresh, lists.fresh), (new, lists.new)):
                 assert members is not None
-                there = int(members[lists.offsets[user] : lists.offsets[user + 1]].sum())
+                available = int(members[lists.offsets[user] : lists.offsets[user + 1]].sum())
                 for end in range(1, len(rows) + 1) if share and not (fresh and new) else ():
-                    assert members[rows[:end]].sum() >= min(int((share or 0) * end + 1e-9), there)
+                    assert members[rows[:end]].sum() >= min(int((share or 0) * end + 1e-9), available)
         if pool is not None and not (caps or fresh or new):
             assert all(row - lists.offsets[user] < k + pool for row in rows)

@@ -32,15 +32,15 @@ def rusage_seconds() -> float:
 
 
 def test_processor_time_is_that_of_this_process_and_its_children_that_have_ended() -> None:
-    use, before = ResourceUse.begin(), rusage_seconds()
+    use, start = ResourceUse.begin(), rusage_seconds()
     subprocess.run([sys.executable, "-c", WORK.format(seconds=0.4)], check=True)
     until = time.process_time() + 0.2
     while time.process_time() < until:
         sum(range(10_000))
-    found, expected = use.used(), rusage_seconds() - before
-    assert found is not None
+    used, expected = use.used(), rusage_seconds() - start
+    assert used is not None
     assert expected > 0.6
-    assert found.core_seconds == pytest.approx(expected, abs=0.1)
+    assert used.core_seconds == pytest.approx(expected, abs=0.1)
 
 
 def test_a_child_at_work_counts_before_it_ends() -> None:
@@ -49,49 +49,49 @@ def test_a_child_at_work_counts_before_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        found = use.used()
-        assert found is not None
-        assert found.core_seconds + 0.02 >= 0.3
+        used = use.used()
+        assert used is not None
+        assert used.core_seconds + 0.02 >= 0.3
         child.communicate()
 
 
 def test_what_ended_children_wrote_counts(tmp_path: Path) -> None:
     use = ResourceUse.begin()
     done = subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "f")], check=True, capture_output=True)
-    found = use.used()
-    assert found is not None
-    assert found.written_bytes >= int(done.stdout)
+    used = use.used()
+    assert used is not None
+    assert used.written_bytes >= int(done.stdout)
 
 
 def test_what_is_used_elsewhere_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = iter([Spent(5.0, 100, 10), Spent(905.0, 350, 30)])
-    monkeypatch.setattr("headrace.machine.resources.REMOTE", [*REMOTE, lambda: next(told)])
-    found = ResourceUse.begin().used()
-    assert found is not None
-    assert 900 <= found.core_seconds < 901
-    assert (found.read_bytes >= 250, found.written_bytes >= 20) == (True, True)
+    spent = iter([Spent(5.0, 100, 10), Spent(905.0, 350, 30)])
+    monkeypatch.setattr("headrace.machine.resources.REMOTE", [*REMOTE, lambda: next(spent)])
+    used = ResourceUse.begin().used()
+    assert used is not None
+    assert 900 <= used.core_seconds < 901
+    assert (used.read_bytes >= 250, used.written_bytes >= 20) == (True, True)
 
 
 def test_what_cannot_be_told_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> Spent:
+    def ended_source() -> Spent:
         raise ConnectionRefusedError("the JVM has ended")
 
-    monkeypatch.setattr("headrace.machine.resources.REMOTE", [gone, lambda: Spent(3.0)])
-    found = ResourceUse.begin().used()
-    assert found is not None
-    assert found.core_seconds < 1
+    monkeypatch.setattr("headrace.machine.resources.REMOTE", [ended_source, lambda: Spent(3.0)])
+    used = ResourceUse.begin().used()
+    assert used is not None
+    assert used.core_seconds < 1
 
 
 def test_what_ranks_tell_is_added_where_nobody_has_waited_for_them() -> None:
-    found = ResourceUse.begin().used(ranks=500.0)
-    assert found is not None
-    assert 500 <= found.core_seconds < 501
+    used = ResourceUse.begin().used(ranks=500.0)
+    assert used is not None
+    assert 500 <= used.core_seconds < 501
     use = ResourceUse.begin()
     subprocess.run([sys.executable, "-c", WORK.format(seconds=0.3)], check=True)
-    alone, within = use.used(), use.used(ranks=0.2)
+    alone, with_ranks = use.used(), use.used(ranks=0.2)
     assert alone is not None
-    assert within is not None
-    assert within.core_seconds == pytest.approx(alone.core_seconds, abs=0.1)
+    assert with_ranks is not None
+    assert with_ranks.core_seconds == pytest.approx(alone.core_seconds, abs=0.1)
 
 
 def test_manifests_from_before_it_was_measured_are_read_and_written_as_they_were() -> None:

@@ -49,9 +49,9 @@ def test_a_row_counts_by_the_age_of_its_day() -> None:
         "2026-01-06T00:00",
         "2025-12-01T07:00",
     ]
-    found = _DECAY.weights(np.array([micros(t) for t in times]))
+    weights = _DECAY.weights(np.array([micros(t) for t in times]))
     mean = sum(2.0 ** (-age / 2) for age in range(4)) / 4
-    np.testing.assert_allclose(found, [2.0 ** (-age / 2) / mean for age in (0, 0, 1, 3, 3)], rtol=1e-6)
+    np.testing.assert_allclose(weights, [2.0 ** (-age / 2) / mean for age in (0, 0, 1, 3, 3)], rtol=1e-6)
     evenly = _DECAY.weights(micros("2026-01-06T00:00") + np.arange(0, 4 * _DAY, _DAY // 24))
     assert float(evenly.mean()) == pytest.approx(1, rel=1e-6)
 
@@ -76,16 +76,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("retrain"))
 
 
-def timed(home: Workspace, found: Manifest, values: Callable[[int], np.ndarray], kind: Mapping[str, Any]) -> Manifest:
+def timed(
+    home: Workspace, manifest: Manifest, values: Callable[[int], np.ndarray], kind: Mapping[str, Any]
+) -> Manifest:
     """The column `query` of the training rows, replaced."""
-    for path in sorted((home.locate(found.output("dataset").name).local_path() / "train").glob("*.parquet")):
+    for path in sorted((home.locate(manifest.output("dataset").name).local_path() / "train").glob("*.parquet")):
         table = pd.read_parquet(path)
         frame = pa.Table.from_pandas(table.assign(query=values(len(table))), preserve_index=False)
         pa.parquet.write_table(frame, path, row_group_size=125, compression="none")
-    schema = found.dataset_schema
+    schema = manifest.dataset_schema
     assert schema is not None
     features = tuple(f.model_copy(update=kind) if f.name == "query" else f for f in schema.features)
-    return found.model_copy(update={"dataset_schema": DatasetSchema(features=features)})
+    return manifest.model_copy(update={"dataset_schema": DatasetSchema(features=features)})
 
 
 def test_training_with_decay_is_training_with_weights(home: Workspace, make_dataset: Callable[..., Manifest]) -> None:
@@ -105,10 +107,10 @@ def test_training_with_decay_is_training_with_weights(home: Workspace, make_data
     )
     once = TRAIN.model_copy(update={"epochs": 1})
     job = job_of(home, by_days, "decay", once, decay=decay)
-    other = job_of(home, by_rows, "weights", once.model_copy(update={"sample_weight": "query"}))
-    for each in (job, other):
+    weighted = job_of(home, by_rows, "weights", once.model_copy(update={"sample_weight": "query"}))
+    for each in (job, weighted):
         run_ranks(2, lambda c, each=each: train(each, c))
-    assert_same_weights(job, other)
+    assert_same_weights(job, weighted)
     assert job.config_fingerprint != job_of(home, by_days, "decay", once).config_fingerprint
 
 
@@ -121,14 +123,14 @@ def test_what_a_spec_asks_for() -> None:
     assert DayDecay.from_spec(spec_of(retrain={}), "2026-01-10") is None
     assert "retrain" not in Train().spec_part(spec_of())
     # How a model is saved, and what else it is measured on, changes nothing in it.
-    beside = {"full_copy_days", "forgetting_day"}
+    excluded = {"full_copy_days", "forgetting_day"}
     assert Train().spec_part(spec_of(retrain={}))["train"]["retrain"] == Retrain().model_dump(
-        mode="json", exclude=beside
+        mode="json", exclude=excluded
     )
 
 
 @pytest.mark.parametrize(
-    ("retrain", "said"),
+    ("retrain", "message"),
     [
         ({"half_life_days": 2, "x": 1}, "x"),
         ({"warm": {"epochs": 0}}, r"retrain.warm.epochs: .*greater than or equal to 1"),
@@ -137,8 +139,8 @@ def test_what_a_spec_asks_for() -> None:
         ({"new_rows": "zero"}, "new_rows"),
     ],
 )
-def test_other_settings_are_refused(retrain: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_other_settings_are_refused(retrain: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         spec_of(retrain=retrain)
 
 

@@ -61,9 +61,9 @@ def test_new_rows_start_at_means_of_known_rows(world: int, kinds: list[str], sto
 
     def start(collective: Collective) -> tuple[ShardedEmbeddings, list[torch.Tensor]]:
         embeddings = ShardedEmbeddings(plan, collective, seed=5)
-        before = [decode(w).clone() for w in embeddings.weights]
+        weights_before = [decode(w).clone() for w in embeddings.weights]
         start_at_means(embeddings, grown)
-        return embeddings, before
+        return embeddings, weights_before
 
     ranks = run_ranks(world, start)
     old = full_tables(plan, [e for e, _ in ranks], [w for _, w in ranks])
@@ -100,19 +100,19 @@ def test_new_rows_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
     def start(collective: Collective) -> tuple[ShardedEmbeddings, list[torch.Tensor]]:
         embeddings = ShardedEmbeddings(plan, collective, seed=5)
-        before = [w.clone() for w in embeddings.weights]
+        weights_before = [w.clone() for w in embeddings.weights]
         start_at_means(embeddings, {name: GrownTable(range(2, 12), segments)})
-        return embeddings, before
+        return embeddings, weights_before
 
     ranks = run_ranks(2, start)
-    old, found = (
+    old, new = (
         full_tables(plan, [e for e, _ in ranks], weights)[name].double().numpy()
         for weights in ([w for _, w in ranks], [e.weights for e, _ in ranks])
     )
-    np.testing.assert_array_equal(found[:12], old[:12])
+    np.testing.assert_array_equal(new[:12], old[:12])
     for row in range(12, 40):
         alike = [k for k in range(2, 12) if k % 3 == row % 3]
-        np.testing.assert_allclose(found[row], old[alike].mean(axis=0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(new[row], old[alike].mean(axis=0), rtol=0, atol=1e-6)
     assert sum(written) == 28
     assert max(written) <= 7
 
@@ -122,11 +122,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("new_rows"))
 
 
-def named(features: Manifest, segment: str, of: str = "user") -> Manifest:
+def named(features: Manifest, segment: str, feature_name: str = "user") -> Manifest:
     """The manifest of a dataset whose feature names its segment."""
     schema = features.dataset_schema
     assert schema is not None
-    changed = [f.model_copy(update={"metadata": {"segment": segment}}) if f.name == of else f for f in schema.features]
+    changed = [
+        f.model_copy(update={"metadata": {"segment": segment}}) if f.name == feature_name else f
+        for f in schema.features
+    ]
     return features.model_copy(update={"dataset_schema": DatasetSchema(features=tuple(changed))})
 
 
@@ -159,45 +162,48 @@ def test_an_id_is_of_the_segment_of_most_of_its_rows(
     assert schema is not None
     user = next(f for f in schema.features if f.name == "user")
     layout = split_of(tomorrow, home, "train")[0]
-    for found in run_ranks(ranks, lambda c: segments_of(user, schema, layout, c)):
+    for segments in run_ranks(ranks, lambda c: segments_of(user, schema, layout, c)):
         expected = np.full(user.cardinality or 0, -1)
         for code, segment in most_common(rows_of(home, tomorrow)).items():
             expected[code] = segment
-        np.testing.assert_array_equal(found, expected)
-        assert len(set(found.tolist())) > 5
+        np.testing.assert_array_equal(segments, expected)
+        assert len(set(segments.tolist())) > 5
 
 
 def test_a_warm_start_puts_new_users_at_their_segments_mean(
     home: Workspace, today: Manifest, tomorrow: Manifest
 ) -> None:
-    before = job_of(home, today, "before", TRAIN.model_copy(update={"epochs": 1}))
-    train_local(before)
+    first_job = job_of(home, today, "before", TRAIN.model_copy(update={"epochs": 1}))
+    train_local(first_job)
     kinds = {"dense": Optimizer, "embeddings": EmbeddingOptimizer}
     still = TRAIN.model_copy(
-        update={"epochs": 1, "max_steps": 1} | {k: of(kind="sgd", learning_rate=1e-12) for k, of in kinds.items()}
+        update={"epochs": 1, "max_steps": 1}
+        | {k: optimizer(kind="sgd", learning_rate=1e-12) for k, optimizer in kinds.items()}
     )
-    job = job_of(home, tomorrow, "after", still, warm_start=str(before.saved_model), new_rows="segment")
+    job = job_of(home, tomorrow, "after", still, warm_start=str(first_job.saved_model), new_rows="segment")
     run_ranks(2, lambda c: train(job, c))
-    old, new = (load_model(j.saved_model).embeddings for j in (before, job))
+    old, new = (load_model(j.saved_model).embeddings for j in (first_job, job))
     known = old.weight[first_of(old, "user") :][:60].double().numpy()
-    found = new.weight[first_of(new, "user") :][:80].numpy()
+    user_rows = new.weight[first_of(new, "user") :][:80].numpy()
     segments = most_common(rows_of(home, tomorrow))
-    np.testing.assert_allclose(found[:60], known, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(user_rows[:60], known, rtol=0, atol=1e-9)
     for user in range(60, 80):
         alike = [u for u in range(2, 60) if u in segments and segments[u] == segments.get(user)]
         expected = known[alike or range(2, 60)].mean(axis=0)
-        np.testing.assert_allclose(found[user], expected, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(user_rows[user], expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("segment", "of", "said"), [("itme", "user", "did you mean 'item'"), ("item", "tags", "is a list")]
+    ("segment", "feature_name", "message"), [("itme", "user", "did you mean 'item'"), ("item", "tags", "is a list")]
 )
-def test_a_segment_that_is_none_is_refused(home: Workspace, today: Manifest, segment: str, of: str, said: str) -> None:
-    features = named(today, segment, of)
+def test_a_segment_that_is_none_is_refused(
+    home: Workspace, today: Manifest, segment: str, feature_name: str, message: str
+) -> None:
+    features = named(today, segment, feature_name)
     schema = features.dataset_schema
     assert schema is not None
-    feature = next(f for f in schema.features if f.name == of)
-    with pytest.raises(UserError, match=rf"feature '{of}' names the segment '{segment}'.*{said}"):
+    feature = next(f for f in schema.features if f.name == feature_name)
+    with pytest.raises(UserError, match=rf"feature '{feature_name}' names the segment '{segment}'.*{message}"):
         run_ranks(1, lambda c: segments_of(feature, schema, split_of(features, home, "train")[0], c))
 
 
@@ -215,9 +221,9 @@ def test_segments_of_many_ids_take_little_memory(tmp_path: Path) -> None:
     schema = DatasetSchema(features=(user, city))
     tracemalloc.start()
     try:
-        found = segments_of(user, schema, layout, LocalCollective())
+        segments = segments_of(user, schema, layout, LocalCollective())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    np.testing.assert_array_equal(found, np.arange(users) % 50 + 2)
+    np.testing.assert_array_equal(segments, np.arange(users) % 50 + 2)
     assert peak < 130 * users  # a Python tuple and two integers are more for themselves

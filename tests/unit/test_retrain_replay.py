@@ -36,11 +36,11 @@ DAYS = ("2026-01-03", "2026-01-04", "2026-01-05")
 
 def layout_of(*sizes: Sequence[int]) -> list[SplitLayout]:
     """A split of each day with row groups of these rows, each in a file of its own."""
-    found = []
+    layouts = []
     for day, of_day in enumerate(sizes):
         groups = tuple(RowGroup(i, local(f"/{day}/{i}.parquet"), 0, n) for i, n in enumerate(of_day))
-        found.append(SplitLayout("valid", tuple(g.path for g in groups), groups))
-    return found
+        layouts.append(SplitLayout("valid", tuple(g.path for g in groups), groups))
+    return layouts
 
 
 @given(
@@ -58,11 +58,11 @@ def test_a_pass_has_as_many_rows_as_are_wanted_evenly(sizes: list[list[int]], ro
     # By plain proportion, stream by stream, to the nearest row.
     streams = min(streams, len(groups))
     for i in range(streams):
-        mine = groups[i::streams]
-        share = np.array([n / of_day if by == "day" else n for n, of_day in mine])
+        stream_groups = groups[i::streams]
+        share = np.array([n / of_day if by == "day" else n for n, of_day in stream_groups])
         exact = share / share.sum() * rows / streams
-        for taken, wanted, (n, _) in zip(plan.taken[i::streams], exact, mine, strict=True):
-            assert abs(taken - min(max(wanted, 1), n)) <= 0.5
+        for taken, expected, (n, _) in zip(plan.taken[i::streams], exact, stream_groups, strict=True):
+            assert abs(taken - min(max(expected, 1), n)) <= 0.5
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +92,17 @@ def stored(home: Workspace, manifest: Manifest) -> list[list[tuple[Any, ...]]]:
     assert manifest.dataset_schema is not None
     schema = manifest.dataset_schema
     layout, _ = split_of(manifest, home, "valid")
-    found = []
+    stored_rows = []
     with_group = [(g, pd.read_parquet(g.path.local_path())) for g in layout.row_groups]
     scalars = [f.name for f in schema.features if f.kind.value == "categorical" and not f.is_list]
     numbers = [f.name for f in schema.features if f.kind.value == "continuous"]
     for group, frame in with_group:
-        before = sum(g.rows for g, _ in with_group if g.path == group.path and g.index < group.index)
-        part = frame.iloc[before : before + group.rows]
+        offset = sum(g.rows for g, _ in with_group if g.path == group.path and g.index < group.index)
+        part = frame.iloc[offset : offset + group.rows]
         columns = [part[c].to_numpy() for c in (*scalars, *numbers, schema.label.name)]
         rows = zip(*columns, strict=True)
-        found.append([(*map(int, row[: len(scalars)]), *map(float, row[len(scalars) :])) for row in rows])
-    return found
+        stored_rows.append([(*map(int, row[: len(scalars)]), *map(float, row[len(scalars) :])) for row in rows])
+    return stored_rows
 
 
 def drawn(
@@ -133,8 +133,8 @@ def test_what_is_drawn_is_evenly_of_all_days_and_no_row_twice(home: Workspace, o
     plan = ReplayRows.plan(layouts, 240, 16, by, TRAIN.streams, seed=5)
     taken = [(n, str(g.path)) for n, g in zip(plan.taken, plan.layout.row_groups, strict=True)]
     of_day = [sum(n for n, path in taken if f"/{ds}/" in path) for ds in DAYS]
-    wanted = {"row": [240 * n / 900 for n in (400, 200, 300)], "day": [80, 80, 80]}[by]
-    assert of_day == pytest.approx(wanted, abs=len(groups))
+    expected = {"row": [240 * n / 900 for n in (400, 200, 300)], "day": [80, 80, 80]}[by]
+    assert of_day == pytest.approx(expected, abs=len(groups))
     # Of each stream a pass: of each of its row groups so many rows, each at most once.
     in_pass = [sum(plan.taken[i :: TRAIN.streams]) for i in range(TRAIN.streams)]
     each = plan.batch_rows // TRAIN.streams
@@ -142,20 +142,20 @@ def test_what_is_drawn_is_evenly_of_all_days_and_no_row_twice(home: Workspace, o
     batches = drawn(home, older, plan, steps)
     assert all(len(b) == plan.batch_rows for b in batches)
     for i in range(TRAIN.streams):
-        mine = [row for b in batches for row in b[i * each : (i + 1) * each]][: in_pass[i]]
-        found = Counter(mine)
+        stream_rows = [row for b in batches for row in b[i * each : (i + 1) * each]][: in_pass[i]]
+        counts = Counter(stream_rows)
         for taken, rows in zip(plan.taken[i :: TRAIN.streams], groups[i :: TRAIN.streams], strict=True):
-            there = Counter(rows)
-            assert sum((found & there).values()) >= taken
+            group_rows = Counter(rows)
+            assert sum((counts & group_rows).values()) >= taken
         everything = Counter(row for rows in groups[i :: TRAIN.streams] for row in rows)
-        assert not found - everything
+        assert not counts - everything
     # A function of the seed and the step: on any ranks, from any step on.
     assert drawn(home, older, plan, steps) == batches
     halves = [drawn(home, older, plan, steps, World(rank, 2)) for rank in (0, 1)]
     assert [a + b for a, b in zip(*halves, strict=True)] == batches
     assert drawn(home, older, plan, 3, start=4) == batches[4:7]
-    other = ReplayRows.plan(layouts, 240, 16, by, TRAIN.streams, seed=6)
-    assert drawn(home, older, other, steps) != batches
+    reseeded = ReplayRows.plan(layouts, 240, 16, by, TRAIN.streams, seed=6)
+    assert drawn(home, older, reseeded, steps) != batches
 
 
 def test_a_step_has_rows_of_both(home: Workspace, older: list[Manifest], today: Manifest) -> None:
@@ -163,17 +163,17 @@ def test_a_step_has_rows_of_both(home: Workspace, older: list[Manifest], today: 
     assert schema is not None
     layouts = [split_of(m, home, "valid")[0] for m in older]
     plan = ReplayRows.plan(layouts, 120, 40, "row", TRAIN.streams, seed=5)
-    own = TRAIN.model_copy(update={"batch_size": 160})
+    settings = TRAIN.model_copy(update={"batch_size": 160})
     layout, _ = split_of(today, home, "train")
-    alone = TrainLoader(layout, schema, own)
+    alone = TrainLoader(layout, schema, settings)
     with alone:
         expected = [rows_of(b) for b in islice(alone, 4)]
     replayed = drawn(home, older, plan, 4)
     loader = ReplayLoader(plan.layout, schema, TRAIN, batch_rows=40, taken=plan.taken, seed=plan.seed)
-    with WithReplay(TrainLoader(layout, schema, own), loader) as source:
+    with WithReplay(TrainLoader(layout, schema, settings), loader) as source:
         assert source.steps_per_epoch == 800 // 160
-        found = [rows_of(b) for b in islice(source, 4)]
-    assert found == [a + b for a, b in zip(expected, replayed, strict=True)]
+        actual = [rows_of(b) for b in islice(source, 4)]
+    assert actual == [a + b for a, b in zip(expected, replayed, strict=True)]
 
 
 def test_batches_are_joined_row_by_row() -> None:
@@ -207,21 +207,21 @@ def test_training_with_replay_goes_on_to_the_bit(home: Workspace, older: list[Ma
         return job_of(home, today, key, few, **more)
 
     replay = {"replay": Replay(share=0.2), "replayed": names}
-    whole, other = job("replayed", **replay), job("plain")
-    reports = run_ranks(1, lambda c: train(whole, c))
-    run_ranks(1, lambda c: train(other, c))
+    replayed_job, plain_job = job("replayed", **replay), job("plain")
+    reports = run_ranks(1, lambda c: train(replayed_job, c))
+    run_ranks(1, lambda c: train(plain_job, c))
     assert reports[0].steps == 2 * (800 // 160)
-    assert any((weights(whole)[n] != w).any() for n, w in weights(other).items())
-    again = whole.model_copy(update={"ds": "2026-01-11"})
+    assert any((weights(replayed_job)[n] != w).any() for n, w in weights(plain_job).items())
+    again = replayed_job.model_copy(update={"ds": "2026-01-11"})
     with pytest.raises(Stopped):
         run_ranks(1, lambda c: train(again, c, on_progress=stop_at(7)))
     run_ranks(1, lambda c: train(again, c))
-    assert_same_weights(whole, again)
+    assert_same_weights(replayed_job, again)
     # Fewer row groups than streams: none are replayed.
     none = job("none", replay=Replay(share=0.2), replayed=())
     run_ranks(1, lambda c: train(none, c))
-    assert_same_weights(none, other)
-    assert none.config_fingerprint == other.config_fingerprint != whole.config_fingerprint
+    assert_same_weights(none, plain_job)
+    assert none.config_fingerprint == plain_job.config_fingerprint != replayed_job.config_fingerprint
 
 
 def test_replayed_rows_count_as_they_are() -> None:
@@ -232,9 +232,9 @@ def test_replayed_rows_count_as_they_are() -> None:
     assert decay is not None
     assert plain is not None
     days = np.array(["2026-01-09", "2026-01-06", "2026-01-05", "2025-12-01"], "datetime64[us]").astype(np.int64)
-    found = decay.weights(days)
-    np.testing.assert_array_equal(found[:2], plain.weights(days)[:2])
-    assert found[2:].tolist() == [1.0, 1.0]
+    weights = decay.weights(days)
+    np.testing.assert_array_equal(weights[:2], plain.weights(days)[:2])
+    assert weights[2:].tolist() == [1.0, 1.0]
 
 
 _FEATURES = {"label": "click", "workflow": [], "split": {"by": "time"}, "window_days": 4, "carried": ["ts"]}
@@ -268,36 +268,36 @@ def test_the_datasets_are_part_of_the_key(
     schema = today.dataset_schema
     assert schema is not None
     spec = spec_of(retrain={"replay": {"share": 0.1}})
-    found = find_replay(home, spec, "2026-01-10", schema)
-    assert [i.name for i in found] == [m.output("dataset").name for m in older]
+    replayed = find_replay(home, spec, "2026-01-10", schema)
+    assert [i.name for i in replayed] == [m.output("dataset").name for m in older]
     plan = plan_run(TrainStage(), spec, home, "2026-01-10")
-    assert [i for i in plan.inputs if i.kind == "replay"] == list(found)
+    assert [i for i in plan.inputs if i.kind == "replay"] == list(replayed)
     assert plan.ctx.key != plan_run(TrainStage(), spec_of(retrain={}), home, "2026-01-10").ctx.key
     assert TrainStage().spec_part(spec_of(retrain={}))["train"]["retrain"]["replay"] is None
     # Removed since: no longer drawn from, but by a run that has.
     file = home.manifest("clicks", DAYS[1], "features")
     older[1].with_removed({older[1].output("dataset").name}).save(file)
     with caplog.at_level("INFO", "headrace.train"):
-        assert find_replay(home, spec, "2026-01-10", schema) == (found[0], found[2])
+        assert find_replay(home, spec, "2026-01-10", schema) == (replayed[0], replayed[2])
     assert f"no rows of {DAYS[1]} are replayed: " in caplog.text
-    assert find_replay(home, spec, "2026-01-10", schema, found) == found
+    assert find_replay(home, spec, "2026-01-10", schema, replayed) == replayed
     older[1].save(file)
 
 
 def test_a_dataset_without_a_carried_column_of_the_day_is_not_drawn_from(
     home: Workspace, older: list[Manifest], today: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schema, before = today.dataset_schema, older[0].dataset_schema
+    schema, old_schema = today.dataset_schema, older[0].dataset_schema
     assert schema is not None
-    assert before is not None
+    assert old_schema is not None
     spec = spec_of(retrain={"replay": {"share": 0.1}})
-    fewer = before.model_copy(update={"features": tuple(f for f in before.features if f.name != "query")})
+    fewer = old_schema.model_copy(update={"features": tuple(f for f in old_schema.features if f.name != "query")})
     file = home.manifest("clicks", DAYS[0], "features")
     older[0].model_copy(update={"dataset_schema": fewer}).save(file)
     with caplog.at_level("INFO", "headrace.train"):
-        found = find_replay(home, spec, "2026-01-10", schema)
+        replayed = find_replay(home, spec, "2026-01-10", schema)
     older[0].save(file)
-    assert [i.name for i in found] == [m.output("dataset").name for m in older[1:]]
+    assert [i.name for i in replayed] == [m.output("dataset").name for m in older[1:]]
     assert f"no rows of {DAYS[0]} are replayed: it carries no column 'query'" in caplog.text
     assert dataset_misfit(home, older[0].model_copy(update={"dataset_schema": fewer}), schema) is None
 
@@ -306,7 +306,7 @@ _REPLAY = {"replay": {"share": 0.1}}
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"retrain": {"replay": {"share": 0}}}, "share"),
         ({"retrain": {"replay": {"share": 0.0001}}}, "some must be of either kind"),
@@ -314,6 +314,6 @@ _REPLAY = {"replay": {"share": 0.1}}
         ({"retrain": _REPLAY, "features": _FEATURES | {"split": {"by": "position"}}}, "split.by to 'time'"),
     ],
 )
-def test_what_cannot_be_replayed(sections: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_replayed(sections: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         spec_of(**sections)

@@ -174,8 +174,8 @@ def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: py
             deltalake.write_deltalake(str(folder), rows, mode="append", partition_by=["day"])
         else:
             pq.write_to_dataset(rows, folder, partition_cols=["day"], basename_template="{i}.parquet")
-    there = Location(PurePosixPath("/bucket/events"), "s3")
-    there.copy_from(local(folder))
+    remote = Location(PurePosixPath("/bucket/events"), "s3")
+    remote.copy_from(local(folder))
     read: set[str] = set()
     ranged = calls.get_range
 
@@ -184,15 +184,22 @@ def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: py
         return ranged(bucket, key, start, size)
 
     monkeypatch.setattr(calls, "get_range", noted)
-    mine, theirs = written(folder, tmp_path / "mine.yaml"), written("s3a://bucket/events", tmp_path / "theirs.yaml")
-    assert theirs.source.model_dump() == mine.source.model_dump() | {"path": "s3://bucket/events"}
-    assert theirs.source.model_dump(include={"format", "day"})["format"] == form
-    assert (theirs.table, theirs.features, theirs.score) == (mine.table, mine.features, mine.score)
-    assert theirs.pipeline == "events"
+    local_spec, store_spec = (
+        written(folder, tmp_path / "mine.yaml"),
+        written("s3a://bucket/events", tmp_path / "theirs.yaml"),
+    )
+    assert store_spec.source.model_dump() == local_spec.source.model_dump() | {"path": "s3://bucket/events"}
+    assert store_spec.source.model_dump(include={"format", "day"})["format"] == form
+    assert (store_spec.table, store_spec.features, store_spec.score) == (
+        local_spec.table,
+        local_spec.features,
+        local_spec.score,
+    )
+    assert store_spec.pipeline == "events"
     assert len([key for key in read if key.endswith(".parquet")]) == 8
-    (there.parent / "others" / "notes.md").put_text("no data")
+    (remote.parent / "others" / "notes.md").put_text("no data")
     # An object that stands for a folder, as consoles make them.
-    (there.parent / "others" / "day.parquet").put_text("")
+    (remote.parent / "others" / "day.parquet").put_text("")
     for path, message in (
         ("s3://bucket/none", "s3://bucket/none: no such file or folder"),
         ("s3://bucket/others", "s3://bucket/others: no Delta log, no metadata of Iceberg, and no files that end in"),
@@ -205,7 +212,7 @@ def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("given", "pattern"),
+    ("location", "pattern"),
     [
         ("", "{ds}/log [[]1].csv.gz"),
         ("2026-03-02/log [1].csv.gz", "2026-03-02/log [[]1].csv.gz"),
@@ -213,7 +220,7 @@ def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_text_in_a_store_is_seen_as_on_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, pattern: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, pattern: str
 ) -> None:
     """The same pipeline; its path finds the files. A name's brackets are no pattern, and a bucket's date is no day."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
@@ -221,17 +228,17 @@ def test_text_in_a_store_is_seen_as_on_a_disk(
     for k, ds in enumerate(("2026-03-01", "2026-03-02")):
         data = clicks(400, 2, seed=k).to_csv(index=False).encode()
         (drops / ds / "log [1].csv.gz").put_bytes(gzip.compress(data))
-    there = Location(PurePosixPath("/logs-of-2026-01-01/drops"), "s3")
-    there.copy_from(drops)
+    remote = Location(PurePosixPath("/logs-of-2026-01-01/drops"), "s3")
+    remote.copy_from(drops)
     ws = Workspace(tmp_path / "home")
-    found = {}
-    for root in (drops, there):
-        spec = written(f"{root}/{given}".rstrip("/"), tmp_path / f"{root.scheme}.yaml")
+    specs = {}
+    for root in (drops, remote):
+        spec = written(f"{root}/{location}".rstrip("/"), tmp_path / f"{root.scheme}.yaml")
         assert landing(spec).path == f"{root}/{pattern}"
         files = find_files(landing(spec), ws, "2026-03-02").files
         assert [f.path for f in files] == [root / "2026-03-02/log [1].csv.gz"]
-        found[root] = spec.model_dump(exclude={"source": {"path"}})
-    assert found[there] == found[drops]
+        specs[root] = spec.model_dump(exclude={"source": {"path"}})
+    assert specs[remote] == specs[drops]
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "orc", "avro"])
@@ -256,8 +263,8 @@ def test_of_large_files_in_a_store_a_part_is_fetched(
         orc.write_table(rows, file, stripe_size=64 << 10, batch_size=500)
     else:
         write_avro(rows, file)
-    there = Location(PurePosixPath("/name:8020/log"), "hdfs")
-    (there / file.name).copy_from(local(file))
+    remote = Location(PurePosixPath("/name:8020/log"), "hdfs")
+    (remote / file.name).copy_from(local(file))
     ranged = calls.get_range
 
     def counted(bucket: Any, key: str, start: int, size: int) -> bytes:
@@ -293,15 +300,15 @@ def test_orc_and_avro_are_seen_as_parquet_is(tmp_path: Path, form: str) -> None:
             orc.write_table(data, folder / "a.orc")
         else:
             write_avro(data, folder / "a.snappy.avro")
-    wanted, found = (written(tmp_path / kind / "events", tmp_path / f"{kind}.yaml") for kind in ("parquet", form))
-    assert found.source.model_dump(exclude_defaults=True) == {
+    parquet_spec, spec = (written(tmp_path / kind / "events", tmp_path / f"{kind}.yaml") for kind in ("parquet", form))
+    assert spec.source.model_dump(exclude_defaults=True) == {
         "format": form,
         "path": str(tmp_path / form / "events"),
         "day": {"partition": "day"},
     }
-    assert {"price_net": "decimal(12,2)", "born": "date"}.items() <= types(found).items()
-    other = {"source"}
-    assert found.model_dump(exclude=other) == wanted.model_dump(exclude=other)
+    assert {"price_net": "decimal(12,2)", "born": "date"}.items() <= types(spec).items()
+    excluded = {"source"}
+    assert spec.model_dump(exclude=excluded) == parquet_spec.model_dump(exclude=excluded)
 
 
 def write_avro(rows: pa.Table, path: Path) -> None:
