@@ -139,7 +139,7 @@ def test_nothing_goes_while_a_holder_of_the_lease_is_at_work(ws: Workspace, spec
     names = {p.below(ws.store) for p in (model, search)}
     time.sleep(0.02)
     now = datetime.now(UTC)
-    before = left_over(ws.store)
+    left_before = left_over(ws.store)
     with run_lock(ws, "clicks", "train"):
         with pytest.raises(BusyError):
             unfinished(spec, ws, now, delete=True)
@@ -147,7 +147,9 @@ def test_nothing_goes_while_a_holder_of_the_lease_is_at_work(ws: Workspace, spec
     # Searches have a lease of their own.
     with run_lock(ws, "clicks-search"):
         assert {*unfinished(spec, ws, now, delete=True)} == {model.below(ws.store)}
-    assert [n for n in before if n.startswith("search")] == [n for n in left_over(ws.store) if n.startswith("search")]
+    assert [n for n in left_before if n.startswith("search")] == [
+        n for n in left_over(ws.store) if n.startswith("search")
+    ]
     assert {*unfinished(spec, ws, now, delete=True)} == {search.below(ws.store)}
     assert left_over(ws.store) == []
 

@@ -238,9 +238,9 @@ def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
         model.train()
         local_rows = slice(None) if ranks == 1 else slice(0, 2) if collective.world.is_chief else slice(2, 3)
         numbers = torch.zeros(3, 1)[local_rows]
-        batch = raw_batch(drawn).rows(local_rows.start or 0, 3 if local_rows.stop is None else local_rows.stop)
+        rank_batch = raw_batch(drawn).rows(local_rows.start or 0, 3 if local_rows.stop is None else local_rows.stop)
         for _ in range(2):
-            inputs = model.inputs_of(numbers, batch)
+            inputs = model.inputs_of(numbers, rank_batch)
             model.outputs(inputs)
             results = {name: inputs._lookup_results[name] for name in ("item", "wide", "drawn")}
             loss = sum((v.sum() for v in results.values()), inputs.sequence("seen").values.sum())  # type: ignore[union-attr]

@@ -258,20 +258,20 @@ def test_a_short_data_file_is_told_with_both_sizes_and_never_read(damage: str, t
 
 
 def test_a_mapped_folder_with_a_short_file_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
+    runs: list[int] = []
 
     def make(folder: Location) -> None:
-        calls.append(1)
+        runs.append(1)
         (folder / "deep" / "rows").put_bytes(b"12345678")
 
     place = local(tmp_path / "maps" / "tables")
     for _ in range(2):
         assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
-    assert calls == [1]
+    assert runs == [1]
     file = place.local_path() / "deep" / "rows"
     file.write_bytes(b"1234")
     assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
-    assert calls == [1, 1]
+    assert runs == [1, 1]
     assert f"{file} has 4 bytes, not 8: {place} is made again" in caplog.text
 
 

@@ -49,11 +49,11 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
                 return False
         return True
 
-    shares: list[tuple[int, float, set[int]]] = []
+    share_rules: list[tuple[int, float, set[int]]] = []
     if rules.freshness and rules.freshness.share:
-        shares.append((Rule.FRESH, rules.freshness.share, {i for i in items if lists.fresh[i]}))
+        share_rules.append((Rule.FRESH, rules.freshness.share, {i for i in items if lists.fresh[i]}))
     if rules.new_items:
-        shares.append((Rule.NEW_ITEM, rules.new_items.share, {i for i in items if lists.new[i]}))
+        share_rules.append((Rule.NEW_ITEM, rules.new_items.share, {i for i in items if lists.new[i]}))
     chosen: list[int] = []
     chosen_rules: list[int] = []
     while len(chosen) < k:
@@ -66,7 +66,7 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
             room = {
                 v: most - sum(column_values[j] == v for j in chosen) if v >= 0 else 99 for v in column_values[possible]
             }
-            for _, share, members in shares:
+            for _, share, members in share_rules:
                 lack = int(share * min(k, len(items)) + 1e-9) - len(members & set(chosen))
                 sizes = Counter(column_values[i] for i in members & set(possible))
                 if 0 < lack >= sum(min(size, room[v]) for v, size in sizes.items()):
@@ -87,11 +87,11 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
         must: dict[int, set[int]] = {}
         for end in range(len(chosen) + 1, k + 1):
             lacks = {}
-            for name, share, members in shares:
+            for name, share, members in share_rules:
                 missing = max(int(share * end + 1e-9) - len(members & set(chosen)), 0)
                 lacks[name] = min(missing, len(members & set(possible)))
             if sum(lacks.values()) >= end - len(chosen):
-                must = {name: members for name, _, members in shares if lacks[name]}
+                must = {name: members for name, _, members in share_rules if lacks[name]}
                 break
         narrow = [i for i in possible if any(i in members for members in must.values())]
         pick = max(narrow, key=lambda i: (marginal[i], -i)) if narrow else best

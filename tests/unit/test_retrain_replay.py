@@ -232,9 +232,9 @@ def test_replayed_rows_count_as_they_are() -> None:
     assert decay is not None
     assert plain is not None
     days = np.array(["2026-01-09", "2026-01-06", "2026-01-05", "2025-12-01"], "datetime64[us]").astype(np.int64)
-    weights = decay.weights(days)
-    np.testing.assert_array_equal(weights[:2], plain.weights(days)[:2])
-    assert weights[2:].tolist() == [1.0, 1.0]
+    row_weights = decay.weights(days)
+    np.testing.assert_array_equal(row_weights[:2], plain.weights(days)[:2])
+    assert row_weights[2:].tolist() == [1.0, 1.0]
 
 
 _FEATURES = {"label": "click", "workflow": [], "split": {"by": "time"}, "window_days": 4, "carried": ["ts"]}

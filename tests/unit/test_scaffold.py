@@ -528,11 +528,11 @@ def test_types_of_a_table(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a table with all others of their folder: give the folder"):
         written(tmp_path / "t" / "a.parquet", tmp_path / "p.yaml")
     spec = written(tmp_path / "t", tmp_path / "p.yaml")
-    found = {c.name: (c.type, c.path) for c in spec.table.columns}
-    assert found["paid"] == ("decimal(21,2)", None)
-    assert found["shelf"] == ("tinyint", None)
-    assert found["geo_city_name"] == ("string", "geo.city.name")
-    assert found["geo_a_b"] == ("double", "geo['a.b']")
+    columns = {c.name: (c.type, c.path) for c in spec.table.columns}
+    assert columns["paid"] == ("decimal(21,2)", None)
+    assert columns["shelf"] == ("tinyint", None)
+    assert columns["geo_city_name"] == ("string", "geo.city.name")
+    assert columns["geo_a_b"] == ("double", "geo['a.b']")
     assert {"paid", "shelf", "geo_city_name", "geo_a_b"} <= features(spec).keys()
 
 
@@ -602,8 +602,8 @@ def test_unsigned_integers_are_numbers(tmp_path: Path) -> None:
         "clicked": (rows % 3 == 0).astype(np.uint8),
     }
     pq.write_table(pa.table(table), folder / "log.parquet")
-    found = {c.name: c.type for c in profile(pq.read_table(folder), copied=False)}
-    assert found == {
+    column_types = {c.name: c.type for c in profile(pq.read_table(folder), copied=False)}
+    assert column_types == {
         "user_id": "bigint",
         "item_id": "string",
         "a": "smallint",
@@ -614,7 +614,7 @@ def test_unsigned_integers_are_numbers(tmp_path: Path) -> None:
     }
     spec = written(folder, tmp_path / "p.yaml")
     assert spec.features.label == "clicked"
-    assert types(spec) == found
+    assert types(spec) == column_types
 
 
 def test_a_label_that_cannot_be_declared_is_said_to_be_there(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def sides() -> PairFeatures:
 def make_job(model: Path, candidates: pa.RecordBatch, part_rows: int = 5, **changes: Any) -> TaskInputs:
     s, folder = sides(), model.parent / uuid.uuid4().hex
     table = ItemTable.of_arrow(pa.Table.from_batches([candidates]), "item", local(folder / "items"), part_rows)
-    given = {
+    inputs = {
         "model": local(model),
         "threads": 1,
         "top_k": 3,
@@ -138,7 +138,7 @@ def make_job(model: Path, candidates: pa.RecordBatch, part_rows: int = 5, **chan
         "item_names": ITEM,
         "context": dict(s.context),
     }
-    return TaskInputs(**(given | changes))
+    return TaskInputs(**(inputs | changes))
 
 
 def plain(
@@ -150,8 +150,10 @@ def plain(
     for n, person in enumerate(people.to_pylist()):
         rows = [{**person, **thing, "hour": 9, "click": None} for thing in things.to_pylist()]
         schema = pa.schema([*people.schema, *things.schema, ("hour", pa.int32()), ("click", pa.int32())])
-        made = workflow.transform_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
-        scores = predictor.predict({c: made.column(c).to_numpy(zero_copy_only=False) for c in made.schema.names})
+        transformed = workflow.transform_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+        scores = predictor.predict(
+            {c: transformed.column(c).to_numpy(zero_copy_only=False) for c in transformed.schema.names}
+        )
         order = sorted(zip(-scores, things.column("item").to_pylist(), strict=True))
         order = [(s, i) for s, i in order if not (seen and i in seen[n])]
         out += [(person["user"], i, rank, -s) for rank, (s, i) in enumerate(order[:k], 1)]
@@ -167,9 +169,9 @@ def test_equals_a_loop_over_pairs(model: Path, block_pairs: int) -> None:
     people, things = users(23), items(17)
     counted: list[int] = []
     task = make_job(model, things, block_pairs=block_pairs)
-    found = rows_of(list(score_batches(task, iter([people.slice(0, 11), people.slice(11)]), counted.append)))
+    result = rows_of(list(score_batches(task, iter([people.slice(0, 11), people.slice(11)]), counted.append)))
     expected = plain(model, people, things, k=3)
-    assert found == expected
+    assert result == expected
     assert sum(counted) == 23 * 17
     # The test is worth something: there are ties at the edge of the top 3.
     wide = plain(model, people, things, k=4)
@@ -178,9 +180,9 @@ def test_equals_a_loop_over_pairs(model: Path, block_pairs: int) -> None:
 
 def test_more_places_than_items(model: Path) -> None:
     people, things = users(4), items(2)
-    found = rows_of(list(score_batches(make_job(model, things), iter([people]), lambda n: None)))
-    assert found == plain(model, people, things, k=3)
-    assert len(found) == 8
+    result = rows_of(list(score_batches(make_job(model, things), iter([people]), lambda n: None)))
+    assert result == plain(model, people, things, k=3)
+    assert len(result) == 8
 
 
 def test_seen_items_are_left_out(model: Path) -> None:
@@ -189,9 +191,9 @@ def test_seen_items_are_left_out(model: Path) -> None:
     seen = [[], keys[:8], keys, [keys[3], 5, keys[0]], [], [7]]
     lists = pa.array([None, *seen[1:]], pa.list_(pa.int64()))
     with_seen = pa.RecordBatch.from_arrays([*people.columns, lists], [*people.schema.names, SEEN])
-    found = rows_of(list(score_batches(make_job(model, things), iter([with_seen]), lambda n: None)))
-    assert found == plain(model, people, things, k=3, seen=seen)
-    by_user = {u: sum(r[0] == u for r in found) for u in people.column("user").to_pylist()}
+    result = rows_of(list(score_batches(make_job(model, things), iter([with_seen]), lambda n: None)))
+    assert result == plain(model, people, things, k=3, seen=seen)
+    by_user = {u: sum(r[0] == u for r in result) for u in people.column("user").to_pylist()}
     assert (by_user["u1"], by_user["u2"]) == (1, 0)
 
 
@@ -205,7 +207,9 @@ def with_candidates(people: pa.RecordBatch, things: pa.RecordBatch, seed: int) -
     lists = pa.array([None if i == 1 else r for i, r in enumerate(rows)], pa.list_(pa.int32()))
     masks = pa.array([None if i == 1 else b for i, b in enumerate(bits)], pa.list_(pa.int32()))
     batch = pa.RecordBatch.from_arrays([*people.columns, lists, masks], [*people.schema.names, ITEMS, SOURCES])
-    return batch, [{keys[i]: b for i, b in zip(r, of, strict=True)} for r, of in zip(rows, bits, strict=True)]
+    return batch, [
+        {keys[i]: b for i, b in zip(r, row_bits, strict=True)} for r, row_bits in zip(rows, bits, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("block_pairs", [1, 13, 10_000])
@@ -214,11 +218,11 @@ def test_lists_of_candidates_equal_a_loop_over_them(model: Path, block_pairs: in
     batch, lists = with_candidates(people, things, block_pairs)
     task = make_job(model, things, block_pairs=block_pairs)
     counted: list[int] = []
-    found = rows_of(list(score_batches(task, iter([batch.slice(0, 8), batch.slice(8)]), counted.append)))
-    others = [[k for k in things.column("item").to_pylist() if k not in mine] for mine in lists]
-    wanted = plain(model, people, things, k=3, seen=others)
-    of = dict(zip(people.column("user").to_pylist(), lists, strict=True))
-    assert found == [(u, i, rank, score, of[u][i]) for u, i, rank, score in wanted]
+    result = rows_of(list(score_batches(task, iter([batch.slice(0, 8), batch.slice(8)]), counted.append)))
+    excluded = [[k for k in things.column("item").to_pylist() if k not in listed] for listed in lists]
+    expected = plain(model, people, things, k=3, seen=excluded)
+    by_user = dict(zip(people.column("user").to_pylist(), lists, strict=True))
+    assert result == [(u, i, rank, score, by_user[u][i]) for u, i, rank, score in expected]
     assert sum(counted) == sum(map(len, lists))
 
 
@@ -239,14 +243,14 @@ def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:
     keys = things.column("item").to_pylist()
     ranked = rows_of(list(score_batches(make_job(model, things), iter([batch]), lambda n: None)))
     task = make_job(model, things, rerank=Reversed())
-    found = pa.Table.from_batches(list(score_batches(task, iter([batch]), lambda n: None)))
-    assert found.schema.names == ["user", "item", "rank", "score", "sources", "propensity", "reason"]
-    wanted = []
+    result = pa.Table.from_batches(list(score_batches(task, iter([batch]), lambda n: None)))
+    assert result.schema.names == ["user", "item", "rank", "score", "sources", "propensity", "reason"]
+    expected = []
     for u in people.column("user").to_pylist():
-        mine = [r for r in ranked if r[0] == u][1:][::-1]
-        wanted += [(u, r[1], place, *r[3:], f"row {keys.index(r[1])}") for place, r in enumerate(mine, 1)]
-    assert [tuple(r.values()) for r in found.drop(["propensity"]).to_pylist()] == wanted
-    assert found["propensity"].to_numpy().min() > 0
+        user_rows = [r for r in ranked if r[0] == u][1:][::-1]
+        expected += [(u, r[1], place, *r[3:], f"row {keys.index(r[1])}") for place, r in enumerate(user_rows, 1)]
+    assert [tuple(r.values()) for r in result.drop(["propensity"]).to_pylist()] == expected
+    assert result["propensity"].to_numpy().min() > 0
     # Without candidates all items are ranked, and the lists are made of these.
     alone = pa.Table.from_batches(list(score_batches(task, iter([people]), lambda n: None)))
     assert len(alone) == 2 * len(people)
@@ -275,24 +279,24 @@ def test_a_second_stage_ranks_what_the_first_has_kept(
     people, things = users(19), items(17)
     batch, lists = with_candidates(people, things, block_pairs)
     task = make_job(folder, things, block_pairs=block_pairs, rank_depth=6)
-    given = batch if with_lists else people
-    found = [r[:4] for r in rows_of(list(score_batches(task, iter([given]), lambda n: None)))]
+    input_batch = batch if with_lists else people
+    result = [r[:4] for r in rows_of(list(score_batches(task, iter([input_batch]), lambda n: None)))]
     keys = things.column("item").to_pylist()
-    others = [[k for k in keys if k not in mine] for mine in lists] if with_lists else [[] for _ in lists]
-    kept: dict[str, list[int]] = {}
-    for u, i, _, _ in plain(first, people, things, k=6, seen=others):
-        kept.setdefault(u, []).append(i)
-    left_out = [[k for k in keys if k not in kept.get(u, [])] for u in people.column("user").to_pylist()]
-    assert found == plain(folder, people, things, k=3, seen=left_out)
+    excluded = [[k for k in keys if k not in listed] for listed in lists] if with_lists else [[] for _ in lists]
+    first_stage: dict[str, list[int]] = {}
+    for u, i, _, _ in plain(first, people, things, k=6, seen=excluded):
+        first_stage.setdefault(u, []).append(i)
+    left_out = [[k for k in keys if k not in first_stage.get(u, [])] for u in people.column("user").to_pylist()]
+    assert result == plain(folder, people, things, k=3, seen=left_out)
     # The second stage alone would have chosen others.
-    assert found != plain(folder, people, things, k=3, seen=others)
+    assert result != plain(folder, people, things, k=3, seen=excluded)
 
 
 @given(st.lists(st.integers(0, 12), max_size=20), st.integers(1, 20))
 def test_blocks_are_as_full_as_they_may_be(lengths: list[int], most: int) -> None:
-    found = list(blocks(np.array(lengths, np.int64), most))
-    assert [u for users in found for u in users] == list(range(len(lengths)))
-    for users, following in zip_longest(found, found[1:]):
+    user_blocks = list(blocks(np.array(lengths, np.int64), most))
+    assert [u for users in user_blocks for u in users] == list(range(len(lengths)))
+    for users, following in zip_longest(user_blocks, user_blocks[1:]):
         pairs = sum(lengths[u] for u in users)
         assert pairs <= most or len(users) == 1
         assert following is None or pairs + lengths[following.start] > most
@@ -316,12 +320,21 @@ def test_features_belong_to_the_side_that_they_are_made_of() -> None:
 
 
 def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:
-    whole = fitted()
-    (place,) = (i for i, c in enumerate(whole.workflow.chains) if "pair" in c.outputs)
-    lying = replace(whole.workflow.chains[place], sources={"pair": ("user",)})
-    whole.workflow.chains = (*whole.workflow.chains[:place], lying, *whole.workflow.chains[place + 1 :])
+    fitted_features = fitted()
+    (place,) = (i for i, c in enumerate(fitted_features.workflow.chains) if "pair" in c.outputs)
+    lying = replace(fitted_features.workflow.chains[place], sources={"pair": ("user",)})
+    fitted_features.workflow.chains = (
+        *fitted_features.workflow.chains[:place],
+        lying,
+        *fitted_features.workflow.chains[place + 1 :],
+    )
     s = sides()
-    lied = PairFeatures(s.user, s.item, s.context, FittedWorkflow(whole.workflow, whole.states, whole.vocabularies))
+    lied = PairFeatures(
+        s.user,
+        s.item,
+        s.context,
+        FittedWorkflow(fitted_features.workflow, fitted_features.states, fitted_features.vocabularies),
+    )
     assert "pair" in lied.of_user
     with pytest.raises(RuntimeError, match="'pair'"):
         check_pair_features(lied, users(9), items(6))
@@ -332,12 +345,12 @@ def test_an_operator_across_columns_would_be_noticed() -> None:
         """The price as a share of the age: no column is alone in it."""
 
         def transform_lists(self, batch: pa.RecordBatch, only: Any = None) -> list[pa.Array]:
-            made = dict(zip([f.name for f in self.features], super().transform_lists(batch), strict=True))
-            made["price"] = pa.array(made["price"].to_numpy() / (1 + made["age"].to_numpy()))
-            return [made[f.name] for f in self.features if only is None or f.name in only]
+            columns = dict(zip([f.name for f in self.features], super().transform_lists(batch), strict=True))
+            columns["price"] = pa.array(columns["price"].to_numpy() / (1 + columns["age"].to_numpy()))
+            return [columns[f.name] for f in self.features if only is None or f.name in only]
 
-    whole = fitted()
-    crossed = Crossed(whole.workflow, whole.states, whole.vocabularies)
+    fitted_features = fitted()
+    crossed = Crossed(fitted_features.workflow, fitted_features.states, fitted_features.vocabularies)
     s = sides()
     with pytest.raises(RuntimeError, match="'price'"):
         check_pair_features(PairFeatures(s.user, s.item, s.context, crossed), users(9), items(6))
@@ -352,7 +365,7 @@ def test_scores_that_are_no_numbers_are_refused(model: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"context": {}}, "the features read 'hour'"),
         ({"context": {"hour": "noon"}}, r"score\.context\.hour: 'noon' is no int"),
@@ -362,8 +375,8 @@ def test_scores_that_are_no_numbers_are_refused(model: Path, monkeypatch: pytest
         ({"user": {"key": "likes", "columns": ["user", "age"]}}, "a key is a single value"),
     ],
 )
-def test_columns_from_nowhere_or_twice_are_refused(change: dict[str, Any], said: str) -> None:
+def test_columns_from_nowhere_or_twice_are_refused(change: dict[str, Any], message: str) -> None:
     s = spec(**change)
     assert s.score is not None
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_columns(s, s.score)

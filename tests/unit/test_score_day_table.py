@@ -23,9 +23,11 @@ def table(path: Path, *names: str) -> None:
 def test_a_key_may_have_the_name_of_an_optional_column(tmp_path: Path, key: str) -> None:
     table(tmp_path / "scores", "ds", key)
     check_columns(local(tmp_path / "scores"), {"ds": "string", key: "string"}, "", OPTIONAL)
-    other = "items" if key == "user" else "user"
+    other_key = "items" if key == "user" else "user"
     with pytest.raises(UserError, match="has the columns"):
-        check_columns(local(tmp_path / "scores"), {"ds": "string", other: "string"}, "its keys were others", OPTIONAL)
+        check_columns(
+            local(tmp_path / "scores"), {"ds": "string", other_key: "string"}, "its keys were others", OPTIONAL
+        )
 
 
 def test_days_may_have_optional_columns_or_not(tmp_path: Path) -> None:

@@ -35,21 +35,21 @@ _TENSORS = st.lists(
 
 
 @given(_TENSORS, st.sampled_from(["cpu", "meta"]))
-def test_a_batch_goes_in_one_copy(given_: list[tuple[torch.dtype, list[int]]], device: str) -> None:
+def test_a_batch_goes_in_one_copy(specs: list[tuple[torch.dtype, list[int]]], device: str) -> None:
     rng = torch.Generator().manual_seed(1)
-    tensors = [torch.randint(-(2**20), 2**20, shape, generator=rng).to(dtype) for dtype, shape in given_]
-    found = moved_in_one_copy(tensors, torch.device(device))
-    assert [(x.shape, x.dtype, x.device.type) for x in found] == [(x.shape, x.dtype, device) for x in tensors]
-    assert len({x.untyped_storage()._cdata for x in found}) <= 1
+    tensors = [torch.randint(-(2**20), 2**20, shape, generator=rng).to(dtype) for dtype, shape in specs]
+    moved = moved_in_one_copy(tensors, torch.device(device))
+    assert [(x.shape, x.dtype, x.device.type) for x in moved] == [(x.shape, x.dtype, device) for x in tensors]
+    assert len({x.untyped_storage()._cdata for x in moved}) <= 1
     if device == "cpu":
-        assert all(map(torch.equal, found, tensors))
-        assert all(x.data_ptr() % x.element_size() == 0 for x in found)
+        assert all(map(torch.equal, moved, tensors))
+        assert all(x.data_ptr() % x.element_size() == 0 for x in moved)
 
 
 def test_predictions_of_packed_batches_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is the CPU by another name."""
     folder, calls = save(tmp_path / "model", "fp16"), []
-    wanted = load_predictor(folder, 1).predict(columns(300))
+    expected = load_predictor(folder, 1).predict(columns(300))
 
     def copied(tensors: list[torch.Tensor], device: Any) -> list[torch.Tensor]:
         calls.append(len(tensors))
@@ -58,7 +58,7 @@ def test_predictions_of_packed_batches_are_the_same_bits(tmp_path: Path, monkeyp
     monkeypatch.setattr(categorical, "moved_in_one_copy", copied)
     predictor: Any = load_predictor(folder, 1)
     predictor._device = SimpleNamespace(type="stand-in")
-    np.testing.assert_array_equal(predictor.predict(columns(300)), wanted)
+    np.testing.assert_array_equal(predictor.predict(columns(300)), expected)
     assert calls == [4]  # numbers, codes, and the values and offsets of one list
 
 
@@ -77,15 +77,15 @@ def task_with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_task_computes_on_the_gpu_that_spark_assigned(
     tmp_path: Path, task_with_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(loaded_model, "load_predictor", lambda *given: asked.append(given))
+    loads = []
+    monkeypatch.setattr(loaded_model, "load_predictor", lambda *args: loads.append(args))
     monkeypatch.setattr(loaded_model.FittedWorkflow, "load", lambda *_, **__: None)
     for _ in range(2):  # once a process
         loaded_model.loaded_model(local(tmp_path), 1, None, None, True)
-    assert [device for *_, device, _ in asked] == ["cuda"]
+    assert [device for *_, device, _ in loads] == ["cuda"]
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("5", "PCI_BUS_ID")
     loaded_model.loaded_model(local(tmp_path), 1, None, None)
-    assert asked[-1][-2] == "cpu"
+    assert loads[-1][-2] == "cpu"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         ({"spark.master": "spark://head:7077"}, None),
         ({"spark.master": "local[2]", "spark.task.resource.gpu.amount": "0.125"}, None),
@@ -113,11 +113,11 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_task_asks_for_a_gpu_of_its_own(settings: dict[str, str], wanted: dict[str, float] | None) -> None:
+def test_a_task_asks_for_a_gpu_of_its_own(settings: dict[str, str], expected: dict[str, float] | None) -> None:
     conf = SparkConf(loadDefaults=False)
     conf._conf, conf._jconf = settings, None
     session = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf, master=settings["spark.master"]))
     with pytest.MonkeyPatch.context() as patch:  # the request alone: no JVM is asked
         patch.setattr("pyspark.SparkContext._jvm", None)
-        found = gpu_profile(cast(SparkSession, session))
-        assert (found and {k: v.amount for k, v in found.taskResources.items()}) == wanted
+        profile = gpu_profile(cast(SparkSession, session))
+        assert (profile and {k: v.amount for k, v in profile.taskResources.items()}) == expected

@@ -35,17 +35,17 @@ def brute(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Rank by sorting pairs (score, number) in Python."""
     numbers, scores = [], []
-    for query, without in zip(queries.astype(np.float64), excluded, strict=True):
-        all_ = [(-float(query @ x), i) for i, x in enumerate(items.astype(np.float64)) if i not in set(without)]
+    for query, left_out in zip(queries.astype(np.float64), excluded, strict=True):
+        all_ = [(-float(query @ x), i) for i, x in enumerate(items.astype(np.float64)) if i not in set(left_out)]
         best = sorted(all_)[:k]
         numbers.append([i for _, i in best] + [-1] * (k - len(best)))
         scores.append([-s for s, _ in best] + [-np.inf] * (k - len(best)))
     return numbers, scores
 
 
-def lists(of: list[list[int]]) -> JaggedArray:
-    flat = np.array([x for one in of for x in one], np.int32)
-    return JaggedArray(np.cumsum([0, *map(len, of)]).astype(np.int64), flat)
+def lists(values: list[list[int]]) -> JaggedArray:
+    flat = np.array([x for row in values for x in row], np.int32)
+    return JaggedArray(np.cumsum([0, *map(len, values)]).astype(np.int64), flat)
 
 
 # Small whole numbers: sums are exact whatever their order, and ties are many.
@@ -67,10 +67,10 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], NDArray[np.float32], in
 def test_equal_to_a_sort_of_all_scores(way: str, case: Any, threads: int, block_bytes: int) -> None:
     queries, items, k, excluded, cuts = case
     blocks = [(a, items[a:b]) for a, b in pairwise(cuts)]
-    found = best_items(queries, blocks, k, excluded=lists(excluded), threads=threads, block_bytes=block_bytes)
+    result = best_items(queries, blocks, k, excluded=lists(excluded), threads=threads, block_bytes=block_bytes)
     numbers, scores = brute(queries, items, k, excluded)
-    assert found.items.tolist() == numbers
-    assert found.scores.tolist() == scores
+    assert result.items.tolist() == numbers
+    assert result.scores.tolist() == scores
 
 
 def test_of_many_items_in_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def test_of_many_items_in_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> N
     scores = queries.astype(np.float64) @ items.astype(np.float64).T
     best = np.argsort(-scores, axis=1)
     # What a user likes best must not be shown: the k next ones are.
-    found = best_items(queries, [(0, items)], 50, excluded=JaggedArray(np.arange(71) * 60, best[:, :60].reshape(-1)))
-    assert (found.items == best[:, 60:110]).mean() > 0.999  # float32 may order neighbours otherwise
-    wanted = np.take_along_axis(scores, found.items.astype(np.int64), axis=1)
-    np.testing.assert_allclose(found.scores, wanted, rtol=1e-4, atol=1e-5)
-    assert np.all(np.diff(found.scores, axis=1) <= 0)
+    result = best_items(queries, [(0, items)], 50, excluded=JaggedArray(np.arange(71) * 60, best[:, :60].reshape(-1)))
+    assert (result.items == best[:, 60:110]).mean() > 0.999  # float32 may order neighbours otherwise
+    expected = np.take_along_axis(scores, result.items.astype(np.int64), axis=1)
+    np.testing.assert_allclose(result.scores, expected, rtol=1e-4, atol=1e-5)
+    assert np.all(np.diff(result.scores, axis=1) <= 0)
 
 
 @pytest.mark.skipif(library() is None, reason="not built: make native")
@@ -114,9 +114,9 @@ def test_numbers_that_are_none_are_refused(way: str) -> None:
 def test_no_user_and_no_item(way: str) -> None:
     items = np.ones((4, 2), np.float32)
     assert best_items(np.empty((0, 2), np.float32), [(0, items)], 3).items.shape == (0, 3)
-    found = best_items(np.ones((2, 2), np.float32), [], 3)
-    assert found.items.tolist() == [[-1] * 3] * 2
-    assert np.isneginf(found.scores).all()
+    result = best_items(np.ones((2, 2), np.float32), [], 3)
+    assert result.items.tolist() == [[-1] * 3] * 2
+    assert np.isneginf(result.scores).all()
 
 
 def test_the_search_needs_no_spark() -> None:

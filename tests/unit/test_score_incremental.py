@@ -37,8 +37,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, p in model.named_dense_parameters():
         if name.startswith("bottom"):
             p.data.mul_(0.3)
-    given = {"pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}}
-    save_model(local(folder / "model"), model, workflow=local(folder / "workflow"), **given)
+    metadata = {"pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}}
+    save_model(local(folder / "model"), model, workflow=local(folder / "workflow"), **metadata)
     return folder / "model"
 
 
@@ -50,13 +50,13 @@ def test_some_users_scored_again_have_the_scores_of_all(
     people, things = users(40, seed), items(90, seed)
     listed, _ = with_candidates(people, things, seed)
     task = make_job(network, things, part_rows=40, top_k=20)
-    whole = rows_of(list(score_batches(task, iter([listed]), lambda n: None)))
+    all_rows = rows_of(list(score_batches(task, iter([listed]), lambda n: None)))
     some = listed.take(pa.array(sorted(changed)))
     task = make_job(network, things, part_rows=90, top_k=20, block_pairs=block_pairs)
     again = rows_of(list(score_batches(task, iter([some.slice(0, 5), some.slice(5)]), lambda n: None)))
-    assert len({score for *_, score, _ in whole}) > len(whole) / 2
+    assert len({score for *_, score, _ in all_rows}) > len(all_rows) / 2
     names = set(some.column(0).to_pylist())
-    assert again == [row for row in whole if row[0] in names]
+    assert again == [row for row in all_rows if row[0] in names]
 
 
 def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch:
         schema, kind = predictor.schema, predictor.kind
 
         def predict(self, columns: Mapping[str, Any]) -> np.ndarray:
-            found = predictor.predict(columns)
-            return found - found.mean()
+            predictions = predictor.predict(columns)
+            return predictions - predictions.mean()
 
     monkeypatch.setattr(ranking, "loaded_model", lambda *_: (LooksBeside(), workflow))
     assert not scores_stand_alone(task, users(8))
@@ -95,37 +95,46 @@ def test_sums_of_lists_are_equal_of_equal_sets_alone(
         return list(zip(*task.sums(rows, masks if with_sources else None), strict=True))
 
     for with_sources in (True, False):
-        found = sums(with_sources)
-        for a, x in zip(found, lists, strict=True):
-            for b, y in zip(found, lists, strict=True):
+        hashes = sums(with_sources)
+        for a, x in zip(hashes, lists, strict=True):
+            for b, y in zip(hashes, lists, strict=True):
                 same = x == y if with_sources else x.keys() == y.keys()
                 assert (a == b) == same
                 assert same == all(i == j for i, j in zip(a, b, strict=True))
     # An item that is another makes other lists of those that have it.
-    other = things.set_column(1, "price", pa.array([9.5, *things["price"].to_pylist()[1:]]))
-    changed = ItemTable.of_arrow(other, "item", local(tmp_path_factory.mktemp("items") / "items"))
-    before, table = sums(True), changed
-    assert [a != b for a, b in zip(before, sums(True), strict=True)] == [0 in x for x in lists]
+    other_items = things.set_column(1, "price", pa.array([9.5, *things["price"].to_pylist()[1:]]))
+    changed = ItemTable.of_arrow(other_items, "item", local(tmp_path_factory.mktemp("items") / "items"))
+    sums_before, table = sums(True), changed
+    assert [a != b for a, b in zip(sums_before, sums(True), strict=True)] == [0 in x for x in lists]
 
 
 def test_lists_depend_on_the_model_the_settings_and_at_times_on_the_day(network: Path, tmp_path: Path) -> None:
     task = make_job(network, items(5))
 
-    def said(task: TaskInputs, ds: str = "2026-01-01", **more: Any) -> str:
+    def lists_key(task: TaskInputs, ds: str = "2026-01-01", **more: Any) -> str:
         score = spec(**more).score
         assert score is not None
         return fingerprint(_said(score, task, ds))
 
-    before = said(task)
-    assert said(task) == said(task, ds="2026-01-02") == said(task, incremental=True, model="baseline") == before
-    other = tmp_path / "model"
-    shutil.copytree(network, other)
-    assert said(replace(task, model=local(other))) == before
-    card = (other / "model.json").read_text()
-    (other / "model.json").write_text(card.replace('"key": "k"', '"key": "k2"'))
-    changed = [said(replace(task, model=local(other))), said(task, top_k=7), said(replace(task, threads=2))]
+    key = lists_key(task)
+    assert (
+        lists_key(task)
+        == lists_key(task, ds="2026-01-02")
+        == lists_key(task, incremental=True, model="baseline")
+        == key
+    )
+    model_copy = tmp_path / "model"
+    shutil.copytree(network, model_copy)
+    assert lists_key(replace(task, model=local(model_copy))) == key
+    card = (model_copy / "model.json").read_text()
+    (model_copy / "model.json").write_text(card.replace('"key": "k"', '"key": "k2"'))
+    changed = [
+        lists_key(replace(task, model=local(model_copy))),
+        lists_key(task, top_k=7),
+        lists_key(replace(task, threads=2)),
+    ]
     by_day = {"caps": {"price": 2}}, {"freshness": {"days": 3.0, "boost": 0.1, "column": "price"}}
     for rules, of_day in (*((r, "freshness" in r) for r in by_day), ({"explore": {"epsilon": 0.1}}, True)):
-        changed.append(said(task, rerank=rules))
-        assert (said(task, ds="2026-01-02", rerank=rules) != changed[-1]) == of_day
-    assert len({before, *changed}) == 1 + len(changed)
+        changed.append(lists_key(task, rerank=rules))
+        assert (lists_key(task, ds="2026-01-02", rerank=rules) != changed[-1]) == of_day
+    assert len({key, *changed}) == 1 + len(changed)

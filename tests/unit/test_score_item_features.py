@@ -54,12 +54,12 @@ def things(n: int) -> pa.Table:
 
 
 def values(columns: Mapping[str, Any], rows: int) -> dict[str, list[Any]]:
-    def of(x: Any) -> list[Any]:
+    def to_list(x: Any) -> list[Any]:
         if isinstance(x, JaggedArray):
             return [x.values[a:b].tolist() for a, b in zip(x.offsets[:rows], x.offsets[1 : rows + 1], strict=True)]
         return [float(v).hex() for v in x[:rows]]
 
-    return {name: of(x) for name, x in columns.items()}
+    return {name: to_list(x) for name, x in columns.items()}
 
 
 @pytest.mark.parametrize(("n", "part_rows"), [(0, 5), (4, 5), (23, 5), (23, 100)])
@@ -77,16 +77,16 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
 
     expected = values(written(local(tmp_path / "shared"), None).open(), n)
     assert set(expected) == {"price", "tags", "item"}
-    found = written(lake, RunFolder(HostScratch("mapped/shop"), "run", ()))
+    stored = written(lake, RunFolder(HostScratch("mapped/shop"), "run", ()))
     for host in ("one", "other"):
         monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / host))
-        there = found.here()
-        assert there.is_below(local(tmp_path / host / "mapped" / "shop" / "scratch.run"))
-        assert values(ItemFeatures(there, found.files, found.ends).open(), n) == expected
+        host_folder = stored.here()
+        assert host_folder.is_below(local(tmp_path / host / "mapped" / "shop" / "scratch.run"))
+        assert values(ItemFeatures(host_folder, stored.files, stored.ends).open(), n) == expected
     # A few of them, without a host's folder.
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "driver"))
     few = min(n, 8)
-    assert values(found.first(few), few) == {name: column[:few] for name, column in expected.items()}
+    assert values(stored.first(few), few) == {name: column[:few] for name, column in expected.items()}
     # Their copies on a host are the first to go.
     parts = [copy for copy in copies.cached_files() if copy.name.startswith("feature-")]
     assert {copy.stat().st_mtime for copy in parts} == {0}
@@ -110,12 +110,12 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
 
     monkeypatch.setattr(item_features, "run_tasks", twice)
     hosts = RunFolder(HostScratch("mapped/shop"), "run", ())
-    found = ItemFeatures.write(table, model, features, lake / "features", None, hosts)
-    few = values(found.first(8), 8)
+    stored = ItemFeatures.write(table, model, features, lake / "features", None, hosts)
+    few = values(stored.first(8), 8)
     for task in lost:
         with pytest.raises(LeaseLost):  # all is published since
             task()
-    assert values(found.first(8), 8) == few
+    assert values(stored.first(8), 8) == few
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "another"))
-    assert values(found.open(), 8) == few
+    assert values(stored.open(), 8) == few

@@ -38,45 +38,45 @@ def test_rows_and_keys_are_those_of_a_sorted_list(
 ) -> None:
     type_, values = _KEYS[kind]
     known = data.draw(st.lists(values, unique=True, max_size=25))
-    others = data.draw(st.lists(st.one_of(values, st.none()), max_size=10))
+    missing = data.draw(st.lists(st.one_of(values, st.none()), max_size=10))
     prices = list(range(len(known)))
     table = pa.table({"price": pa.array(prices, pa.int32()), "id.": pa.array(known, type_)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(items, "_CHUNK_ROWS", chunk_rows)
-        made = ItemTable.of_arrow(table, "id.", local(tmp_path / "items"), part_rows)
-    made = pickle.loads(pickle.dumps(made))
+        item_table = ItemTable.of_arrow(table, "id.", local(tmp_path / "items"), part_rows)
+    item_table = pickle.loads(pickle.dumps(item_table))
     order = sorted(known, key=lambda k: k.encode() if isinstance(k, str) else k)
-    assert made.rows == len(known) == len(made.open())
-    assert made.open()["id."].to_pylist() == order
-    assert all(p.rows <= part_rows for p in made.parts)
-    asked = data.draw(st.permutations([*known, *others]))
-    wanted = [order.index(k) if k in order else -1 for k in asked]
-    assert made.rows_of(pa.array(asked, type_)).tolist() == wanted
+    assert item_table.rows == len(known) == len(item_table.open())
+    assert item_table.open()["id."].to_pylist() == order
+    assert all(p.rows <= part_rows for p in item_table.parts)
+    requested = data.draw(st.permutations([*known, *missing]))
+    expected = [order.index(k) if k in order else -1 for k in requested]
+    assert item_table.rows_of(pa.array(requested, type_)).tolist() == expected
     rows = np.array(data.draw(st.lists(st.integers(0, len(known) - 1), max_size=30)) if known else [], np.int32)
-    assert made.keys(rows).to_pylist() == [order[r] for r in rows]
-    assert made.keys(pa.array(rows)).type == type_
+    assert item_table.keys(rows).to_pylist() == [order[r] for r in rows]
+    assert item_table.keys(pa.array(rows)).type == type_
     price = dict(zip(known, prices, strict=True))
-    assert made.take("price", rows).to_pylist() == [price[order[r]] for r in rows]
+    assert item_table.take("price", rows).to_pylist() == [price[order[r]] for r in rows]
 
 
 def test_fingerprint_is_the_items_alone(tmp_path: Path) -> None:
     table = pa.table({"id": ["b", "a", None, "c"], "price": [Decimal(1), None, Decimal(2), Decimal(3)]})
-    made = ItemTable.of_arrow(table, "id", local(tmp_path / "a"))
+    item_table = ItemTable.of_arrow(table, "id", local(tmp_path / "a"))
     again = ItemTable.of_arrow(table.take([3, 1, 0]), "id", local(tmp_path / "b"), part_rows=1)
-    assert made.fingerprint == again.fingerprint
-    assert made.rows == again.rows == 3
+    assert item_table.fingerprint == again.fingerprint
+    assert item_table.rows == again.rows == 3
     assert len(again.parts) == 3
-    other = ItemTable.of_arrow(table.slice(0, 2), "id", local(tmp_path / "c"))
-    assert other.fingerprint != made.fingerprint
+    smaller = ItemTable.of_arrow(table.slice(0, 2), "id", local(tmp_path / "c"))
+    assert smaller.fingerprint != item_table.fingerprint
     # What is the same item has the same hashes in both.
-    assert other.take(HASHES[0], np.array([0, 1])).equals(made.take(HASHES[0], np.array([0, 1])))
+    assert smaller.take(HASHES[0], np.array([0, 1])).equals(item_table.take(HASHES[0], np.array([0, 1])))
 
 
 def test_no_items(tmp_path: Path) -> None:
-    made = ItemTable.of_arrow(pa.table({"id": pa.array([None], pa.string())}), "id", local(tmp_path / "a"))
-    assert made.rows == 0
-    assert made.rows_of(pa.array(["a", None])).tolist() == [-1, -1]
-    assert made.keys(np.array([], np.int32)).type == pa.string()
+    item_table = ItemTable.of_arrow(pa.table({"id": pa.array([None], pa.string())}), "id", local(tmp_path / "a"))
+    assert item_table.rows == 0
+    assert item_table.rows_of(pa.array(["a", None])).tolist() == [-1, -1]
+    assert item_table.keys(np.array([], np.int32)).type == pa.string()
 
 
 def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
@@ -95,6 +95,6 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
         [[number, file, rows, _]] = attempt(building)
     with pytest.raises(LeaseLost):  # all is published since
         attempt(building)
-    made = ItemTable(folder, "id", table.schema, (items.ItemPart(file, rows),), "")
+    item_table = ItemTable(folder, "id", table.schema, (items.ItemPart(file, rows),), "")
     assert number == 0
-    assert made.open().equals(table)
+    assert item_table.open().equals(table)

@@ -48,11 +48,11 @@ def ranked(sources: bool = True) -> Ranked:
 
 def listed(folder: Path, rules: dict[str, Any], k: int = 4, sources: bool = True, **more: Any) -> list[list[Any]]:
     """Return (item's row, reason) pairs, one list a user."""
-    given, table = ranked(sources), item_table(folder)
-    found = RuleReranker(Rerank.model_validate(rules), k, DS, ("similar", "popular"), **more)(given, table)
-    assert (found.propensity == 1).all()
-    pairs = list(zip(given.item_rows[found.rows].tolist(), found.reason.to_pylist(), strict=True))
-    return [pairs[a:b] for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+    ranked_lists, table = ranked(sources), item_table(folder)
+    reranked = RuleReranker(Rerank.model_validate(rules), k, DS, ("similar", "popular"), **more)(ranked_lists, table)
+    assert (reranked.propensity == 1).all()
+    pairs = list(zip(ranked_lists.item_rows[reranked.rows].tolist(), reranked.reason.to_pylist(), strict=True))
+    return [pairs[a:b] for a, b in zip(reranked.offsets[:-1], reranked.offsets[1:], strict=True)]
 
 
 def test_what_rules_are_told_of_items(tmp_path: Path) -> None:
@@ -79,18 +79,18 @@ def test_what_rules_are_told_of_items(tmp_path: Path) -> None:
 
 
 def test_vectors_are_asked_for_once_an_item_and_need_not_be_of_length_1(tmp_path: Path) -> None:
-    asked: list[int] = []
+    requested_rows: list[int] = []
 
     def vectors(rows: np.ndarray) -> np.ndarray:
-        asked.extend(rows.tolist())
+        requested_rows.extend(rows.tolist())
         # Two directions of any length, and none at all.
-        found = np.where((rows % 2)[:, None] == 0, [1.0, 0.0], [0.0, 1.0]) * (rows[:, None] + 1.0)
-        return np.where(rows[:, None] == 8, 0.0, found).astype(np.float32)
+        directions = np.where((rows % 2)[:, None] == 0, [1.0, 0.0], [0.0, 1.0]) * (rows[:, None] + 1.0)
+        return np.where(rows[:, None] == 8, 0.0, directions).astype(np.float32)
 
-    found = listed(tmp_path, {"diversity": {"relevance": 0.5}}, k=3, vectors=vectors)
+    result = listed(tmp_path, {"diversity": {"relevance": 0.5}}, k=3, vectors=vectors)
     # 9, then 8, which is like nothing, then the best of the other direction.
-    assert [row for row, _ in found[0]] == [9, 8, 6]
-    assert sorted(asked) == sorted(set(asked)) == list(range(10))
+    assert [row for row, _ in result[0]] == [9, 8, 6]
+    assert sorted(requested_rows) == sorted(set(requested_rows)) == list(range(10))
 
 
 def test_freshness_of_dates_and_times() -> None:
@@ -109,10 +109,10 @@ def test_users_are_told_apart_by_their_keys() -> None:
         pa.array(["a", "b", "é"]),
         pa.array([date(2026, 1, 5), date(2026, 1, 3), date(2026, 1, 4)]),
     ):
-        found = hashes(keys)
-        assert found.dtype == np.uint64
-        assert len(set(found.tolist())) == 3
-        assert hashes(keys.slice(1, 2)).tolist() == found[1:].tolist()
+        key_hashes = hashes(keys)
+        assert key_hashes.dtype == np.uint64
+        assert len(set(key_hashes.tolist())) == 3
+        assert hashes(keys.slice(1, 2)).tolist() == key_hashes[1:].tolist()
 
 
 def spec(rerank: dict[str, Any] | None, **score: Any) -> Spec:
@@ -153,11 +153,11 @@ def test_rules_that_do_not_fit_the_pipeline(rerank: dict[str, Any], score: dict[
 
 
 def test_what_is_fresh_must_be_told_from_the_window() -> None:
-    found = spec({"freshness": {"days": 14, "share": 0.1}})
-    timed = found.model_copy(update={"table": found.table.model_copy(update={"event_time": "ts"})})
+    rules_spec = spec({"freshness": {"days": 14, "share": 0.1}})
+    timed = rules_spec.model_copy(update={"table": rules_spec.table.model_copy(update={"event_time": "ts"})})
     with pytest.raises(UserError, match=r"the events go back 14 days \(features.window_days"):
         check_rule_columns(timed)
-    split = found.features.model_copy(update={"split": Split(by="time", valid_days=2, test_days=1)})
+    split = rules_spec.features.model_copy(update={"split": Split(by="time", valid_days=2, test_days=1)})
     check_rule_columns(timed.model_copy(update={"features": split}))
     rules = Rerank.model_validate({"freshness": {"days": 16, "share": 0.1}})
     assert timed.score is not None
@@ -171,11 +171,11 @@ def test_what_is_fresh_must_be_told_from_the_window() -> None:
 
 
 def test_what_is_kept_for_the_rules() -> None:
-    def kept(rerank: dict[str, Any] | None, **score: Any) -> int:
-        found = spec(rerank, **score).score
-        assert found is not None
-        return found.ranked
+    def ranked_items(rerank: dict[str, Any] | None, **score: Any) -> int:
+        score_settings = spec(rerank, **score).score
+        assert score_settings is not None
+        return score_settings.ranked
 
-    assert kept({}) == 100
-    assert kept({}, top_k=3, rank_depth=50) == 50
-    assert kept(None, rank_depth=50) == 10
+    assert ranked_items({}) == 100
+    assert ranked_items({}, top_k=3, rank_depth=50) == 50
+    assert ranked_items(None, rank_depth=50) == 10

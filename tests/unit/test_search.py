@@ -80,36 +80,36 @@ def home(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., M
 def test_it_finds_a_better_rate_than_a_bad_default(home: Workspace, tmp_path: Path) -> None:
     heard: list[Trial] = []
     search = {"parameters": RANGE | {"model.top_mlp": {"choices": [[16], [8, 8]]}}, "trials": 6, "epochs": 2}
-    found = tuner(home, search, on_trial=heard.append).run()
-    first, *others = found.trials
+    result = tuner(home, search, on_trial=heard.append).run()
+    first, *later_trials = result.trials
     assert first.number is None
-    assert len(others) == 6
-    assert tuple(heard) == found.trials
-    assert found.best is not None
-    assert found.best.value is not None
+    assert len(later_trials) == 6
+    assert tuple(heard) == result.trials
+    assert result.best is not None
+    assert result.best.value is not None
     assert first.value is not None
-    assert found.best.value > first.value + 0.02
-    assert found.best.value == max(t.value or 0 for t in others if t.state == "finished")
-    assert found.best.value == found.best.metrics["auc"]
-    assert found.best.steps == 40
-    assert 0.0001 <= found.best.values[RATE] <= 0.5
-    assert not (found.folder / "models").exists()
+    assert result.best.value > first.value + 0.02
+    assert result.best.value == max(t.value or 0 for t in later_trials if t.state == "finished")
+    assert result.best.value == result.best.metrics["auc"]
+    assert result.best.steps == 40
+    assert 0.0001 <= result.best.values[RATE] <= 0.5
+    assert not (result.folder / "models").exists()
     # What it writes is what `--overlay` reads.
     base = tmp_path / "base.yaml"
     base.write_text(yaml.safe_dump(spec_with(search).model_dump(mode="json", by_alias=True)))
-    spec = load_spec(base, load_overlay(found.overlay.local_path()))
-    assert spec.train.embeddings.learning_rate == found.best.values[RATE]
-    assert list(spec.model.top_mlp) == found.best.values["model.top_mlp"]
-    assert "as it was" in found.overlay.read_text()
+    spec = load_spec(base, load_overlay(result.overlay.local_path()))
+    assert spec.train.embeddings.learning_rate == result.best.values[RATE]
+    assert list(spec.model.top_mlp) == result.best.values["model.top_mlp"]
+    assert "as it was" in result.overlay.read_text()
 
 
 def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     home: Workspace, make_dataset: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Workspace(tmp_path)
-    make_dataset(other, train=4_000, valid=1_000, rank=30)
+    other_home = Workspace(tmp_path)
+    make_dataset(other_home, train=4_000, valid=1_000, rank=30)
     search = {"parameters": RANGE, "trials": 5, "warmup_trials": 2, "seed": 4}
-    whole = tuner(other, search).run()
+    uninterrupted = tuner(other_home, search).run()
 
     class _Killed(BaseException):
         pass
@@ -137,8 +137,8 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     assert len(part.trials) == 1 + 4
     assert not left.exists()
     healed = tuner(home, search).run()
-    assert [t.values for t in healed.trials] == [t.values for t in whole.trials]
-    assert [t.value for t in healed.trials] == [t.value for t in whole.trials]
+    assert [t.values for t in healed.trials] == [t.values for t in uninterrupted.trials]
+    assert [t.value for t in healed.trials] == [t.value for t in uninterrupted.trials]
     assert len({t.values[RATE] for t in healed.trials[1:]}) == 5
     assert len(runs) == 1 + 5 + 1
     again = tuner(home, search).run()
@@ -178,8 +178,8 @@ def test_trials_start_from_the_models_that_the_pipeline_starts_from(
         raise Diverged("of no interest", 0)
 
     def folder(version: str) -> Any:
-        found = tuple(Input(kind=PRETRAINED, name=f"models/{p}", version=version) for p in ("g", "m"))
-        monkeypatch.setattr(module, "find_pretrained", lambda ws, spec, ds: found if spec.train.pretrained else ())
+        inputs = tuple(Input(kind=PRETRAINED, name=f"models/{p}", version=version) for p in ("g", "m"))
+        monkeypatch.setattr(module, "find_pretrained", lambda ws, spec, ds: inputs if spec.train.pretrained else ())
         return Tuner(spec, lambda v: spec_with(search, {**changes, **v}), home, DS)
 
     changes = {"train.pretrained": {"mlp": "m", "gmf": "g"}}
@@ -200,14 +200,14 @@ def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: 
         "warmup_trials": 2,
         "objective": "log_loss",
     }
-    found = tuner(home, search).run()
-    reasons = [t.reason for t in found.trials if t.state == "pruned"]
+    result = tuner(home, search).run()
+    reasons = [t.reason for t in result.trials if t.state == "pruned"]
     assert any("training diverged" in r for r in reasons), reasons
     assert any("below the median" in r for r in reasons), reasons
-    assert all(t.steps < 60 for t in found.trials if t.state == "pruned")
-    assert found.best is None or found.best.values["train.dense.learning_rate"] == 0.01
-    values = [t.value for t in found.trials if t.state == "finished" and t.value is not None]
-    assert (found.best or found.trials[0]).value == min(values)
+    assert all(t.steps < 60 for t in result.trials if t.state == "pruned")
+    assert result.best is None or result.best.values["train.dense.learning_rate"] == 0.01
+    values = [t.value for t in result.trials if t.state == "finished" and t.value is not None]
+    assert (result.best or result.trials[0]).value == min(values)
 
 
 def test_ndcg_is_of_the_split_rank_and_settings_that_are_best_stay(home: Workspace) -> None:
@@ -216,22 +216,22 @@ def test_ndcg_is_of_the_split_rank_and_settings_that_are_best_stay(home: Workspa
     def spec_of(values: Mapping[str, Any]) -> Spec:
         return spec_with(search, {"train.rank_group": "query", "train.rank_k": 3, RATE: 0.1, **values})
 
-    found = Tuner(spec_of({}), spec_of, home, DS).run()
-    assert [t.value for t in found.trials] == [t.metrics["ndcg_at_k"] for t in found.trials]
-    assert found.best is None
-    assert not found.overlay.exists()
+    result = Tuner(spec_of({}), spec_of, home, DS).run()
+    assert [t.value for t in result.trials] == [t.metrics["ndcg_at_k"] for t in result.trials]
+    assert result.best is None
+    assert not result.overlay.exists()
 
 
 def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> None:
     features = Manifest.load(home.manifest("clicks", DS, "features"))
     assert features is not None
     target = tmp_path / "dataset"
-    made = sample_dataset(features, home, local(target), {"train": 1_000, "valid": 5_000}, streams=4, seed=1)
-    assert sizes(made) == {"train": 1_000, "valid": 1_000}
+    sample = sample_dataset(features, home, local(target), {"train": 1_000, "valid": 5_000}, streams=4, seed=1)
+    assert sizes(sample) == {"train": 1_000, "valid": 1_000}
     schema = features.dataset_schema
     assert schema is not None
     folder = home.home / features.output("dataset").name / "train"
-    whole = read_padded(sorted(folder.glob("*.parquet")), schema).set_index("row")
+    all_rows = read_padded(sorted(folder.glob("*.parquet")), schema).set_index("row")
     files = sorted((target / "train").glob("*.parquet"))
     assert len(files) == 8  # one for each of the split's row groups
     for number, path in enumerate(files):
@@ -240,7 +240,7 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
         assert part.index.is_unique
         assert part.index.min() >= number * 500
         assert part.index.max() < (number + 1) * 500
-        np.testing.assert_array_equal(whole.loc[part.index].to_numpy(), part.to_numpy())
+        np.testing.assert_array_equal(all_rows.loc[part.index].to_numpy(), part.to_numpy())
     # The whole split takes no room.
     assert all(p.samefile(folder.parent / "valid" / p.name) for p in (target / "valid").glob("*.parquet"))
     assert (target / "workflow" / "workflow.json").is_file()
@@ -280,9 +280,9 @@ def test_values_that_the_spec_refuses_are_told_before_anything_runs(home: Worksp
         tuner(home, {"parameters": {"train.batch_size": {"choices": [200, 201]}}})
     with pytest.raises(UserError, match=r"objective is 'ndcg', but train\.rank_group is not set"):
         spec_with({"parameters": RANGE, "objective": "ndcg"})
-    other = {"train": {"negatives": {"column": "nobody"}}}
+    bad_variant = {"train": {"negatives": {"column": "nobody"}}}
     with pytest.raises(UserError, match=r"train\.search\.models\.other: train\.negatives\.column: 'nobody' is not"):
-        tuner(home, {"models": {"as_it_is": {}, "other": other}})
+        tuner(home, {"models": {"as_it_is": {}, "other": bad_variant}})
     with pytest.raises(UserError, match=r"stage 'features' of 'clicks' has not finished.*headrace run clicks --ds"):
         tuner(ws, {"parameters": RANGE})
     bare = spec_with({"parameters": RANGE}).model_copy(update={"train": load_spec("clicks").train})
@@ -323,15 +323,15 @@ def test_the_command_line(home: Workspace, tmp_path: Path, monkeypatch: pytest.M
     base.write_text(yaml.safe_dump(plain))
     space.write_text(yaml.safe_dump({"train": {"search": {"parameters": {RATE: {"low": 0.05, "high": 0.5}}}}}))
     words = ["tune", str(base), "--ds", DS, "--home", str(home.home)]
-    said = CliRunner().invoke(app, [*words, "--overlay", str(space), "--trials", "2", "--out", str(best)])
-    assert said.exit_code == 0, said.output
-    assert "as it is: auc 0." in said.output
-    assert "trial 2/2: auc 0." in said.output
-    assert f"--from train --overlay {best}" in said.output
+    result = CliRunner().invoke(app, [*words, "--overlay", str(space), "--trials", "2", "--out", str(best)])
+    assert result.exit_code == 0, result.output
+    assert "as it is: auc 0." in result.output
+    assert "trial 2/2: auc 0." in result.output
+    assert f"--from train --overlay {best}" in result.output
     assert load_spec(base, load_overlay(best)).train.embeddings.learning_rate >= 0.05
-    said = CliRunner().invoke(app, words)
-    assert said.exit_code == 2
-    assert "has no section train.search" in said.output
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "has no section train.search" in result.output
 
 
 MODELS = {
@@ -352,27 +352,27 @@ def test_a_search_over_several_models(home: Workspace, tmp_path: Path, make_data
         few = [f"train.search.trials={trials}"]
         return Tuner(load_spec(base, few), lambda v: load_spec(base, [*few, *overrides_of(v)]), ws, DS).run()
 
-    found = run(home)
-    first, *others = found.trials
+    result = run(home)
+    first, *later_trials = result.trials
     assert first.model is None
-    assert {t.model for t in others} == {"mlp", "wide"}
-    for t in others:
-        own = {f"model.{k}" for k in (("top_mlp",) if t.model == "mlp" else ("args.dropout", "embedding_dim"))}
+    assert {t.model for t in later_trials} == {"mlp", "wide"}
+    for t in later_trials:
+        own_keys = {f"model.{k}" for k in (("top_mlp",) if t.model == "mlp" else ("args.dropout", "embedding_dim"))}
         variant = {"model.class", "model.args.deep_mlp"} if t.model == "wide" else set()
-        assert t.values.keys() == {RATE} | own | variant
+        assert t.values.keys() == {RATE} | own_keys | variant
         if t.model == "wide":
             assert isinstance(t.values["model.embedding_dim"], int)
             assert 0 <= t.values["model.args.dropout"] <= 0.5
     # What it writes is a model that the pipeline takes.
-    assert found.best is not None
-    spec = load_spec(base, load_overlay(found.overlay.local_path()))
-    assert spec.model.kind == ("wide_deep" if found.best.model == "wide" else "dlrm")
+    assert result.best is not None
+    spec = load_spec(base, load_overlay(result.overlay.local_path()))
+    assert spec.model.kind == ("wide_deep" if result.best.model == "wide" else "dlrm")
     # Stopped and gone on with, it ends with the same trials.
-    other = Workspace(tmp_path)
-    make_dataset(other, train=4_000, valid=1_000, rank=30)
-    run(other, 3)
-    again = run(other)
-    assert [(t.model, t.values, t.value) for t in again.trials] == [(t.model, t.values, t.value) for t in found.trials]
+    other_home = Workspace(tmp_path)
+    make_dataset(other_home, train=4_000, valid=1_000, rank=30)
+    run(other_home, 3)
+    again = run(other_home)
+    assert [(t.model, t.values, t.value) for t in again.trials] == [(t.model, t.values, t.value) for t in result.trials]
 
 
 def test_a_budget_of_seconds_ends_a_search(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,10 +401,10 @@ def test_a_budget_of_seconds_ends_a_search(home: Workspace, monkeypatch: pytest.
 def test_any_metric_judges(home: Workspace, objective: str, better: Callable[..., float]) -> None:
     search = {"parameters": RANGE, "trials": 3, "steps": 20, "warmup_trials": 1, "objective": objective}
     changes = {"train.rank_group": "query"}
-    found = Tuner(spec_with(search, changes), lambda values: spec_with(search, {**changes, **values}), home, DS).run()
-    finished = [t for t in found.trials if t.state == "finished"]
+    result = Tuner(spec_with(search, changes), lambda values: spec_with(search, {**changes, **values}), home, DS).run()
+    finished = [t for t in result.trials if t.state == "finished"]
     assert all(t.value == t.metrics[objective] for t in finished)
-    assert (found.best or found.trials[0]).value == better(t.value for t in finished if t.value is not None)
+    assert (result.best or result.trials[0]).value == better(t.value for t in finished if t.value is not None)
     assert len(finished) >= 2
 
 

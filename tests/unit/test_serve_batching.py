@@ -49,9 +49,9 @@ def answers_of(model: Model, requests: Sequence[Array], timeout: float, **limits
         with ThreadPoolExecutor(1) as executor:
             batcher = Batcher(model, Limits(**limits), executor, Metrics().of_model("m", 1))  # type: ignore[arg-type]
             waiting = [submit(batcher, x, timeout) for x in requests]
-            found = await asyncio.gather(*waiting, return_exceptions=True)
+            results = await asyncio.gather(*waiting, return_exceptions=True)
             assert batcher.idle
-            return [x if isinstance(x, BaseException) else x[0] for x in found]
+            return [x if isinstance(x, BaseException) else x[0] for x in results]
 
     return asyncio.run(ask())
 
@@ -72,8 +72,8 @@ def test_each_request_gets_its_own_rows(
         if wrong:
             request[-1, 0] = -1
     model = SumOfRows(by_row)
-    found = answers_of(model, requests, 60, batch_rows=batch_rows, batch_delay=delay)
-    for request, answer in zip(requests, found, strict=True):
+    answers = answers_of(model, requests, 60, batch_rows=batch_rows, batch_delay=delay)
+    for request, answer in zip(requests, answers, strict=True):
         if (request[:, 0] == -1).any():
             assert isinstance(answer, RequestError)
         else:
@@ -93,8 +93,8 @@ def test_requests_of_one_length_are_one_run() -> None:
 
 def test_what_has_waited_too_long_is_not_run() -> None:
     model = SumOfRows()
-    found = answers_of(model, [np.ones((2, 1), np.int64)] * 3, 1e-9)
-    assert [(e.status, e.retry_after) for e in found] == [(503, 1)] * 3  # type: ignore[attr-defined]
+    errors = answers_of(model, [np.ones((2, 1), np.int64)] * 3, 1e-9)
+    assert [(e.status, e.retry_after) for e in errors] == [(503, 1)] * 3  # type: ignore[attr-defined]
     assert model.runs == []
 
 
@@ -118,9 +118,9 @@ def test_a_run_that_fails_by_any_error_is_answered(known: bool, caplog: pytest.L
                 await submit(batcher, np.ones((1, 1), np.int64))
             requests = [np.full((rows, 1), rows) for rows in (3, 4, 5, 2, 2)]
             waiting = [submit(batcher, x) for x in requests]
-            found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+            results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
             assert batcher.idle
-            return [x.status if isinstance(x, RequestError) else x[0].tolist() for x in found]  # type: ignore[index]
+            return [x.status if isinstance(x, RequestError) else x[0].tolist() for x in results]  # type: ignore[index]
 
     assert asyncio.run(ask()) == [[3] * 3, [4] * 4, 500, [2] * 2, [2] * 2]
     assert "no room" in caplog.text
@@ -129,7 +129,7 @@ def test_a_run_that_fails_by_any_error_is_answered(known: bool, caplog: pytest.L
 @pytest.mark.parametrize("by_row", [False, True])
 def test_runs_of_unknown_length_leave_the_loop_to_others(by_row: bool) -> None:
     """The first one, and all of models whose requests have no rows to tell their sizes by."""
-    model, here = SumOfRows(by_row), threading.current_thread()
+    model, main_thread = SumOfRows(by_row), threading.current_thread()
 
     async def ask() -> None:
         with ThreadPoolExecutor(1) as executor:
@@ -138,42 +138,42 @@ def test_runs_of_unknown_length_leave_the_loop_to_others(by_row: bool) -> None:
                 await submit(batcher, np.ones((2, 1), np.int64))
 
     asyncio.run(ask())
-    assert [thread is here for thread in model.threads] == [False, by_row, by_row]
+    assert [thread is main_thread for thread in model.threads] == [False, by_row, by_row]
 
 
 def test_answers_are_written_before_the_next_run() -> None:
     """An answer is written at the end of the turn of the loop in which it is handed over."""
-    said: list[str] = []
+    events: list[str] = []
 
-    class Told(SumOfRows):
+    class ReportingModel(SumOfRows):
         def run(self, feeds: Sequence[Array]) -> list[Array]:
-            said.append(f"run of {len(feeds[0])}")
+            events.append(f"run of {len(feeds[0])}")
             return super().run(feeds)
 
     async def ask() -> None:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(Told(), Limits(batch_rows=2), executor, Metrics().of_model("m", 1))
+            batcher = Batcher(ReportingModel(), Limits(batch_rows=2), executor, Metrics().of_model("m", 1))
             await submit(batcher, np.ones((1, 1), np.int64))  # how long a row takes
-            said.clear()
+            events.clear()
             waiting = [submit(batcher, np.ones((2, 1), np.int64)) for _ in range(2)]
-            waiting[0].add_done_callback(lambda _: loop.call_soon(said.append, "written"))
+            waiting[0].add_done_callback(lambda _: loop.call_soon(events.append, "written"))
             # One that comes while the last answers are under way.
             waiting[1].add_done_callback(lambda _: waiting.append(submit(batcher, np.ones((1, 1), np.int64))))
-            waiting[1].add_done_callback(lambda _: loop.call_soon(said.append, "written"))
+            waiting[1].add_done_callback(lambda _: loop.call_soon(events.append, "written"))
             await asyncio.gather(*waiting)
             await waiting[2]
 
     asyncio.run(ask())
-    assert said == ["run of 2", "written", "run of 2", "written", "run of 1"]
+    assert events == ["run of 2", "written", "run of 2", "written", "run of 1"]
 
 
 def test_blocks_are_inputs_behind_each_other() -> None:
     rng = np.random.default_rng(1)
     requests = [(rng.integers(0, 9, (3, rows)), rng.normal(size=(1, rows, 2))) for rows in (4, 1, 2)]
-    found = inputs_of(merged(requests))
-    assert [x.flags.c_contiguous for x in found] == [True] * 4
-    for i, x in enumerate(found):
+    model_inputs = inputs_of(merged(requests))
+    assert [x.flags.c_contiguous for x in model_inputs] == [True] * 4
+    for i, x in enumerate(model_inputs):
         assert np.array_equal(x, np.concatenate([inputs_of(r)[i] for r in requests]))
     scalar = np.array(3.5)
     assert [(type(x), x.shape) for x in inputs_of(blocks_of([scalar, np.zeros(2)]))] == [

@@ -34,17 +34,17 @@ class Transport:
     """Keeps what is written."""
 
     def __init__(self) -> None:
-        self.said, self.closed, self.ended, self.reading = b"", False, False, True
+        self.written, self.closed, self.eof_written, self.reading = b"", False, False, True
 
     def write(self, data: bytes) -> None:
-        assert (self.closed, self.ended) == (False, False)
-        self.said += data
+        assert (self.closed, self.eof_written) == (False, False)
+        self.written += data
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        self.ended = True
+        self.eof_written = True
 
     def close(self) -> None:
         self.closed = True
@@ -72,23 +72,23 @@ class Echo:
             raise RequestError(404, "no")
         return f"{head.method} {head.path} "
 
-    def take_bytes(self, before: int, more: int) -> None:
-        if before + more > MOST:
+    def take_bytes(self, held: int, more: int) -> None:
+        if held + more > MOST:
             raise RequestError(413, "too long")
         self.pending += more
 
     def give_back(self, count: int) -> None:
         self.pending -= count
 
-    def start(self, asked: object, body: bytes | memoryview, connection: Connection) -> None:
-        answer = said(200, str(asked).encode() + bytes(body))
+    def start(self, request: object, body: bytes | memoryview, connection: Connection) -> None:
+        answer = response(200, str(request).encode() + bytes(body))
         self.when(lambda: connection.answer(answer))
 
     def refusal(self, error: RequestError, connection: Connection) -> bytes:
-        return said(error.status, error.message.encode())
+        return response(error.status, error.message.encode())
 
 
-def said(status: int, body: bytes, more: bytes = b"") -> bytes:
+def response(status: int, body: bytes, more: bytes = b"") -> bytes:
     return b"HTTP/1.1 %d\r\nlength: %d%b\r\n\r\n%b" % (status, len(body), more, body)
 
 
@@ -128,71 +128,71 @@ def talk(parts: Iterable[bytes], later: bool = False) -> tuple[bytes, bool, int]
             feed(connection, transport, part, waiting)
         while waiting:
             waiting.pop(0)()
-        closed = transport.closed or transport.ended
+        closed = transport.closed or transport.eof_written
         connection.connection_lost(None)
-        return transport.said, closed, app.pending
+        return transport.written, closed, app.pending
 
     return asyncio.run(main())
 
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
-    at = sorted({p % len(data) for p in places} | {0, len(data)})
-    return [data[a:b] for a, b in pairwise(at)]
+    cuts = sorted({p % len(data) for p in places} | {0, len(data)})
+    return [data[a:b] for a, b in pairwise(cuts)]
 
 
 BIG = bytes(range(256)) * 9000
 REQUESTS = (
-    (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", said(200, b"GET /a ")),
-    (b"\r\n" + post(b"123", b"/p?q=1"), said(200, b"POST /p 123")),
-    (post(b"x" * 1000), said(200, b"POST /a " + b"x" * 1000)),
-    (post(BIG), said(200, b"POST /a " + BIG)),
-    (post(b"x" * 1000, b"/no"), said(404, b"no")),
-    (post(b"x" * (MOST + 1)), said(413, b"too long")),
+    (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", response(200, b"GET /a ")),
+    (b"\r\n" + post(b"123", b"/p?q=1"), response(200, b"POST /p 123")),
+    (post(b"x" * 1000), response(200, b"POST /a " + b"x" * 1000)),
+    (post(BIG), response(200, b"POST /a " + BIG)),
+    (post(b"x" * 1000, b"/no"), response(404, b"no")),
+    (post(b"x" * (MOST + 1)), response(413, b"too long")),
     (b"HEAD /a HTTP/1.1\r\n\r\n", b"HTTP/1.1 200\r\nlength: 8\r\n\r\n"),
 )
 LAST = (
-    (chunked(b"x" * 1000, 300), said(200, b"POST /c " + b"x" * 1000, CLOSED)),
-    (chunked(b"x" * (MOST + 1), 300_000), said(413, b"too long", CLOSED)),
-    (post(b"123", more=b"Connection: close\r\n"), said(200, b"POST /a 123", CLOSED)),
-    (b"GET /a HTTP/1.0\r\n\r\n", said(200, b"GET /a ", CLOSED)),
+    (chunked(b"x" * 1000, 300), response(200, b"POST /c " + b"x" * 1000, CLOSED)),
+    (chunked(b"x" * (MOST + 1), 300_000), response(413, b"too long", CLOSED)),
+    (post(b"123", more=b"Connection: close\r\n"), response(200, b"POST /a 123", CLOSED)),
+    (b"GET /a HTTP/1.0\r\n\r\n", response(200, b"GET /a ", CLOSED)),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    which=st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=6),
+    numbers=st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=6),
     last=st.integers(0, len(LAST) - 1) | st.none(),
     places=st.lists(st.integers(0, 10**8) | st.integers(0, 300), max_size=12),
     later=st.booleans(),
 )
 def test_requests_in_any_pieces_are_answered_in_order(
-    which: list[int], last: int | None, places: list[int], later: bool
+    numbers: list[int], last: int | None, places: list[int], later: bool
 ) -> None:
-    chosen = [REQUESTS[i] for i in which] + ([LAST[last]] if last is not None else [])
-    data, wanted = (b"".join(x) for x in zip(*chosen, strict=True))
-    found, closed, pending = talk(cut(data, places), later)
-    assert found == wanted
+    chosen = [REQUESTS[i] for i in numbers] + ([LAST[last]] if last is not None else [])
+    data, expected = (b"".join(x) for x in zip(*chosen, strict=True))
+    answers, closed, pending = talk(cut(data, places), later)
+    assert answers == expected
     assert (closed, pending) == (last is not None, 0)
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_thousands_of_requests_in_one_piece(later: bool) -> None:
-    found, closed, _ = talk([b"GET /a HTTP/1.1\r\n\r\n" * 5000], later)
-    assert (found, closed) == (said(200, b"GET /a ") * 5000, False)
+    answers, closed, _ = talk([b"GET /a HTTP/1.1\r\n\r\n" * 5000], later)
+    assert (answers, closed) == (response(200, b"GET /a ") * 5000, False)
 
 
 def test_a_client_that_asks_whether_to_go_on() -> None:
     head, body = post(b"123", more=b"Expect: 100-continue\r\n").split(b"\r\n\r\n")
-    found, closed, _ = talk([head + b"\r\n\r\n", body])
-    assert (found, closed) == (b"HTTP/1.1 100 Continue\r\n\r\n" + said(200, b"POST /a 123"), False)
+    answers, closed, _ = talk([head + b"\r\n\r\n", body])
+    assert (answers, closed) == (b"HTTP/1.1 100 Continue\r\n\r\n" + response(200, b"POST /a 123"), False)
     head = post(b"123", b"/no", b"Expect: 100-continue\r\n").split(b"\r\n\r\n")[0]
-    assert talk([head + b"\r\n\r\n"]) == (said(404, b"no", CLOSED), True, 0)
+    assert talk([head + b"\r\n\r\n"]) == (response(404, b"no", CLOSED), True, 0)
 
 
 def test_a_body_sent_without_waiting_for_the_word_is_no_request() -> None:
     """Refused and not awaited: what comes behind the head may be the body, and is never run."""
     body = post(b"1", b"/run") * 3
-    assert talk([post(body, b"/no", b"Expect: 100-continue\r\n")]) == (said(404, b"no", CLOSED), True, 0)
+    assert talk([post(body, b"/no", b"Expect: 100-continue\r\n")]) == (response(404, b"no", CLOSED), True, 0)
 
 
 @pytest.mark.parametrize(
@@ -216,15 +216,15 @@ def test_a_body_sent_without_waiting_for_the_word_is_no_request() -> None:
 )
 def test_what_is_no_request_is_told_so_once(data: bytes, status: int) -> None:
     for parts in ([data], cut(data, range(len(data)))):
-        found, closed, pending = talk([post(b"1"), *parts])
-        assert found.startswith(said(200, b"POST /a 1") + b"HTTP/1.1 %d" % status)
-        assert (len(re.findall(b"HTTP/1.1 ", found)), closed, pending) == (2, True, 0)
+        answers, closed, pending = talk([post(b"1"), *parts])
+        assert answers.startswith(response(200, b"POST /a 1") + b"HTTP/1.1 %d" % status)
+        assert (len(re.findall(b"HTTP/1.1 ", answers)), closed, pending) == (2, True, 0)
 
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
 def test_what_comes_behind_the_last_chunk_is_not_read(more: bytes) -> None:
     data = chunked(b"123", 3).replace(b"Host: x\r\n", b"Host: x\r\n" + more) + b"\x16\x03\x01"
-    assert talk([data]) == (said(200, b"POST /c 123", CLOSED), True, 0)
+    assert talk([data]) == (response(200, b"POST /c 123", CLOSED), True, 0)
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01", post(b"x" * 1000)[:-1]])
@@ -241,7 +241,7 @@ def test_a_client_that_reads_nothing_does_not_keep_a_closed_connection(data: byt
         connection.connection_made(transport := Full())  # type: ignore[arg-type]
         feed(connection, transport, data)
         await asyncio.wait_for(aborted.wait(), 30)
-        assert transport.said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
+        assert transport.written.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
         assert app.pending == 0
         connection.connection_lost(None)
 
@@ -261,7 +261,7 @@ def test_what_comes_ahead_is_not_read_without_end() -> None:
         for _ in range(10):
             waiting.pop(0)()
         assert transport.reading
-        assert transport.said == said(200, b"POST /a 1") + said(200, b"POST /a " + b"x" * 8000) * 9
+        assert transport.written == response(200, b"POST /a 1") + response(200, b"POST /a " + b"x" * 8000) * 9
         connection.connection_lost(None)
 
     asyncio.run(main())
@@ -291,18 +291,18 @@ def test_a_connection_above_the_limit_is_refused_before_it_says_anything() -> No
         transports = [Transport() for _ in range(3)]
         first.connection_made(transports[0])  # type: ignore[arg-type]
         second.connection_made(transports[1])  # type: ignore[arg-type]
-        assert (transports[1].said, transports[1].ended) == (
-            said(503, b"the server has too many connections", CLOSED),
+        assert (transports[1].written, transports[1].eof_written) == (
+            response(503, b"the server has too many connections", CLOSED),
             True,
         )
         feed(first, transports[0], post(b"1"))
-        assert transports[0].said == said(200, b"POST /a 1")
+        assert transports[0].written == response(200, b"POST /a 1")
         first.connection_lost(None)
         # The one that was refused is still there, and takes no room.
         assert not transports[1].closed
         third.connection_made(transports[2])  # type: ignore[arg-type]
         feed(third, transports[2], post(b"3"))
-        assert transports[2].said == said(200, b"POST /a 3")
+        assert transports[2].written == response(200, b"POST /a 3")
         third.connection_lost(None)
         second.connection_lost(None)
         assert (shared.connections, shared.leaving) == (set(), set())
@@ -331,7 +331,7 @@ def test_a_client_that_has_sent_something_reads_why_it_is_refused(data: bytes, n
                 answer = b""
                 while part := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1000), 30):
                     answer += part
-            assert answer == said(503, b"the server has too many connections", CLOSED)
+            assert answer == response(503, b"the server has too many connections", CLOSED)
             first.close()
             while shared.leaving or shared.connections:
                 await asyncio.sleep(0)
@@ -347,7 +347,7 @@ def test_a_refused_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPat
         refused = [(Connection(shared), Transport()) for _ in range(3)]
         for connection, transport in refused:
             connection.connection_made(transport)  # type: ignore[arg-type]
-            assert transport.said == said(503, b"the server has too many connections", CLOSED)
+            assert transport.written == response(503, b"the server has too many connections", CLOSED)
         assert [transport.closed for _, transport in refused] == [False, False, True]
         # It sends on and on.
         connection, transport = refused[0]
@@ -403,8 +403,8 @@ def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loo
                 except OSError:
                     await asyncio.sleep(0.01)
             writer.write(post(b"123"))
-            wanted = said(200, b"POST /a 123")
-            assert await asyncio.wait_for(reader.readexactly(len(wanted)), 30) == wanted
+            expected = response(200, b"POST /a 123")
+            assert await asyncio.wait_for(reader.readexactly(len(expected)), 30) == expected
             assert len(shared.connections) == 1
             assert counts == [1]
             more, another = await asyncio.open_connection("127.0.0.1", port)
@@ -412,8 +412,8 @@ def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loo
             another.close()
         # Those that were taken go on.
         writer.write(post(b"4"))
-        wanted = said(200, b"POST /a 4")
-        assert await asyncio.wait_for(reader.readexactly(len(wanted)), 30) == wanted
+        expected = response(200, b"POST /a 4")
+        assert await asyncio.wait_for(reader.readexactly(len(expected)), 30) == expected
         writer.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -114,8 +114,8 @@ class Site:
     def counts(self) -> Counter[tuple[str, int]]:
         """Requests by protocol and status, as Prometheus is told."""
         (family,) = self.metrics.requests.collect()
-        found = ((s.labels, s.value) for s in family.samples if s.name.endswith("_total"))
-        return Counter({(labels["protocol"], int(labels["status"])): int(n) for labels, n in found})
+        samples = ((s.labels, s.value) for s in family.samples if s.name.endswith("_total"))
+        return Counter({(labels["protocol"], int(labels["status"])): int(n) for labels, n in samples})
 
     async def until(self, condition: Callable[[], object]) -> None:
         for _ in range(1_500):
@@ -126,20 +126,20 @@ class Site:
 
     def step(self) -> Callable[[], bool]:
         """Return whether a request that is sent after this call has been answered, or waits for its run."""
-        before = (self.service.taken, self.counts().total())
-        return lambda: (self.service.taken, self.counts().total()) != before
+        state = (self.service.taken, self.counts().total())
+        return lambda: (self.service.taken, self.counts().total()) != state
 
     async def http(self, data: bytes, answers: int, kind: str) -> None:
         """Send requests; `kind`: "read" the answers, when the gate is open; "half": the same, nothing more is sent;
         "go": reset the connection; "leave": close it, which a server cannot tell from "half".
         """
-        before, moved = self.counts(), self.step()
+        counts_before, moved = self.counts(), self.step()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         if kind == "half":
             writer.write_eof()
         await self.until(lambda: moved() if answers else self.shared.connections)
-        answered = self.counts() - before
+        answered = self.counts() - counts_before
 
         async def read() -> None:
             for _ in range(answers):
@@ -160,13 +160,13 @@ class Site:
             return
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-        gone = answered or (Counter({("http", CLIENT_GONE): 1}) if answers else Counter())
-        self.expected += gone
-        await self.until(lambda: self.counts() - before == gone)
+        counted = answered or (Counter({("http", CLIENT_GONE): 1}) if answers else Counter())
+        self.expected += counted
+        await self.until(lambda: self.counts() - counts_before == counted)
 
     async def grpc(self, data: bytes, kind: str) -> None:
         """Send a request; `kind`: "read", "cancel" it, or let its "deadline" pass."""
-        before, moved = self.counts(), self.step()
+        counts_before, moved = self.counts(), self.step()
         call = self.call(data, timeout=0.15 if kind == "deadline" else 30)
         task = asyncio.ensure_future(call.code())
         await self.until(moved)
@@ -178,9 +178,9 @@ class Site:
         if kind == "read":
             self.waiting.append(read)
             return
-        if kind == "cancel" and self.counts() == before:
+        if kind == "cancel" and self.counts() == counts_before:
             call.cancel()
-        await self.until(lambda: self.counts() != before)
+        await self.until(lambda: self.counts() != counts_before)
         await read()
 
 
@@ -266,8 +266,8 @@ async def play(actions: list[tuple[str, str, str]]) -> None:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as found:
-        yield found
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop_runner:
+        yield loop_runner
 
 
 @settings(max_examples=60)
@@ -318,11 +318,11 @@ def test_statuses(runner: asyncio.Runner, data: bytes, status: int) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
             writer.write(data)
             writer.write_eof()
-            found = await reader.read()
+            answer = await reader.read()
             writer.close()
             await site.until(lambda: not site.shared.connections and not site.shared.leaving)
             assert site.counts() == {("http", status): 1}
-        return found
+        return answer
 
     head, _, body = runner.run(ask()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)

@@ -33,8 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("faults")
     add_version(folder / "models", "exact", 1, exact_graph(1))
     limits = ["--max-body-mib", "8", "--receive-seconds", str(RECEIVE_SECONDS), "--poll-seconds", "0.05"]
-    with running(folder / "models", folder / "log", *limits) as found:
-        yield found
+    with running(folder / "models", folder / "log", *limits) as running_server:
+        yield running_server
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +90,9 @@ USER, AGE = GOOD
     ],
 )
 def test_wrong_requests_are_told_what_is_wrong(server: Server, request_: Any, status: int, message: str) -> None:
-    found = server.infer("exact", request_)
-    assert found[0] == status, found
-    assert message in found[1]["error"]
+    answer = server.infer("exact", request_)
+    assert answer[0] == status, answer
+    assert message in answer[1]["error"]
 
 
 def test_wrong_paths_and_headers(server: Server) -> None:
@@ -113,36 +113,36 @@ def test_wrong_paths_and_headers(server: Server) -> None:
         ("POST", infer, body, {**headers, "Content-Encoding": "gzip"}, 415),
         ("POST", "/v2/repository/models/exact/unload", b"", {}, 400),
     ):
-        found = server.request(method, path, data, sent)
-        assert found[0] == status, (method, path, found)
-        assert json.loads(found[1])["error"]
+        answer = server.request(method, path, data, sent)
+        assert answer[0] == status, (method, path, answer)
+        assert json.loads(answer[1])["error"]
 
 
 def test_nan_among_raw_tensors(server: Server) -> None:
     ages = AGES.copy()
     ages[2] = np.nan
     body, headers = raw_request(USERS, ages)
-    status, said = server.request("POST", "/v2/models/exact/infer", body, headers)
-    assert (status, "'age' has a NaN at [2, 0]" in json.loads(said)["error"]) == (400, True)
+    status, reply = server.request("POST", "/v2/models/exact/infer", body, headers)
+    assert (status, "'age' has a NaN at [2, 0]" in json.loads(reply)["error"]) == (400, True)
 
 
 def test_a_million_rows(server: Server) -> None:
     rows = 10**6
-    status, said = server.request(
+    status, reply = server.request(
         "POST", "/v2/models/exact/infer", *raw_request(np.zeros(rows, np.int64), np.zeros((rows, 1), np.float32))
     )
-    assert (status, b"a request may have" in said) == (413, True)
+    assert (status, b"a request may have" in reply) == (413, True)
     rows = 600_000  # fits into a body
     body, headers = raw_request(np.zeros(rows, np.int64), np.zeros((rows, 1), np.float32))
-    status, said = server.request("POST", "/v2/models/exact/infer", body, headers)
-    assert (status, b"600,000 rows; a request may have 65,536" in said) == (413, True)
+    status, reply = server.request("POST", "/v2/models/exact/infer", body, headers)
+    assert (status, b"600,000 rows; a request may have 65,536" in reply) == (413, True)
     status, answer = server.infer("exact", {"inputs": tensors(*exact_inputs(10**6, 1))})
     assert (status, "a request may have" in answer["error"]) == (413, True)
     most = exact_inputs(65_536, 1)
     body, headers = raw_request(*most)
-    status, said = server.request("POST", "/v2/models/exact/infer", body, headers)
+    status, reply = server.request("POST", "/v2/models/exact/infer", body, headers)
     assert status == 200
-    assert (np.frombuffer(said[-65_536 * 4 :], np.float32) == expected(1, *most)).all()
+    assert (np.frombuffer(reply[-65_536 * 4 :], np.float32) == expected(1, *most)).all()
 
 
 def test_a_body_without_an_end(server: Server) -> None:
@@ -169,8 +169,8 @@ def test_slow_clients_lose_their_connection_and_hold_nobody_up(server: Server) -
             s = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
             s.sendall(start)
             slow.append((start, s))
-        began = time.monotonic()
-        while time.monotonic() - began < RECEIVE_SECONDS + 1:
+        begin = time.monotonic()
+        while time.monotonic() - begin < RECEIVE_SECONDS + 1:
             answers(server)
             for start, s in slow:
                 if start:
@@ -178,41 +178,41 @@ def test_slow_clients_lose_their_connection_and_hold_nobody_up(server: Server) -
                         s.send(b"a")
             time.sleep(0.2)
         for _, s in slow:
-            said = b""
+            received = b""
             with suppress(ConnectionResetError):
                 while data := s.recv(1000):
-                    said += data
-            assert said == b"" or said.startswith(b"HTTP/1.1 408")
+                    received += data
+            assert received == b"" or received.startswith(b"HTTP/1.1 408")
 
 
 def test_a_header_without_an_end(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
         s.sendall(b"GET / HTTP/1.1\r\n")
-        said = b""
+        received = b""
         with suppress(ConnectionError):
             for n in range(1000):
                 s.sendall(b"X-%d: %s\r\n" % (n, b"a" * 1000))
-            said = s.recv(1000)
-        assert said == b"" or said.startswith(b"HTTP/1.1 431")
+            received = s.recv(1000)
+        assert received == b"" or received.startswith(b"HTTP/1.1 431")
 
 
 def test_a_thousand_connections_are_answered(server: Server) -> None:
     body, headers = raw_request(USERS, AGES)
     lines = "".join(f"{k}: {v}\r\n" for k, v in {**headers, "Content-Length": str(len(body)), "Host": "x"}.items())
     request = f"POST /v2/models/exact/infer HTTP/1.1\r\n{lines}\r\n".encode() + body
-    wanted = expected(1, USERS, AGES).tobytes()
+    labels = expected(1, USERS, AGES).tobytes()
     with ExitStack() as stack:
         clients = []
         for _ in range(CONNECTIONS):
             clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
             clients[-1].sendall(request)
         for s in clients:
-            said = s.recv(4096)
-            while not said.endswith(wanted):
+            received = s.recv(4096)
+            while not received.endswith(labels):
                 more = s.recv(4096)
-                assert more, said
-                said += more
-            assert said.startswith(b"HTTP/1.1 200")
+                assert more, received
+                received += more
+            assert received.startswith(b"HTTP/1.1 200")
 
 
 @settings(max_examples=150)
@@ -221,16 +221,16 @@ def test_random_bytes(server: Server, data: bytes, as_body: bool, header: int | 
     """The server answers them as a body by a 400; as a request, by a 400 or an end."""
     if as_body:
         headers = {} if header is None else {"Inference-Header-Content-Length": str(header)}
-        status, said = server.request("POST", "/v2/models/exact/infer", data, headers)
-        assert (status, bool(json.loads(said)["error"])) == (400, True)
+        status, reply = server.request("POST", "/v2/models/exact/infer", data, headers)
+        assert (status, bool(json.loads(reply)["error"])) == (400, True)
         return
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
         with suppress(ConnectionError):
             s.sendall(data)
             with suppress(OSError):  # not connected: the server has answered, and closed
                 s.shutdown(socket.SHUT_WR)
-            said = s.recv(100)
-            assert said == b"" or said.startswith(b"HTTP/1.1 4")
+            reply = s.recv(100)
+            assert reply == b"" or reply.startswith(b"HTTP/1.1 4")
 
 
 @settings(max_examples=150)
@@ -242,8 +242,8 @@ def test_a_good_request_with_a_wrong_byte(server: Server, place: int, byte: int,
     body = body[:place] + bytes([byte]) + body[place + 1 :]
     if cut is not None:
         body = body[: cut % len(body)]
-    status, said = server.request("POST", "/v2/models/exact/infer", body, headers)
-    assert status == 200 or (status in (400, 413) and json.loads(said)["error"])
+    status, reply = server.request("POST", "/v2/models/exact/infer", body, headers)
+    assert status == 200 or (status in (400, 413) and json.loads(reply)["error"])
 
 
 @settings(max_examples=60)
@@ -300,7 +300,7 @@ def test_torn_versions_leave_what_was_served(server: Server) -> None:
     unknown.opset_import[0].version = 999
     foreign = onnx.ModelProto.FromString(good)
     foreign.graph.node[0].op_type = "NoSuchOperator"
-    for version, (data, said) in enumerate(
+    for version, (data, reason) in enumerate(
         (
             (good[: len(good) // 2], "onnxruntime"),
             (b"", "onnxruntime"),
@@ -312,7 +312,7 @@ def test_torn_versions_leave_what_was_served(server: Server) -> None:
         start=2,
     ):
         add_version(server.repository, "exact", version, data)
-        assert said in server.wait_for_failure("exact", version)
+        assert reason in server.wait_for_failure("exact", version)
         answers(server)
     (server.repository / "exact" / "8").mkdir()
     assert "model.onnx" in server.wait_for_failure("exact", 8)
@@ -375,9 +375,9 @@ def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
         for s in clients:
             s.sendall(request)
         server.process.send_signal(signal.SIGCONT)
-        said = [s.recv(4096) for s in clients]
-        assert {x[:12] for x in said} == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-        refused = [x for x in said if x.startswith(b"HTTP/1.1 503")]
+        replies = [s.recv(4096) for s in clients]
+        assert {x[:12] for x in replies} == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        refused = [x for x in replies if x.startswith(b"HTTP/1.1 503")]
         assert all(b"retry-after: 1" in x for x in refused)
         counted = f'headrace_serve_refused_requests_total{{model="exact",version="1"}} {len(refused)}.0'
         assert counted in server.get("/metrics")[1].decode()

@@ -29,9 +29,9 @@ class CountingLoader(Loader):
         super().__init__(options, runs, Metrics())
         self.tried: list[tuple[str, int]] = []
 
-    def _models(self, found: VersionFolder) -> dict[str, Model]:
-        self.tried.append((found.model, found.version))
-        return super()._models(found)
+    def _models(self, folder: VersionFolder) -> dict[str, Model]:
+        self.tried.append((folder.model, folder.version))
+        return super()._models(folder)
 
 
 def started(
@@ -53,9 +53,9 @@ def started(
     asyncio.run(run())
 
 
-async def refusal(asked: Coroutine[Any, Any, Any]) -> tuple[int, str]:
+async def refusal(request: Coroutine[Any, Any, Any]) -> tuple[int, str]:
     with pytest.raises(RequestError) as refused:
-        await asked
+        await request
     return refused.value.status, refused.value.message
 
 
@@ -77,14 +77,14 @@ def test_a_model_that_is_not_served_is_not_said_to_be_loaded(repository: Path) -
 
     async def ask(loader: CountingLoader) -> None:
         assert await refusal(loader.load("c")) == (400, "model 'c': release.json does not name it")
-        status, why = await refusal(loader.load("b"))
-        assert (status, "version 1 of model 'b' cannot be loaded: onnxruntime" in why) == (400, True)
+        status, reason = await refusal(loader.load("b"))
+        assert (status, "version 1 of model 'b' cannot be loaded: onnxruntime" in reason) == (400, True)
         assert (loader.catalogue.current, loader.catalogue.failures, loader.catalogue.ready) == ({"a": 1}, {}, True)
         await loader.load("a")
         (repository / "release.json").write_text("{")
         for model in "ac":
-            status, why = await refusal(loader.load(model))
-            assert (status, "release.json is no release" in why) == (503, True)
+            status, reason = await refusal(loader.load(model))
+            assert (status, "release.json is no release" in reason) == (503, True)
         assert (loader.catalogue.current, loader.catalogue.ready) == ({"a": 1}, True)
 
     started(repository, "explicit", ("a",), ask)
@@ -97,9 +97,9 @@ def test_another_model_of_the_release_cannot_be_loaded(repository: Path) -> None
         assert (loader.catalogue.current, loader.catalogue.ready) == ({"a": 1}, False)
         add_version(repository, "a", 2, exact_graph(2))
         release(repository, a=2, b=1)
-        status, why = await refusal(loader.load("a"))
+        status, reason = await refusal(loader.load("a"))
         assert status == 400
-        assert "version 2 of model 'a' is of a release of which version 1 of model 'b' cannot be loaded" in why
+        assert "version 2 of model 'a' is of a release of which version 1 of model 'b' cannot be loaded" in reason
         await loader.unload("b")
         assert (loader.catalogue.current, loader.catalogue.ready) == ({"a": 1}, True)
         await loader.load("a")
@@ -158,8 +158,8 @@ def test_a_release_that_fails_is_loaded_once(repository: Path) -> None:
 def test_a_repository_that_has_gone(repository: Path) -> None:
     async def ask(loader: CountingLoader) -> None:
         shutil.rmtree(repository)
-        for asked in (loader.index(), loader.load("a")):
-            status, why = await refusal(asked)
-            assert (status, "the repository cannot be read" in why) == (503, True)
+        for request in (loader.index(), loader.load("a")):
+            status, reason = await refusal(request)
+            assert (status, "the repository cannot be read" in reason) == (503, True)
 
     started(repository, "explicit", ("a",), ask)

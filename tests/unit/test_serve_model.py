@@ -19,11 +19,11 @@ def test_tensors_at_odd_places_of_a_request_are_given_at_even_ones(tmp_path: Pat
     file = tmp_path / "model.onnx"
     file.write_bytes(exact_graph(1).SerializeToString())
     graph = Graph("exact", 1, file, 1)
-    given: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     session = graph._session
 
     def run(names: list[str], feeds: dict[str, Any]) -> Any:
-        given.extend(feeds.values())
+        arrays.extend(feeds.values())
         return session.run(names, feeds)
 
     graph._session = SimpleNamespace(run=run)
@@ -32,9 +32,9 @@ def test_tensors_at_odd_places_of_a_request_are_given_at_even_ones(tmp_path: Pat
     blocks = [np.ndarray((1, 50), np.int64, body, 3), np.ndarray((1, 50, 1), np.float32, body, 4 + users.nbytes)]
     even = np.ascontiguousarray(ages)[np.newaxis]
     assert not blocks[0].flags.aligned
-    (found,) = graph.run_blocks(blocks)
-    assert found.tolist() == expected(1, users, ages).tolist()
-    assert all(x.flags.aligned for x in given)
+    (answer,) = graph.run_blocks(blocks)
+    assert answer.tolist() == expected(1, users, ages).tolist()
+    assert all(x.flags.aligned for x in arrays)
     # What lies right is not copied.
     graph.run_blocks([blocks[0], even])
-    assert np.shares_memory(given[-1], even)
+    assert np.shares_memory(arrays[-1], even)

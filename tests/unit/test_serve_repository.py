@@ -32,12 +32,12 @@ def test_a_repository_that_moves_while_it_is_read_has_lost_no_model(
     look = repository._version
 
     def then_it_moves(model: str, folder: Path) -> VersionFolder:
-        found = look(model, folder)
+        version_folder = look(model, folder)
         if model == "a":
             models.rename(models.with_name("aside"))
             if replaced:
                 models.mkdir()
-        return found
+        return version_folder
 
     monkeypatch.setattr(repository, "_version", then_it_moves)
     with pytest.raises(OSError, match=r"replaced|No such file"):

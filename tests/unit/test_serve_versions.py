@@ -45,8 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("versions")
     first = local(export(folder / "export-1", 1))
     push(local(folder / "models"), {"a": first, "b": first})
-    with running(folder / "models", folder / "log", "--poll-seconds", "0.05") as found:
-        yield found
+    with running(folder / "models", folder / "log", "--poll-seconds", "0.05") as running_server:
+        yield running_server
 
 
 def ask(server: Server, model: str) -> tuple[int, int]:
@@ -55,8 +55,8 @@ def ask(server: Server, model: str) -> tuple[int, int]:
     status, answer = server.infer(model, {"inputs": tensors(users, ages)})
     assert status == 200, answer
     (label,) = [np.array(x["data"]) for x in answer["outputs"]]
-    (of,) = {int(x) for x in (label - expected(0, users, ages)) / STEP}
-    return int(answer["model_version"]), of
+    (label_version,) = {int(x) for x in (label - expected(0, users, ages)) / STEP}
+    return int(answer["model_version"]), label_version
 
 
 def test_thousands_of_requests_over_switches_each_of_one_version(server: Server, tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_thousands_of_requests_over_switches_each_of_one_version(server: Server,
         """The versions seen, in order; fails where an answer is none, or mixed."""
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         seen: list[int] = []
-        turn = worker
+        number = worker
         while not stop.is_set():
-            turn += 1
-            i = turn % len(rows)
+            number += 1
+            i = number % len(rows)
             body, headers = requests[i]
             connection.request("POST", "/v2/models/a/infer", body, headers)
             answer = connection.getresponse()
@@ -108,16 +108,16 @@ def test_thousands_of_requests_over_switches_each_of_one_version(server: Server,
 
 
 def test_all_graphs_and_models_of_a_release_flip_and_roll_back_together(server: Server, tmp_path: Path) -> None:
-    before = read_releases(local(server.repository)).now["a"]
-    folder = local(export(tmp_path / "new", before + 1))
+    served_version = read_releases(local(server.repository)).now["a"]
+    folder = local(export(tmp_path / "new", served_version + 1))
     version = push(local(server.repository), {"a": folder, "b": folder})
     server.wait_for_version("a", version)
     assert ask(server, "a") == ask(server, "b") == (version, version)
     assert ask(server, "a.query") == (version, version + 100)
     roll_back(local(server.repository))
-    server.wait_for_version("a", before)
-    assert ask(server, "a") == ask(server, "b") == (before, before)
-    assert ask(server, "a.query") == (before, before + 100)
+    server.wait_for_version("a", served_version)
+    assert ask(server, "a") == ask(server, "b") == (served_version, served_version)
+    assert ask(server, "a.query") == (served_version, served_version + 100)
     # One of the two is torn: neither flips.
     version = push(local(server.repository), {"b": folder, "a": folder})
     server.wait_for_version("a", version)
@@ -126,7 +126,7 @@ def test_all_graphs_and_models_of_a_release_flip_and_roll_back_together(server: 
     (torn / "model.onnx").write_bytes(exact_graph(1).SerializeToString()[:-100])
     good = local(export(server.repository / "a" / str(version + 1), version + 1))
     release = local(server.repository / "release.json")
-    kept = release.read_text()
+    release_text = release.read_text()
     release.put_text(json.dumps({"models": {"a": version + 1, "b": version + 1}}))
     assert "onnxruntime" in server.wait_for_failure("b", version + 1)
     assert good.is_dir()
@@ -135,7 +135,7 @@ def test_all_graphs_and_models_of_a_release_flip_and_roll_back_together(server: 
     release.put_text("{")
     time.sleep(0.3)
     assert ask(server, "a")[0] == version
-    release.put_text(kept)
+    release.put_text(release_text)
 
 
 def test_a_delta_is_taken_without_a_restart(server: Server, tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_delta_is_taken_without_a_restart(server: Server, tmp_path: Path) -> N
     assert push_deltas(local(server.repository), {"a": local(tmp_path / "delta")}) == version
     server.wait_for_version("a", version)
     assert ask(server, "a") == (version, version)
-    made = server.repository / "a" / str(version)
-    assert {f.name: f.read_bytes() for f in made.iterdir()} == {f.name: f.read_bytes() for f in new.iterdir()}
+    version_folder = server.repository / "a" / str(version)
+    assert {f.name: f.read_bytes() for f in version_folder.iterdir()} == {f.name: f.read_bytes() for f in new.iterdir()}
     with pytest.raises(UserError, match="another base"):
         push_deltas(local(server.repository), {"a": local(tmp_path / "delta")})
     assert read_releases(local(server.repository)).now == {**released, "a": version}
@@ -190,9 +190,9 @@ def test_one_process_at_a_time_changes_a_repository(tmp_path: Path) -> None:
     commands = (["push", str(repository), f"a={folder}"], ["rollback", str(repository)])
     with (repository / ".push").lease():
         for command in commands:
-            said = CliRunner().invoke(app, ["repository", *command])
-            assert said.exit_code == 69, said.output
-            assert "another process changes" in " ".join(said.output.split())
+            result = CliRunner().invoke(app, ["repository", *command])
+            assert result.exit_code == 69, result.output
+            assert "another process changes" in " ".join(result.output.split())
     assert read_releases(repository).now == {"a": 2}
     assert CliRunner().invoke(app, ["repository", *commands[1]]).exit_code == 0
     assert read_releases(repository).now == {"a": 1}
@@ -223,8 +223,8 @@ def test_a_delta_makes_the_new_version(
             (folder / name).mkdir(exist_ok=True)
             (folder / name / file).write_bytes(data)
     write_delta(local(folder / "base"), local(folder / "new"), local(folder / "delta"))
-    with local(folder / "made").new_folder() as made:
-        apply_delta(local(folder / "base"), local(folder / "delta"), made)
+    with local(folder / "made").new_folder() as target:
+        apply_delta(local(folder / "base"), local(folder / "delta"), target)
     assert {f.name: f.read_bytes() for f in (folder / "made").iterdir()} == {**new, "table": changed}
     assert {f.name: f.read_bytes() for f in (folder / "base").iterdir()} == base
 
@@ -237,8 +237,8 @@ def test_an_index_of_other_blocks_is_refused(index: bytes, tmp_path: Path) -> No
     (file,) = (tmp_path / "delta").glob("blocks-*.index.bin")
     assert file.read_bytes() == (1000 // 64).to_bytes(8, "little")
     file.write_bytes(index)
-    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as made:
-        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), made)
+    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as target:
+        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), target)
 
 
 def test_a_torn_delta_is_refused(tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_a_torn_delta_is_refused(tmp_path: Path) -> None:
     broken = next(f for f in (tmp_path / "delta").iterdir() if f.name.startswith(("whole", "blocks")))
     data = broken.read_bytes()
     broken.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as made:
-        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), made)
+    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as target:
+        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), target)
     broken.unlink()
-    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as made:
-        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), made)
+    with pytest.raises(UserError, match="torn"), local(tmp_path / "made").new_folder() as target:
+        apply_delta(local(tmp_path / "base"), local(tmp_path / "delta"), target)
     assert not (tmp_path / "made").exists()

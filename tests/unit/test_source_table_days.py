@@ -45,11 +45,11 @@ def test_a_file_is_taken_as_it_is_where_all_its_rows_are_of_the_days(
     form: str, files: list[list[int | None]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     snapshot = written(tmp_path_factory.mktemp("days") / "table", form, files)
-    found = {int(pq.read_table(f.path.local_path())["id"][0].as_py()): f for f in snapshot.files}
-    assert len(found) == len(files)
+    by_id = {int(pq.read_table(f.path.local_path())["id"][0].as_py()): f for f in snapshot.files}
+    assert len(by_id) == len(files)
     for number, hours in enumerate(files):
         days = sorted({(START + timedelta(hours=h)).date().isoformat() for h in hours if h is not None})
-        file = found[number]
+        file = by_id[number]
         if days:
             assert (file.first, file.last) == (days[0], days[-1])
             assert file.may_lack_days == (None in hours)

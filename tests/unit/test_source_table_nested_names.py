@@ -31,18 +31,18 @@ FILES = st.lists(st.lists(st.integers(0, 95), min_size=1, max_size=4), min_size=
 
 def twin(kind: str, leaf: str, times: list[datetime]) -> pa.Array:
     """A column with a leaf of that name whose times are others."""
-    other = [t + timedelta(days=40 + i) for i, t in enumerate(times)]
+    later_times = [t + timedelta(days=40 + i) for i, t in enumerate(times)]
     struct = pa.struct([(leaf, UTC_MICROS)])
-    made: dict[str, tuple[list[Any], pa.DataType]] = {
-        "struct": ([{leaf: t} for t in other], struct),
-        "deep": ([{"a": {leaf: t}} for t in other], pa.struct([("a", struct)])),
-        "list": ([[t, t] for t in other], pa.list_(UTC_MICROS)),
-        "structs": ([[{leaf: t}] for t in other], pa.list_(struct)),
-        "map": ([[(leaf, t)] for t in other], pa.map_(pa.string(), UTC_MICROS)),
-        "fixed": ([[t, t] for t in other], pa.list_(UTC_MICROS, 2)),
-        "dotted": (other, UTC_MICROS),
+    twins: dict[str, tuple[list[Any], pa.DataType]] = {
+        "struct": ([{leaf: t} for t in later_times], struct),
+        "deep": ([{"a": {leaf: t}} for t in later_times], pa.struct([("a", struct)])),
+        "list": ([[t, t] for t in later_times], pa.list_(UTC_MICROS)),
+        "structs": ([[{leaf: t}] for t in later_times], pa.list_(struct)),
+        "map": ([[(leaf, t)] for t in later_times], pa.map_(pa.string(), UTC_MICROS)),
+        "fixed": ([[t, t] for t in later_times], pa.list_(UTC_MICROS, 2)),
+        "dotted": (later_times, UTC_MICROS),
     }
-    values, type_ = made[kind]
+    values, type_ = twins[kind]
     return pa.array(values, type_)
 
 
@@ -60,8 +60,8 @@ def test_files_have_the_days_of_their_rows(
             for i, (kind, name, leaf) in enumerate(twins)
         ]
         columns = list(dict(columns).items())
-        here = pa.array(times, UTC_MICROS).cast(pa.timestamp("us", "UTC" if zone else None))
-        columns.insert(place, ("ts", here.cast(pa.timestamp(unit, here.type.tz))))
+        local_times = pa.array(times, UTC_MICROS).cast(pa.timestamp("us", "UTC" if zone else None))
+        columns.insert(place, ("ts", local_times.cast(pa.timestamp(unit, local_times.type.tz))))
         names = [name for name, _ in columns]
         pq.write_table(pa.table([array for _, array in columns], names=names), folder / f"{number}.parquet")
     source = TableSource.model_validate({"format": "parquet", "path": str(folder), "day": {"time": "TS"}})

@@ -41,20 +41,20 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Location:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def store_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(call, key) of all that a store is asked for."""
-    found: list[tuple[str, str]] = []
+    noted_calls: list[tuple[str, str]] = []
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(where: Any, key: str, *args: Any) -> Any:
-            found.append((name, key))
-            return real(where, key, *args)
+        def call(store: Any, key: str, *args: Any) -> Any:
+            noted_calls.append((name, key))
+            return real(store, key, *args)
 
         return call
 
     for name in CALLS:
         monkeypatch.setattr(calls, name, noted(name, getattr(calls, name)))
-    return found
+    return noted_calls
 
 
 def rows_of(day: int, rows: int = 3) -> pa.Table:
@@ -85,55 +85,55 @@ def opened(folder: Location, form: str, **day: Any) -> Snapshot:
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_files_and_days_are_those_of_the_table_on_a_disk(bucket: Location, tmp_path: Path, form: str) -> None:
     write(tmp_path / "events", form)
-    there = bucket / "lake of others" / "events"
-    there.copy_from(local(tmp_path / "events"))
-    mine, theirs = (opened(folder, form, time="ts") for folder in (local(tmp_path / "events"), there))
-    assert [(f.name, f.size, f.first, f.last, f.partition, f.may_lack_days) for f in theirs.files] == [
-        (f.name, f.size, f.first, f.last, f.partition, f.may_lack_days) for f in mine.files
+    remote = bucket / "lake of others" / "events"
+    remote.copy_from(local(tmp_path / "events"))
+    local_table, remote_table = (opened(folder, form, time="ts") for folder in (local(tmp_path / "events"), remote))
+    assert [(f.name, f.size, f.first, f.last, f.partition, f.may_lack_days) for f in remote_table.files] == [
+        (f.name, f.size, f.first, f.last, f.partition, f.may_lack_days) for f in local_table.files
     ]
-    assert [f.first for f in sorted(theirs.files, key=lambda f: f.first)] == DAYS
-    assert [f.path.read_bytes() for f in theirs.files] == [f.path.read_bytes() for f in mine.files]
-    assert theirs.day_versions(DAYS).keys() == mine.day_versions(DAYS).keys() == set(DAYS)
-    assert arrow_reads(theirs.files)
-    gone = theirs.files[-1]
-    assert theirs.lost(gone.first) is None
-    (there / gone.path.below(there)).remove()
-    assert theirs.lost(gone.first) == f"{gone.path} is gone"
+    assert [f.first for f in sorted(remote_table.files, key=lambda f: f.first)] == DAYS
+    assert [f.path.read_bytes() for f in remote_table.files] == [f.path.read_bytes() for f in local_table.files]
+    assert remote_table.day_versions(DAYS).keys() == local_table.day_versions(DAYS).keys() == set(DAYS)
+    assert arrow_reads(remote_table.files)
+    removed = remote_table.files[-1]
+    assert remote_table.lost(removed.first) is None
+    (remote / removed.path.below(remote)).remove()
+    assert remote_table.lost(removed.first) == f"{removed.path} is gone"
 
 
 def test_objects_that_stand_for_folders_are_no_files(bucket: Location, tmp_path: Path) -> None:
     """Consoles and many writers put `events/day=1/`, which comes without its slash from a listing."""
     write(tmp_path / "events", "parquet")
-    there = bucket / "events"
-    there.copy_from(local(tmp_path / "events"))
-    expected = [f.name for f in opened(there, "parquet", time="ts").files]
-    (there / f"dt={DAYS[0]}").put_text("")
-    assert there.infos()[f"dt={DAYS[0]}"].size == 0
-    assert [f.name for f in opened(there, "parquet", time="ts").files] == expected
+    remote = bucket / "events"
+    remote.copy_from(local(tmp_path / "events"))
+    expected = [f.name for f in opened(remote, "parquet", time="ts").files]
+    (remote / f"dt={DAYS[0]}").put_text("")
+    assert remote.infos()[f"dt={DAYS[0]}"].size == 0
+    assert [f.name for f in opened(remote, "parquet", time="ts").files] == expected
     assert len(expected) == 3
 
 
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_nothing_beside_the_table_is_asked_for(
-    bucket: Location, tmp_path: Path, form: str, asked: list[tuple[str, str]]
+    bucket: Location, tmp_path: Path, form: str, store_calls: list[tuple[str, str]]
 ) -> None:
     """Somebody who may read the table need not be allowed to look beside it."""
     write(tmp_path / "events", form)
     (bucket / "a" / "events").copy_from(local(tmp_path / "events"))
-    asked.clear()
-    found = opened(bucket / "a" / "events", form, time="ts")
-    assert found.day_versions(DAYS)
-    assert arrow_reads(found.files)
-    assert found.lost(DAYS[0]) is None
-    assert all(f.path.local_path().stat().st_size == f.size for f in found.files)
-    assert asked
-    assert [key for _, key in asked if not key.startswith("a/events")] == []
+    store_calls.clear()
+    table = opened(bucket / "a" / "events", form, time="ts")
+    assert table.day_versions(DAYS)
+    assert arrow_reads(table.files)
+    assert table.lost(DAYS[0]) is None
+    assert all(f.path.local_path().stat().st_size == f.size for f in table.files)
+    assert store_calls
+    assert [key for _, key in store_calls if not key.startswith("a/events")] == []
     # headrace's own lists of files.
-    assert [key for _, key in asked if ".headrace" in key] == []
+    assert [key for _, key in store_calls if ".headrace" in key] == []
 
 
 def test_of_parquet_files_the_footers_are_fetched(
-    bucket: Location, tmp_path: Path, asked: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    bucket: Location, tmp_path: Path, store_calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of a folder one listing, however many files there are."""
     rows = pa.table({"ts": rows_of(0, 100_000)["ts"]})
@@ -144,17 +144,17 @@ def test_of_parquet_files_the_footers_are_fetched(
     sizes = []
     ranged = calls.get_range
 
-    def counted(where: Any, key: str, start: int, size: int) -> bytes:
+    def counted(store: Any, key: str, start: int, size: int) -> bytes:
         sizes.append(size)
-        return ranged(where, key, start, size)
+        return ranged(store, key, start, size)
 
     monkeypatch.setattr(calls, "get_range", counted)
-    asked.clear()
-    found = opened(bucket / "events", "parquet", time="ts").files
-    assert [f.size > 500_000 for f in found] == [True] * 3
-    assert [(f.first, f.may_lack_days) for f in found] == [(DAYS[0], False)] * 3
-    assert [name for name, _ in asked if name.startswith("list")] == ["list_below"]
-    assert not [name for name, _ in asked if name in ("get_small", "download")]
+    store_calls.clear()
+    files = opened(bucket / "events", "parquet", time="ts").files
+    assert [f.size > 500_000 for f in files] == [True] * 3
+    assert [(f.first, f.may_lack_days) for f in files] == [(DAYS[0], False)] * 3
+    assert [name for name, _ in store_calls if name.startswith("list")] == ["list_below"]
+    assert not [name for name, _ in store_calls if name in ("get_small", "download")]
     assert sum(sizes) <= 3 * (64 << 10)
 
 
@@ -184,46 +184,46 @@ def test_a_relative_path_is_below_the_lake(bucket: Location, tmp_path: Path) -> 
     assert table_name(elsewhere, ws, place) == "s3://bucket/lake2/events"
     assert ws.locate("s3://bucket/lake2/events") == bucket / "lake2" / "events"
     # On a disk it is below the home, as before.
-    mine = Workspace(tmp_path)
-    place = find_table(TableSource(format="delta", path="events"), mine, None)
+    home_ws = Workspace(tmp_path)
+    place = find_table(TableSource(format="delta", path="events"), home_ws, None)
     assert place == TablePlace("delta", str(tmp_path / "events"))
-    assert table_name(source, mine, place) == "events"
+    assert table_name(source, home_ws, place) == "events"
 
 
 def test_success_files_of_a_folder_in_a_store(bucket: Location, ws: Workspace) -> None:
     source = TableSource(format="parquet", path="s3a://bucket/t", day=SourceDay(partition="dt"))
-    found = day_folders(source, ws, "2026-03-01")
-    assert [str(f) for f in found] == ["s3://bucket/t/dt=2026-03-01", "s3://bucket/t/dt=20260301"]
+    folders = day_folders(source, ws, "2026-03-01")
+    assert [str(f) for f in folders] == ["s3://bucket/t/dt=2026-03-01", "s3://bucket/t/dt=20260301"]
 
 
-def test_versions_by_their_times(bucket: Location, tmp_path: Path, asked: list[tuple[str, str]]) -> None:
+def test_versions_by_their_times(bucket: Location, tmp_path: Path, store_calls: list[tuple[str, str]]) -> None:
     write(tmp_path / "events", "delta")
-    there = bucket / "events"
+    remote = bucket / "events"
     for name in sorted((tmp_path / "events" / "_delta_log").glob("*.json")):
-        (there / "_delta_log" / name.name).put_bytes(name.read_bytes())
-    log = DeltaLog(there.as_plain())
-    asked.clear()
+        (remote / "_delta_log" / name.name).put_bytes(name.read_bytes())
+    log = DeltaLog(remote.as_plain())
+    store_calls.clear()
     times = commit_times(log)
     assert list(times) == [0, 1, 2]
-    assert [k for k, _ in asked if k == "head"] == []
+    assert [k for k, _ in store_calls if k == "head"] == []
     newest = datetime.fromtimestamp(times[1] / 1000, UTC).isoformat()
-    source = TableSource(format="delta", path=str(there), as_of=newest)
-    found = open_table(
-        source, make_spec({"format": "delta", "path": str(there)}).table, TablePlace("delta", str(there)), {}
+    source = TableSource(format="delta", path=str(remote), as_of=newest)
+    table = open_table(
+        source, make_spec({"format": "delta", "path": str(remote)}).table, TablePlace("delta", str(remote)), {}
     )
-    assert found.pin({}) == "1"
+    assert table.pin({}) == "1"
 
 
 @pytest.mark.parametrize(
-    ("form", "what"),
+    ("form", "message"),
     [
         ("delta", "there is no Delta table at s3://bucket/none; change source.path"),
         ("parquet", "there is no folder s3://bucket/none; change source.path"),
         ("iceberg", "there is no Iceberg table at s3://bucket/none; change source.path"),
     ],
 )
-def test_a_table_that_is_not_there(bucket: Location, form: str, what: str) -> None:
-    with pytest.raises(UserError, match=what):
+def test_a_table_that_is_not_there(bucket: Location, form: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         _ = opened(bucket / "none", form, time="ts").files
 
 

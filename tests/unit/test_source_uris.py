@@ -40,7 +40,7 @@ DS = "2026-03-02"
 class Spelling:
     """A folder as a user writes it, as headrace names it, as Spark opens it, and as OpenLineage calls it."""
 
-    given: str
+    written: str
     name: str
     spark: str
     openlineage: DatasetName
@@ -50,10 +50,10 @@ class Spelling:
         return self.name.partition(":")[0]
 
 
-def spelling(given: str, name: str, spark: str = "", slash: str = "") -> Spelling:
+def spelling(written: str, name: str, spark: str = "", slash: str = "") -> Spelling:
     scheme, _, rest = name.partition("://")
     authority, _, path = rest.partition("/")
-    return Spelling(given, name, spark or name, DatasetName(f"{scheme}://{authority}", slash + path))
+    return Spelling(written, name, spark or name, DatasetName(f"{scheme}://{authority}", slash + path))
 
 
 _AZURE = "box@account.dfs.core.windows.net/a b/of=x%20y"
@@ -71,10 +71,10 @@ SPELLINGS = [
 ]
 
 
-@pytest.fixture(params=SPELLINGS, ids=lambda s: s.given)
+@pytest.fixture(params=SPELLINGS, ids=lambda s: s.written)
 def place(request: pytest.FixtureRequest) -> Spelling:
-    found: Spelling = request.param
-    return found
+    current: Spelling = request.param
+    return current
 
 
 @pytest.fixture
@@ -97,21 +97,21 @@ def pipeline(tmp_path: Path, **sections: Any) -> Spec:
 
 def context(spec: Spec, tmp_path: Path) -> SourceContext:
     ws = Workspace(tmp_path / "home").of(spec)
-    (found,) = source_contexts(Context(spec, ws, DS))
-    return found
+    (source_context,) = source_contexts(Context(spec, ws, DS))
+    return source_context
 
 
 def test_tables(place: Spelling, tmp_path: Path) -> None:
     for form in ("delta", "iceberg", "parquet", "orc", "avro"):
-        spec = pipeline(tmp_path, source={"format": form, "path": place.given, "day": {"time": "ts"}})
+        spec = pipeline(tmp_path, source={"format": form, "path": place.written, "day": {"time": "ts"}})
         assert isinstance(spec.source, TableSource)
-        assert spec.reads == (place.given,)
+        assert spec.reads == (place.written,)
         ws = context(spec, tmp_path).ws
-        found = find_table(spec.source, ws, None)
-        assert found == TablePlace(form, place.name)
-        assert table_name(spec.source, ws, found) == place.name
-    assert load_spec(tmp_path / "p.yaml", [f"source.path={place.given}"]).source == spec.source
-    assert [str(other) for other in ws.external_places] == [place.name]
+        table_place = find_table(spec.source, ws, None)
+        assert table_place == TablePlace(form, place.name)
+        assert table_name(spec.source, ws, table_place) == place.name
+    assert load_spec(tmp_path / "p.yaml", [f"source.path={place.written}"]).source == spec.source
+    assert [str(external) for external in ws.external_places] == [place.name]
     assert ws.schemes == {"file", place.scheme}
     # What the manifest's name leads to, and what Spark is given for it.
     assert str(ws.locate(place.name)) == place.name
@@ -123,8 +123,8 @@ def test_tables(place: Spelling, tmp_path: Path) -> None:
 
 
 def test_landing_files(place: Spelling, stores: None, tmp_path: Path) -> None:
-    given = place.given.rstrip("/")
-    pattern, marker, control = f"{given}/{{ds}}/[ab]?.csv*", f"{given}/{{ds}}.done", f"{given}/{{ds}}.json"
+    prefix = place.written.rstrip("/")
+    pattern, marker, control = f"{prefix}/{{ds}}/[ab]?.csv*", f"{prefix}/{{ds}}.done", f"{prefix}/{{ds}}.json"
     complete = {"marker": marker, "control": {"path": control, "key": "rows"}}
     spec = pipeline(tmp_path, source={"format": "csv", "path": pattern, "complete": complete})
     assert isinstance(spec.source, LandingSource)
@@ -133,21 +133,21 @@ def test_landing_files(place: Spelling, stores: None, tmp_path: Path) -> None:
     folder = location_of(place.name)
     for name in (f"{DS}/a1.csv", f"{DS}/b#.csv.gz", f"{DS}/c1.csv", f"{DS}.done", f"{DS}.json"):
         (folder / name).put_text("x")
-    found = find_files(spec.source, ctx.ws, DS)
-    assert [f.name for f in found.files] == [f"{place.name}/{DS}/a1.csv", f"{place.name}/{DS}/b#.csv.gz"]
-    assert [f.path for f in found.files] == [folder / DS / "a1.csv", folder / DS / "b#.csv.gz"]
+    listing = find_files(spec.source, ctx.ws, DS)
+    assert [f.name for f in listing.files] == [f"{place.name}/{DS}/a1.csv", f"{place.name}/{DS}/b#.csv.gz"]
+    assert [f.path for f in listing.files] == [folder / DS / "a1.csv", folder / DS / "b#.csv.gz"]
     assert marker_places(marker, ctx.ws, DS) == (folder / f"{DS}.done",)
     assert marker_places(control, ctx.ws, DS) == (folder / f"{DS}.json",)
     assert ctx.input_name(DS) == f"{place.name}/{DS}/[ab]?.csv*"
-    wanted = DatasetName(place.openlineage.namespace, f"{place.openlineage.name}/{DS}/[ab]?.csv*")
-    assert name_of(ctx.ws, "landing", ctx.input_name(DS)) == wanted
+    expected = DatasetName(place.openlineage.namespace, f"{place.openlineage.name}/{DS}/[ab]?.csv*")
+    assert name_of(ctx.ws, "landing", ctx.input_name(DS)) == expected
 
 
 def test_tables_that_are_joined_list_candidates_or_filter_them(place: Spelling, stores: None, tmp_path: Path) -> None:
     folder = location_of(place.name)
     (folder / "_delta_log" / f"{0:020}.json").put_text("{}")
-    joined = {"path": place.given, "keys": ["item_id"], "add": {"of": "double"}}
-    listed = {"kind": "table", "path": place.given, "item": "item_id"}
+    joined = {"path": place.written, "keys": ["item_id"], "add": {"of": "double"}}
+    listed = {"kind": "table", "path": place.written, "item": "item_id"}
     shipped = yaml.safe_load(Path("conf/pipelines/clicks.yaml").read_text())
     spec = pipeline(
         tmp_path,
@@ -155,11 +155,11 @@ def test_tables_that_are_joined_list_candidates_or_filter_them(place: Spelling, 
         score=shipped["score"] | {"candidates": {"sources": {"a": listed}}, "filters": [listed]},
     )
     assert spec.score is not None
-    assert spec.reads == (place.given,)
+    assert spec.reads == (place.written,)
     ws = Workspace(tmp_path / "home").of(spec)
     for table in {*Preparation.from_spec(spec).externals, *tables_of_score(spec.score)}:
         (pinned,) = pin(ws, [table])
-        assert (pinned.name, pinned.version) == (place.given, "0")
+        assert (pinned.name, pinned.version) == (place.written, "0")
         reader = ExternalReader.pinned_by(ws, [table], [pinned])
         assert reader.path(table) == folder
         assert reader.path(table).plain
@@ -167,7 +167,7 @@ def test_tables_that_are_joined_list_candidates_or_filter_them(place: Spelling, 
 
 
 @pytest.mark.parametrize("form", ["delta", "csv"])
-@pytest.mark.parametrize("place", [SPELLINGS[i] for i in (1, 4, 7, 8)], ids=lambda s: s.given)
+@pytest.mark.parametrize("place", [SPELLINGS[i] for i in (1, 4, 7, 8)], ids=lambda s: s.written)
 def test_init_and_what_it_writes(place: Spelling, stores: None, tmp_path: Path, form: str) -> None:
     data = clicks(300, 2)
     folder = location_of(place.name)
@@ -178,12 +178,12 @@ def test_init_and_what_it_writes(place: Spelling, stores: None, tmp_path: Path, 
         rows = pa.Table.from_pandas(data.assign(ts=pd.to_datetime(data["ts"])), preserve_index=False)
         deltalake.write_deltalake(str(tmp_path / "events"), rows)
         folder.copy_from(local(tmp_path / "events"))
-    init(place.given, tmp_path / "init.yaml", "shop", Named(), force=False)
+    init(place.written, tmp_path / "init.yaml", "shop", Named(), force=False)
     source = load_spec(tmp_path / "init.yaml").source
     if isinstance(source, LandingSource):
         assert source.path == f"{place.name}/{{ds}}.csv"
-        found = find_files(source, Workspace(tmp_path), DS).files
-        assert [f.path for f in found] == [folder / f"{DS}.csv"]
+        files = find_files(source, Workspace(tmp_path), DS).files
+        assert [f.path for f in files] == [folder / f"{DS}.csv"]
     else:
         assert isinstance(source, TableSource)
         place_ = find_table(source, Workspace(tmp_path), None)
@@ -193,6 +193,8 @@ def test_init_and_what_it_writes(place: Spelling, stores: None, tmp_path: Path, 
 
 
 def test_rows_that_are_scored(place: Spelling) -> None:
-    result = CliRunner().invoke(app, ["score", "clicks", "--input", place.given, "--output", f"{place.given}/scored"])
+    result = CliRunner().invoke(
+        app, ["score", "clicks", "--input", place.written, "--output", f"{place.written}/scored"]
+    )
     assert result.exit_code == EXIT_USER_ERROR
-    assert f"--output: '{place.given}/scored' is a URI, and this takes a path" in " ".join(result.stderr.split())
+    assert f"--output: '{place.written}/scored' is a URI, and this takes a path" in " ".join(result.stderr.split())

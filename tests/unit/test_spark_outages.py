@@ -17,18 +17,18 @@ _CLIENT = "software.amazon.awssdk.core.exception.SdkClientException: Unable to e
 _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:208)"
 
 
-def client(said: str) -> str:
+def client(cause: str) -> str:
     """Return the trace of a client as S3A has it, twice."""
-    return f"{_CLIENT}{said}:    {_CLIENT}{said}: Connection refused{_STACK}"
+    return f"{_CLIENT}{cause}:    {_CLIENT}{cause}: Connection refused{_STACK}"
 
 
 def service(code: int) -> str:
-    said = f"null (Service: S3, Status Code: {code}, Request ID: null)"
-    return f"software.amazon.awssdk.services.s3.model.S3Exception: {said}:null: {said}{_STACK}"
+    message = f"null (Service: S3, Status Code: {code}, Request ID: null)"
+    return f"software.amazon.awssdk.services.s3.model.S3Exception: {message}:null: {message}{_STACK}"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "An error occurred while calling o118.parquet.\n: java.net.ConnectException: getFileStatus on "
@@ -113,8 +113,8 @@ def service(code: int) -> str:
         ),
     ],
 )
-def test_a_store_that_is_away(text: str, said: str) -> None:
-    assert exit_message(PySparkException(text)) == (said, EXIT_INCOMPLETE)
+def test_a_store_that_is_away(text: str, expected: str) -> None:
+    assert exit_message(PySparkException(text)) == (expected, EXIT_INCOMPLETE)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ _ACCESS = (
 )
 
 
-def answered(code: int, said: str = "null", name: str = "null") -> str:
+def answered(code: int, message: str = "null", name: str = "null") -> str:
     """Return what S3A says of S3's answer."""
-    what = f"{said} (Service: S3, Status Code: {code}, Request ID: 893EA05DC74E9D04)"
-    return f"software.amazon.awssdk.services.s3.model.S3Exception: {what}:{name}"
+    answer = f"{message} (Service: S3, Status Code: {code}, Request ID: 893EA05DC74E9D04)"
+    return f"software.amazon.awssdk.services.s3.model.S3Exception: {answer}:{name}"
 
 
 def denied(rest: str, uri: str = "s3a://b/lake/a") -> str:
@@ -38,7 +38,7 @@ _NO_CREDENTIALS = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             f"{_CALLING}{denied(f'getFileStatus on s3a://b/lake/a: {answered(403)}')}",
@@ -85,18 +85,18 @@ _NO_CREDENTIALS = (
         ),
     ],
 )
-def test_what_the_user_mends(text: str, said: str) -> None:
-    assert exit_message(PySparkException(text)) == (said, EXIT_USER_ERROR)
+def test_what_the_user_mends(text: str, expected: str) -> None:
+    assert exit_message(PySparkException(text)) == (expected, EXIT_USER_ERROR)
 
 
 @pytest.mark.parametrize(
-    ("region", "said"),
+    ("region", "expected"),
     [
         ("eu-west-1", "a bucket that Spark asked for is in the region 'eu-west-1' and was asked for in 'eu-north-1' "),
         ("null", "a bucket that Spark asked for is in another region than 'eu-north-1' (AWS_DEFAULT_REGION): set "),
     ],
 )
-def test_a_bucket_of_another_region(region: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_of_another_region(region: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is that of `S3AUtils.translateException` of Hadoop 3.4.1."""
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
@@ -106,7 +106,7 @@ def test_a_bucket_of_another_region(region: str, said: str, monkeypatch: pytest.
         f"containing the bucket.: null (Service: S3, Status Code: 301, Request ID: null)"
     )
     message, code = exit_message(PySparkException(f"{_CALLING}{text}{_STACK}")) or ("", 0)
-    assert message.startswith(said)
+    assert message.startswith(expected)
     assert "spark.hadoop.fs.s3a.endpoint.region of spark.properties" in message
     assert code == EXIT_USER_ERROR
 
@@ -118,7 +118,7 @@ _UNTRUSTED = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "AWSBadRequestException: listObjects() on s3a://b/a: "
@@ -132,7 +132,7 @@ _UNTRUSTED = (
         ),
     ],
 )
-def test_what_no_later_try_changes(text: str, said: str) -> None:
+def test_what_no_later_try_changes(text: str, expected: str) -> None:
     message, code = exit_message(PySparkException(f"{_CALLING}org.apache.hadoop.fs.s3a.{text}{_STACK}")) or ("", 0)
-    assert message.partition(". Run this again")[0] == said
+    assert message.partition(". Run this again")[0] == expected
     assert code == EXIT_FAILURE

@@ -87,17 +87,17 @@ def test_a_run_commits_a_manifest_and_a_second_one_does_nothing(ws: Workspace, s
 def test_changed_inputs_spec_or_code_run_again_under_another_key(
     ws: Workspace, spec: Spec, change: dict[str, Any]
 ) -> None:
-    before = run_stage(Fake(), spec, ws, DS).manifest
+    first = run_stage(Fake(), spec, ws, DS).manifest
     outcome = run_stage(Fake(**change), spec, ws, DS)
     assert (outcome.skipped, outcome.reason) == (False, "its inputs or its part of the spec have changed")
-    assert outcome.manifest.key != before.key
+    assert outcome.manifest.key != first.key
     # Going back is the first key again, so what it made can be found again.
-    assert run_stage(Fake(), spec, ws, DS).manifest.key == before.key
+    assert run_stage(Fake(), spec, ws, DS).manifest.key == first.key
 
 
 def test_days_and_pipelines_do_not_share_a_key(ws: Workspace, spec: Spec) -> None:
-    other = spec.model_copy(update={"pipeline": "other"})
-    keys = {run_stage(Fake(), s, ws, ds).manifest.key for s in (spec, other) for ds in (DS, "2026-01-04")}
+    other_spec = spec.model_copy(update={"pipeline": "other"})
+    keys = {run_stage(Fake(), s, ws, ds).manifest.key for s in (spec, other_spec) for ds in (DS, "2026-01-04")}
     assert len(keys) == 4
 
 
@@ -111,10 +111,10 @@ def test_a_damaged_output_runs_again(ws: Workspace, spec: Spec) -> None:
 
 
 def test_a_failed_run_leaves_the_old_manifest(ws: Workspace, spec: Spec) -> None:
-    before = run_stage(Fake(), spec, ws, DS).manifest
+    manifest = run_stage(Fake(), spec, ws, DS).manifest
     with pytest.raises(UserError, match="no"):
         run_stage(Fake(source="v2", fails=True), spec, ws, DS)
-    assert Manifest.load(ws.manifest("clicks", DS, "features")) == before
+    assert Manifest.load(ws.manifest("clicks", DS, "features")) == manifest
     assert run_stage(Fake(), spec, ws, DS).skipped
 
 
@@ -231,7 +231,7 @@ def test_stages_with_leases_of_their_own_run_at_the_same_time_and_no_other_besid
     """`train` waits within its work until `baseline` is within its own; each tries to let others in."""
     refused: list[str] = []
 
-    def others() -> None:
+    def run_other_stages() -> None:
         for name in ("features", "publish", "train", "baseline"):
             with pytest.raises(BusyError, match="another run of pipeline 'clicks' is at work"):
                 run_stage(Fake(name), spec, ws, DS)
@@ -244,7 +244,7 @@ def test_stages_with_leases_of_their_own_run_at_the_same_time_and_no_other_besid
     with ThreadPoolExecutor(2) as pool:
         unfinished.parent.mkdir(parents=True)
         unfinished.write_text("{")
-        stages = [Meets("train", door=door, at_work=others), Meets("baseline", door=door)]
+        stages = [Meets("train", door=door, at_work=run_other_stages), Meets("baseline", door=door)]
         outcomes = [f.result() for f in [pool.submit(run_stage, s, spec, ws, DS) for s in stages]]
     assert [o.skipped for o in outcomes] == [False, False]
     assert refused == ["features", "publish", "train", "baseline"]
@@ -263,7 +263,7 @@ def test_a_stage_with_a_lease_of_its_own_waits_for_one_that_runs_alone(ws: Works
 
 def test_the_manifest_of_a_run_survives_only_whole(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while the manifest is written: the file under its name is the old one, and the rerun heals."""
-    before = run_stage(Fake(), spec, ws, DS).manifest
+    manifest = run_stage(Fake(), spec, ws, DS).manifest
 
     def cut(source: str | Path, target: str | Path) -> None:
         raise KeyboardInterrupt
@@ -272,5 +272,5 @@ def test_the_manifest_of_a_run_survives_only_whole(ws: Workspace, spec: Spec, mo
         patch.setattr(os, "replace", cut)
         with pytest.raises(KeyboardInterrupt):
             run_stage(Fake(source="v2"), spec, ws, DS)
-    assert Manifest.load(ws.manifest("clicks", DS, "features")) == before
+    assert Manifest.load(ws.manifest("clicks", DS, "features")) == manifest
     assert not run_stage(Fake(source="v2"), spec, ws, DS).skipped

@@ -100,17 +100,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 def test_all_of_a_folder_is_on_the_disk_before_it_appears(
-    home: Location, calls: list[tuple[str, str]], there: bool
+    home: Location, calls: list[tuple[str, str]], exists: bool
 ) -> None:
     final = home / "x"
-    if there:
+    if exists:
         with final.new_folder() as folder:
             (folder / "old").put_text("old")
     calls.clear()
     with final.new_folder() as folder:
-        where = str(folder)
+        root = str(folder)
         (folder / "a").put_text("a")
         (folder / "deep" / "er" / "b").put_text("b")
         with (folder / "deep" / "c").new_file() as path:
@@ -119,9 +119,9 @@ def test_all_of_a_folder_is_on_the_disk_before_it_appears(
         # Inside, nothing is waited for: all of it is, at the end and once.
         assert [c for c in calls if c[0] == "fsync"] == []
     published = calls.index(("rename", str(final)))
-    before = [path.removeprefix(where) for call, path in calls[:published] if call == "fsync"]
-    assert sorted(before[:4]) == ["/a", "/deep/c", "/deep/d", "/deep/er/b"]
-    assert before[4:] == ["/deep/er", "/deep", ""]
+    synced = [path.removeprefix(root) for call, path in calls[:published] if call == "fsync"]
+    assert sorted(synced[:4]) == ["/a", "/deep/c", "/deep/d", "/deep/er/b"]
+    assert synced[4:] == ["/deep/er", "/deep", ""]
     assert calls[published + 1 :] == [("fsync", str(home))]
 
 
@@ -205,21 +205,21 @@ with local(sys.argv[1]).lease() as lease:
 def test_a_lease_has_one_holder_and_ends_with_it(home: Location) -> None:
     lock = home / "locks" / "clicks.lock"
     assert lock.holder() is None
-    other = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE)
-    assert other.stdout is not None
-    token = int(other.stdout.readline())
+    holder_process = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE)
+    assert holder_process.stdout is not None
+    token = int(holder_process.stdout.readline())
     holder = lock.holder()
     assert holder is not None
-    assert (holder.process, holder.token) == (other.pid, token)
-    with pytest.raises(Held, match=f"process {other.pid} on .* since "), lock.lease():
+    assert (holder.process, holder.token) == (holder_process.pid, token)
+    with pytest.raises(Held, match=f"process {holder_process.pid} on .* since "), lock.lease():
         pass
-    other.kill()
-    other.wait()
+    holder_process.kill()
+    holder_process.wait()
     assert lock.holder() is None
-    with lock.lease() as mine:
-        mine.check()
-        assert mine.holder.token > token
-        assert lock.holder() == mine.holder
+    with lock.lease() as lease:
+        lease.check()
+        assert lease.holder.token > token
+        assert lock.holder() == lease.holder
 
 
 def test_a_holder_that_says_nothing_is_unknown(home: Location) -> None:

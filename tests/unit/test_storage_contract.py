@@ -72,7 +72,7 @@ def test_a_new_file_has_one_writer(home: Location) -> None:
         return (home / "log" / "1").put_new_text(f"{n}" * 10_000)
 
     with ThreadPoolExecutor(8) as pool:
-        won = [n for n, mine in enumerate(pool.map(write, range(8))) if mine]
+        won = [n for n, has_won in enumerate(pool.map(write, range(8))) if has_won]
     assert len(won) == 1
     assert (home / "log" / "1").read_text() == f"{won[0]}" * 10_000
     assert names(home) == ["log/1"]
@@ -94,10 +94,10 @@ def test_a_condition_is_locked_as_nfs_asks_and_nothing_lists_the_lock(
     home = local(tmp_path)
     file = home / "a" / "x.json"
     assert file.put_if(b"1", None)
-    found = file.read_tagged()
-    assert found is not None
-    assert file.put_if(b"2", found[1])
-    assert not file.put_if(b"3", found[1])
+    tagged = file.read_tagged()
+    assert tagged is not None
+    assert file.put_if(b"2", tagged[1])
+    assert not file.put_if(b"3", tagged[1])
     assert file.read_bytes() == b"2"
     assert len(locked) == 2
     assert names(home) == ["a/x.json"]
@@ -115,9 +115,9 @@ def test_of_many_who_replace_a_file_each_does_so_once(home: Location) -> None:
 
     def add(n: int) -> None:
         while True:
-            found = file.read_tagged()
-            assert found is not None
-            if file.put_if(found[0] + f"{n} ".encode(), found[1]):
+            tagged = file.read_tagged()
+            assert tagged is not None
+            if file.put_if(tagged[0] + f"{n} ".encode(), tagged[1]):
                 return
 
     with ThreadPoolExecutor(4) as pool:
@@ -232,8 +232,8 @@ def test_many_writers_fill_one_folder_again_and_again(home: Location) -> None:
 
 def test_two_that_make_the_same_folder(home: Location) -> None:
     final = home / "x"
-    with final.new_folder(alone=False) as one, final.new_folder(alone=False) as other:
-        for folder in (one, other):
+    with final.new_folder(alone=False) as first, final.new_folder(alone=False) as second:
+        for folder in (first, second):
             (folder / "a").put_text("same")
     assert names(final) == ["a"]
     assert (final / "a").read_text() == "same"
@@ -320,8 +320,8 @@ def test_local_paths(home: Location) -> None:
     with open(home / "p" / "c.txt") as f:
         assert f.read() == "c"
     folder_path = (home / "p").local_path()
-    found = {str(p.relative_to(folder_path)): p.read_text() for p in folder_path.rglob("*") if p.is_file()}
-    assert found == {"deep/b.txt": "b", "c.txt": "c"}
+    contents = {str(p.relative_to(folder_path)): p.read_text() for p in folder_path.rglob("*") if p.is_file()}
+    assert contents == {"deep/b.txt": "b", "c.txt": "c"}
     (home / "a.npy").put_bytes(b"2" * 100)
     assert (home / "a.npy").local_path().read_bytes() == b"2" * 100
 
@@ -359,8 +359,8 @@ def test_files_that_are_not_as_they_were_written(home: Location) -> None:
     assert not_as_written(sizes) is None
     assert not_as_written({}) is None
     assert not_as_written(sizes | {home / "p" / "b": 2}) == f"{home / 'p' / 'b'} has 1 bytes, not 2"
-    for gone in (home / "p" / "d", home / "p" / "a" / "d"):
-        assert not_as_written(sizes | {gone: 1}) == f"{gone} is gone"
+    for absent in (home / "p" / "d", home / "p" / "a" / "d"):
+        assert not_as_written(sizes | {absent: 1}) == f"{absent} is gone"
 
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,18 +384,18 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_another_process_publishes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = memory_home(monkeypatch, tmp_path, readers=("other",))
-    theirs = Location(mine.path, "other")
+    own_home = memory_home(monkeypatch, tmp_path, readers=("other",))
+    other_home = Location(own_home.path, "other")
     for text in ("1", "2"):
-        with (theirs / "p").new_folder() as folder:
+        with (other_home / "p").new_folder() as folder:
             (folder / "a").put_text(text)
             (folder / text).put_text("x")
-        assert (mine / "p" / "a").read_text() == text
-        assert (mine / "p" / text).exists()
-        assert names(mine / "p") == [text, "a"]
-    (theirs / "p").remove()
-    assert not (mine / "p").exists()
-    assert not (mine / "p" / "a").exists()
+        assert (own_home / "p" / "a").read_text() == text
+        assert (own_home / "p" / text).exists()
+        assert names(own_home / "p") == [text, "a"]
+    (other_home / "p").remove()
+    assert not (own_home / "p").exists()
+    assert not (own_home / "p" / "a").exists()
 
 
 _NAME = st.text("ab.[]", min_size=1, max_size=3).filter(lambda n: n not in (".", ".."))
@@ -432,9 +432,9 @@ def test_all_files_below_a_folder_at_once(home: Location) -> None:
     assert (home / "a").infos() == {name: (home / "a" / name).info() for name in ("b.json", "c/d e")}
     assert (home / "a").as_plain().infos() == (home / "a").infos()
     assert (home / "x").infos() == {}
-    before = (home / "a" / "b.json").info()
+    info_before = (home / "a" / "b.json").info()
     (home / "a" / "b.json").put_text("aa")
-    assert (home / "a" / "b.json").info() != before
+    assert (home / "a" / "b.json").info() != info_before
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(116, "stale"), OSError(5, "damaged")])
@@ -473,11 +473,11 @@ def test_a_folder_of_others_has_the_files_that_are_in_it(home: Location) -> None
     with (home / "made").new_folder() as folder:
         (folder / "a").put_text("1")
     (home / "plain" / "a").put_text("1")
-    theirs = (home / "plain").as_plain()
-    assert [f.below(theirs) for f in theirs.files()] == ["a"]
-    assert (theirs / "a").read_text() == "1"
-    assert theirs == home / "plain"
-    assert pickle.loads(pickle.dumps(theirs)).plain
+    foreign = (home / "plain").as_plain()
+    assert [f.below(foreign) for f in foreign.files()] == ["a"]
+    assert (foreign / "a").read_text() == "1"
+    assert foreign == home / "plain"
+    assert pickle.loads(pickle.dumps(foreign)).plain
     if home.scheme != "file":
         assert (home / "made").as_plain().infos() == {}
-        assert theirs.uri == str(theirs)
+        assert foreign.uri == str(foreign)

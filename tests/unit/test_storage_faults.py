@@ -23,37 +23,37 @@ def test_the_nth_call(
 ) -> None:
     if not exchanges:
         monkeypatch.setattr(system, "exchange", lambda a, b: False)
-    made = 0
+    completed = 0
     for old in (False, True):
         for n in range(1, 1000):
             home = local(tmp_path / f"{old}-{n}")
             for version in ["old"] if old else []:
                 act(home, version)
-            before = seen(home / "thing")
+            old_state = seen(home / "thing")
             home.make_dir()
             with faulty(n, kills) as fault:
                 try:
                     act(home, "new")
-                    whole = True
+                    is_done = True
                 except (OSError, Killed):
-                    whole = False
-            found = seen(home / "thing")
+                    is_done = False
+            state = seen(home / "thing")
             act(home, "new")
             new = seen(home / "thing")
             # Where two folders cannot exchange their names there is a moment without either; a failure mends it.
             between = [None] if kills and old and not exchanges else []
-            assert found in [before, new, *between], (old, n)
-            if whole:
-                assert found == new
+            assert state in [old_state, new, *between], (old, n)
+            if is_done:
+                assert state == new
             assert [e.name for e in home.local_path().iterdir() if not kills] in ([], ["thing"]), (old, n)
             if act is not put_file:
                 assert [e.name for e in home.local_path().iterdir()] == ["thing"], (old, n)
-            made += 1
+            completed += 1
             if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
-    assert made > 10
+    assert completed > 10
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])

@@ -16,8 +16,8 @@ from tests.gcs_server import gcs_bucket
 
 @pytest.fixture
 def bucket() -> Iterator[Any]:
-    with gcs_bucket() as found:
-        yield found
+    with gcs_bucket() as gcs:
+        yield gcs
 
 
 def test_a_put_replaces_the_generation_that_was_read_and_no_other(bucket: Any) -> None:
@@ -30,9 +30,9 @@ def test_a_put_replaces_the_generation_that_was_read_and_no_other(bucket: Any) -
     assert calls.put_if(bucket, "a/b", b"2", first.revision) is not None
     assert calls.put(bucket, "a/b", b"1") == first.tag
     assert calls.put_if(bucket, "a/b", b"3", first.revision) is None
-    found = calls.get(bucket, "a/b")
-    assert found is not None
-    assert (found[0], found[1].tag, found[1].version) == (b"1", first.tag, "3")
+    stored = calls.get(bucket, "a/b")
+    assert stored is not None
+    assert (stored[0], stored[1].tag, stored[1].version) == (b"1", first.tag, "3")
 
 
 def test_files_are_replaced_and_added_to(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,17 +40,17 @@ def unanswered(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_file_is_read_whole_by_few_requests(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, ranged, asked = bytes(range(256)) * 400, calls.get_range, []
+    data, ranged, ranges = bytes(range(256)) * 400, calls.get_range, []
 
     def counted(bucket: Any, key: str, start: int, size: int) -> bytes:
-        asked.append((start, size))
+        ranges.append((start, size))
         return ranged(bucket, key, start, size)
 
     monkeypatch.setattr(calls, "get_range", counted)
     monkeypatch.setattr(store, "_SMALL", 1)
     (home / "a").put_bytes(data)
     assert (home / "a").read_bytes() == data
-    assert asked == [(0, len(data))]
+    assert ranges == [(0, len(data))]
     with (home / "a").open() as f:
         assert f.read(10) == data[:10]
         assert f.read() == data[10:]
@@ -126,8 +126,8 @@ def test_threads_that_begin_at_once_share_a_bucket_and_what_is_known_of_it() -> 
         return many._resolve(path)[0], many.plain()._resolve(path)[0]
 
     with ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(first_look, range(32)))
+        looks = list(pool.map(first_look, range(32)))
     assert sorted(opened) == ["bucket0", "bucket1"]
-    for n, (tree, plain) in enumerate(found):
-        assert (tree, plain) == found[n % 2]
+    for n, (tree, plain) in enumerate(looks):
+        assert (tree, plain) == looks[n % 2]
         assert plain.bucket is tree.bucket

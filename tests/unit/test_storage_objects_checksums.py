@@ -64,16 +64,16 @@ def test_all_that_is_written_in_a_folder_has_its_checksum(home: Location, tmp_pa
         (folder / "from-disk").copy_from(local(tmp_path / "local"))
         with (folder / "inner").new_folder() as inner:
             (inner / "x").put_text("of a folder in it")
-    wanted = {
+    expected = {
         "deep/put": crc("put"),
         "a b%": crc("uploaded"),
         "copied": crc("of another folder"),
         "from-disk": crc("from a disk"),
         "inner/x": crc("of a folder in it"),
     }
-    assert checksums(home / "thing") == wanted
+    assert checksums(home / "thing") == expected
     (home / "thing" / "deep" / "put").put_text("changed")
-    assert checksums(home / "thing") == wanted | {"deep/put": crc("changed")}
+    assert checksums(home / "thing") == expected | {"deep/put": crc("changed")}
     assert left_over(home) == []
 
 
@@ -123,12 +123,12 @@ def test_a_lost_task_writes_nothing_into_what_is_published(home: Location, tmp_p
     for write in late()[:3]:
         write()
     thing.commit("shared")
-    before = listed(thing)
+    files_before = listed(thing)
     for write in late():
         with pytest.raises(LeaseLost, match="is published, or was begun anew, since"):
             write()
     assert (thing / "part").read_text() == "rows"
-    assert listed(thing) == before
+    assert listed(thing) == files_before
     assert left_over(home) == []
 
 
@@ -136,11 +136,11 @@ def by_copy(file: Location) -> Any:
     return file.local_path()
 
 
-def whole(file: Location) -> Any:
+def read_whole(file: Location) -> Any:
     return file.read_bytes()
 
 
-@pytest.mark.parametrize("read", [by_copy, whole])
+@pytest.mark.parametrize("read", [by_copy, read_whole])
 def test_what_was_damaged_on_its_way_is_refused(
     read: Callable[[Location], Any], home: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,15 +149,15 @@ def test_what_was_damaged_on_its_way_is_refused(
     download, get_small = calls.download, calls.get_small
 
     def damaged_file(bucket: Any, key: str, file: Path) -> Any:
-        found = download(bucket, key, file)
+        info = download(bucket, key, file)
         file.write_text(file.read_text().replace("was", "is "))
-        return found
+        return info
 
     def damaged_bytes(bucket: Any, key: str, limit: int | None) -> Any:
-        found = get_small(bucket, key, limit)
-        if found is None or not key.endswith("/a"):
-            return found
-        return (found[0] or b"").replace(b"was", b"is "), found[1]
+        content = get_small(bucket, key, limit)
+        if content is None or not key.endswith("/a"):
+            return content
+        return (content[0] or b"").replace(b"was", b"is "), content[1]
 
     with monkeypatch.context() as patch:
         patch.setattr(calls, "download", damaged_file)
@@ -175,8 +175,10 @@ def test_lists_of_before_are_read(home: Location) -> None:
     store = location.STORES[home.scheme]
     assert isinstance(store, ObjectStore)
     tree, key = store._resolve((home / ".headrace" / "lists" / "thing.json").path)
-    without = FileList(files={n: f.model_copy(update={"crc32": None}) for n, f in listed(home / "thing").files.items()})
-    assert b"crc32" not in without.encoded()
-    calls.put(tree.bucket, key, without.encoded())
+    unchecked = FileList(
+        files={n: f.model_copy(update={"crc32": None}) for n, f in listed(home / "thing").files.items()}
+    )
+    assert b"crc32" not in unchecked.encoded()
+    calls.put(tree.bucket, key, unchecked.encoded())
     assert checksums(home / "thing") == {"a": None}
     assert (home / "thing" / "a").local_path().read_text() == "text"

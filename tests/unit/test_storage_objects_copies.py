@@ -45,17 +45,17 @@ def test_folders_that_were_asked_for_lately_stay_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = memory_home(monkeypatch, tmp_path)
-    old, asked, new = (publish(home / name, "a", "deep/b").local_path() for name in ("old", "asked", "new"))
-    for folder in (old, asked):
+    old, recent, new = (publish(home / name, "a", "deep/b").local_path() for name in ("old", "asked", "new"))
+    for folder in (old, recent):
         age(folder, _HOUR)
-    assert (home / "asked").local_path() == asked
+    assert (home / "asked").local_path() == recent
     (home / "file").put_text("x")
     with (old / "a").open() as held:
         fill(monkeypatch)
         (home / "file").local_path()
         assert held.read() == "old a"
     assert not old.exists()
-    for folder in (asked, new):
+    for folder in (recent, new):
         assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["a", "b"]
     assert list((tmp_path / "new").iterdir()) == []
     assert (home / "old").local_path() == old
@@ -107,8 +107,8 @@ def test_the_uri_of_a_published_folder_names_its_files(tmp_path: Path, monkeypat
 
     def files(place: Location) -> list[str]:
         """Return what a program finds that lists the objects below the URI."""
-        at = Location(home.path.__class__("/" + place.uri.partition("://")[2]), home.scheme)
-        return [f.below(at) for f in at.files()]
+        root = Location(home.path.__class__("/" + place.uri.partition("://")[2]), home.scheme)
+        return [f.below(root) for f in root.files()]
 
     assert files(model) == ["a", "deep/b", "deep/er/c"]
     assert files(model / "deep") == ["b", "er/c"]

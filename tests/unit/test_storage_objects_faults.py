@@ -34,39 +34,39 @@ def change_a_published_folder(home: Location, text: str) -> None:
 def test_the_nth_call(
     act: Callable[[Location, str], None], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = 0
+    completed = 0
     for old in (False, True):
         for n in range(1, 200):
-            mine = memory_home(monkeypatch, tmp_path, readers=("reader",))
-            home, reader = mine, Location(mine.path, "reader")
+            writer = memory_home(monkeypatch, tmp_path, readers=("reader",))
+            home, reader = writer, Location(writer.path, "reader")
             between = []
             if old:
                 act(home, "old")
             elif act is change_a_published_folder:
                 put_folder(home, "first")
-            before = seen(reader / "thing")
+            old_state = seen(reader / "thing")
             with faulty(n, how == "killed", calls, done=how == "is not answered") as fault:
                 try:
                     act(home, "new")
-                    whole = True
+                    is_done = True
                 except (OSError, Killed):
-                    whole = False
-            found, warm = seen(reader / "thing"), seen(home / "thing")
+                    is_done = False
+            state, warm = seen(reader / "thing"), seen(home / "thing")
             act(home, "new")
             new = seen(reader / "thing")
-            assert found in [before, new, *between], (old, n)
-            assert warm == found, (old, n)
-            assert new != before
-            if whole:
-                assert found == new
+            assert state in [old_state, new, *between], (old, n)
+            assert warm == state, (old, n)
+            assert new != old_state
+            if is_done:
+                assert state == new
             home.discard_unfinished()
             assert left_over(home) == [], (old, n)
-            made += 1
+            completed += 1
             if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
-    assert made > 2
+    assert completed > 2
 
 
 @pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
@@ -74,18 +74,18 @@ def test_removal(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for n in range(1, 100):
         home = memory_home(monkeypatch, tmp_path)
         put_folder(home, "old")
-        before = seen(home / "thing")
+        old_state = seen(home / "thing")
         with faulty(n, how == "killed", calls, done=how == "is not answered") as fault:
             try:
                 (home / "thing").remove()
-                whole = True
+                is_done = True
             except (OSError, Killed):
-                whole = False
-        assert seen(home / "thing") in ([None] if whole else [None, before])
+                is_done = False
+        assert seen(home / "thing") in ([None] if is_done else [None, old_state])
         (home / "thing").remove()
         assert not (home / "thing").exists()
         assert left_over(home) == []
         if fault.calls_made < n:
-            assert whole
+            assert is_done
             return
     raise AssertionError("no end")

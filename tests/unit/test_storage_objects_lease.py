@@ -26,8 +26,8 @@ from tests.storage_homes import memory_home
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Location, Location]:
-    one = memory_home(monkeypatch, tmp_path, readers=("other",)) / "locks" / "clicks.lock"
-    return one, Location(one.path, "other")
+    host = memory_home(monkeypatch, tmp_path, readers=("other",)) / "locks" / "clicks.lock"
+    return host, Location(host.path, "other")
 
 
 class Clock:
@@ -55,20 +55,20 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def test_one_works_and_the_other_says_who_does_and_since_when(hosts: tuple[Location, Location]) -> None:
-    one, other = hosts
-    assert one.holder() is None
-    with one.lease() as lease:
+    host, other_host = hosts
+    assert host.holder() is None
+    with host.lease() as lease:
         lease.check()
         assert lease.holder.expires is not None
         assert (lease.holder.process, lease.holder.host) == (os.getpid(), os.uname().nodename)
         since = f"{lease.holder.since:%Y-%m-%d %H:%M:%S}"
-        with pytest.raises(Held, match=f"process {os.getpid()} on .* since {since} UTC"), other.lease():
+        with pytest.raises(Held, match=f"process {os.getpid()} on .* since {since} UTC"), other_host.lease():
             pass
-        holder = other.holder()
+        holder = other_host.holder()
         assert holder is not None
         assert holder.token == lease.holder.token
-    assert other.holder() is None
-    with other.lease() as next_one:
+    assert other_host.holder() is None
+    with other_host.lease() as next_one:
         assert next_one.holder.token > lease.holder.token
         with pytest.raises(LeaseLost):
             lease.check()
@@ -98,32 +98,32 @@ def test_of_many_that_want_it_at_once_one_gets_it(hosts: tuple[Location, Locatio
 def test_a_paused_holder_that_wakes_up_cannot_commit(
     hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = hosts
+    host, other_host = hosts
     clock = Clock(monkeypatch)
     monkeypatch.setattr(leases, "_RENEWED_AFTER", 1000)  # its thread stands still with it
-    with one.lease() as lease:
+    with host.lease() as lease:
         clock.passed = leases.SECONDS - 1
         lease.check()
-        with pytest.raises(Held), other.lease():
+        with pytest.raises(Held), other_host.lease():
             pass
         clock.passed = leases.SECONDS
         with pytest.raises(LeaseLost):
             lease.check()
         # The other one's clock may be ahead: it waits longer.
-        with pytest.raises(Held), other.lease():
+        with pytest.raises(Held), other_host.lease():
             pass
         clock.passed = leases.SECONDS + leases.SKEW_SECONDS + 1
         monkeypatch.setattr(leases, "_is_alive", lambda process: True)
-        with other.lease() as theirs:
-            assert theirs.holder.token > lease.holder.token
-            theirs.check()
+        with other_host.lease() as next_lease:
+            assert next_lease.holder.token > lease.holder.token
+            next_lease.check()
             with pytest.raises(LeaseLost, match="run it again"):
                 lease.check()
             clock.passed = 0  # even where its clock was set back
             with pytest.raises(LeaseLost):
                 lease.check()
     # Its end took nothing from anybody.
-    with other.lease():
+    with other_host.lease():
         pass
 
 
@@ -134,52 +134,52 @@ def test_a_paused_writer_that_wakes_up_publishes_no_part_of_a_folder(
     hosts: tuple[Location, Location], token: str | None, published: bool, older: bool
 ) -> None:
     """`published`: it wakes up after the next holder has published the folder; else while that one fills it."""
-    mine, theirs = (host.parent / "model" for host in hosts)
+    paused_model, other_model = (host.parent / "model" for host in hosts)
     if older:
-        with theirs.new_folder() as folder:
+        with other_model.new_folder() as folder:
             (folder / "f0").put_text("old")
-    first = mine.begin(token or "a")
+    first = paused_model.begin(token or "a")
     (first / "f1").put_text("mine")
-    second = theirs.begin(token or "b")
+    second = other_model.begin(token or "b")
     (second / "f1").put_text("theirs")
     if published:
         (second / "f2").put_text("theirs")
-        theirs.commit(token or "b")
+        other_model.commit(token or "b")
     # Before the next holder publishes, what is put in one place cannot be told from its own.
     with nullcontext() if token and not published else pytest.raises(LeaseLost, match="published, or was begun anew"):
         (first / "f3").put_text("mine")
     with pytest.raises(LeaseLost, match="run it again"):
-        mine.commit(token or "a")
+        paused_model.commit(token or "a")
     if not published:
-        assert mine.exists() == older
+        assert paused_model.exists() == older
         if token:
             (second / "f3").remove()
         (second / "f2").put_text("theirs")
-        theirs.commit(token or "b")
-    for host in (mine, theirs):
+        other_model.commit(token or "b")
+    for host in (paused_model, other_model):
         assert {f.below(host): f.read_text() for f in host.files()} == {"f1": "theirs", "f2": "theirs"}
 
 
 def test_it_is_renewed_while_its_holder_works(
     hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = hosts
+    host, other_host = hosts
     monkeypatch.setattr(leases, "SECONDS", 1.0)
     monkeypatch.setattr(leases, "SKEW_SECONDS", 0.0)
     monkeypatch.setattr(leases, "_RENEWED_AFTER", 0.01)
-    with one.lease() as lease:
-        (file,) = one.entries()
+    with host.lease() as lease:
+        (file,) = host.entries()
         first = json.loads(file.read_bytes())
         until(lambda: json.loads(file.read_bytes())["expires"] > first["expires"])
         lease.check()
-        with pytest.raises(Held), other.lease():
+        with pytest.raises(Held), other_host.lease():
             pass
 
 
 def test_a_store_that_is_away_for_a_while(hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = hosts
+    host, _ = hosts
     monkeypatch.setattr(leases, "_RENEWED_AFTER", 0.0005)
-    with one.lease() as lease:
+    with host.lease() as lease:
         with faulty(1, kills=False, calls=calls) as fault:
             until(lambda: fault.calls_made > 2)
         lease.check()
@@ -188,7 +188,7 @@ def test_a_store_that_is_away_for_a_while(hosts: tuple[Location, Location], monk
 def test_its_end_does_not_wait_for_a_store_that_is_away(
     hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, other = hosts
+    host, other_host = hosts
     monkeypatch.setattr(leases, "END_SECONDS", 0.01)
     real, is_back = calls.put, Event()
 
@@ -196,19 +196,19 @@ def test_its_end_does_not_wait_for_a_store_that_is_away(
         is_back.wait(30)
         return real(bucket, key, data)
 
-    with one.lease():
+    with host.lease():
         monkeypatch.setattr(calls, "put", away)
     try:
         assert "clicks.lock was not given back (the store does not answer)" in caplog.text
-        assert other.holder() is not None
-        with one.lease() as again:  # the next stage of the process that ended it
+        assert other_host.holder() is not None
+        with host.lease() as again:  # the next stage of the process that ended it
             assert again.holder.token == 2
     finally:
         is_back.set()
-    until(lambda: other.holder() is None)
+    until(lambda: other_host.holder() is None)
     caplog.clear()
     monkeypatch.setattr(leases, "END_SECONDS", 60)
-    with other.lease():
+    with other_host.lease():
         pass
     assert caplog.text == ""
 
@@ -216,22 +216,22 @@ def test_its_end_does_not_wait_for_a_store_that_is_away(
 def test_who_was_slow_to_take_a_number_that_is_free_again(
     hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = hosts
-    with one.lease():
+    host, other_host = hosts
+    with host.lease():
         pass
     real = calls.put_new
 
     def slow(bucket: object, key: str, data: bytes) -> str | None:
         monkeypatch.setattr(calls, "put_new", real)
         for _ in range(2):
-            with one.lease():
+            with host.lease():
                 pass
         return real(bucket, key, data)
 
     monkeypatch.setattr(calls, "put_new", slow)
-    with pytest.raises(Held), other.lease():
+    with pytest.raises(Held), other_host.lease():
         pass
-    with other.lease() as lease:
+    with other_host.lease() as lease:
         assert lease.holder.token == 4
 
 
@@ -249,23 +249,25 @@ def test_the_answer_to_a_write_is_lost(hosts: tuple[Location, Location], monkeyp
 
 
 def test_a_holder_that_died_on_this_machine_is_followed_at_once(hosts: tuple[Location, Location]) -> None:
-    one, other = hosts
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    host, other_host = hosts
+    ended_process = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
     expires = datetime.now(UTC) + timedelta(hours=1)
-    dead = Holder(process=int(gone.stdout), expires=expires, token=7, machine=leases._machine())
-    (one / "0000000007").put_text(dead.model_dump_json())
-    assert other.holder() is None
-    with other.lease() as lease:
+    dead = Holder(process=int(ended_process.stdout), expires=expires, token=7, machine=leases._machine())
+    (host / "0000000007").put_text(dead.model_dump_json())
+    assert other_host.holder() is None
+    with other_host.lease() as lease:
         assert lease.holder.token == 8
-        assert [e.name for e in one.entries()] == ["0000000008"]
+        assert [e.name for e in host.entries()] == ["0000000008"]
     # Of another machine nobody knows: it has its time.
-    (one / "0000000009").put_text(dead.model_copy(update={"machine": "another"}).model_dump_json())
-    with pytest.raises(Held), other.lease():
+    (host / "0000000009").put_text(dead.model_copy(update={"machine": "another"}).model_dump_json())
+    with pytest.raises(Held), other_host.lease():
         pass
 
 
 def test_a_lease_that_says_nothing_is_somebodys(hosts: tuple[Location, Location]) -> None:
-    one, other = hosts
-    (one / "0000000001").put_text("?")
-    with pytest.raises(Held, match="an unknown process"), other.lease():
+    host, other_host = hosts
+    (host / "0000000001").put_text("?")
+    with pytest.raises(Held, match="an unknown process"), other_host.lease():
         pass

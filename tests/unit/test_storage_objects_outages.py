@@ -105,7 +105,7 @@ def test_a_call_outlasts_many_refusals(bucket: Any, ask: Callable[[Any], object]
 
 
 @pytest.fixture
-def gone(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def absent_store(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store does not come back, and nobody asks it for long."""
     monkeypatch.setattr(clients, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(Busy, "refused", -1_000_000)
@@ -116,13 +116,13 @@ _BUSY = r"^s3://bucket/key: the store is away \(.*503 Service Unavailable\)\. Ru
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_store_that_stays_busy_is_away(gone: None, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stays_busy_is_away(absent_store: None, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Busy, "status", status)
     with pytest.raises(StoreAway, match=_BUSY.replace("503 Service Unavailable", f"{status} [A-Z].*")):
         calls.get(clients.open_bucket("s3", "bucket"), "key")
 
 
-def test_every_call_says_so(gone: None, tmp_path: Path) -> None:
+def test_every_call_says_so(absent_store: None, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     bucket = clients.open_bucket("s3", "bucket")
     for ask in (
@@ -142,17 +142,19 @@ def test_every_call_says_so(gone: None, tmp_path: Path) -> None:
             ask()
 
 
-def test_where_nobody_listens_the_address_may_be_wrong(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_listens_the_address_may_be_wrong(absent_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    said = (
+    message = (
         r"GET http://127\.0\.0\.1:1/bucket/key in .*: Connection refused\)\. Run this again later; or that is not its"
     )
-    with pytest.raises(StoreAway, match=said):
+    with pytest.raises(StoreAway, match=message):
         calls.get(clients.open_bucket("s3", "bucket"), "key")
 
 
 @pytest.mark.parametrize("status", [400, 501])
-def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_later_try_mends_is_another_error(
+    absent_store: None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Busy, "status", status)
     with pytest.raises(calls.StoreError, match=rf"^s3://bucket/key: .* {status} ") as raised:
         calls.get(clients.open_bucket("s3", "bucket"), "key")
@@ -160,7 +162,7 @@ def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monke
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (401, "^the store refuses s3://bucket/key: .* 401 Unauthorized. Credentials are those of"),
         (403, "^the store refuses s3://bucket/key: .* 403 Forbidden. Credentials are those of"),
@@ -168,15 +170,15 @@ def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monke
     ],
 )
 def test_a_listing_that_is_refused_is_the_users_to_mend(
-    gone: None, status: int, said: str, monkeypatch: pytest.MonkeyPatch
+    absent_store: None, status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Busy, "status", status)
     for ask in (calls.list_below, calls.list_level):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             ask(clients.open_bucket("s3", "bucket"), "key")
 
 
-def test_a_landing_file_in_no_bucket(gone: None, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_landing_file_in_no_bucket(absent_store: None, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Busy, "status", 404)
     for path in ("s3://bucket/in/a.csv", "s3://bucket/in/*.csv"):
         with pytest.raises(StoreRefused, match=r"^s3://bucket/in.*: there is no such bucket, and headrace makes none$"):
@@ -187,7 +189,7 @@ _MALFORMED = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The auth
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "message"),
     [
         (
             301,  # of a HEAD there is no more
@@ -204,7 +206,7 @@ _MALFORMED = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The auth
     ],
 )
 def test_a_bucket_of_another_region(
-    gone: None, status: int, body: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+    absent_store: None, status: int, body: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Busy, "status", status)
     monkeypatch.setattr(Busy, "body", body)
@@ -212,10 +214,10 @@ def test_a_bucket_of_another_region(
     for ask in (calls.get, calls.list_below):
         with pytest.raises(StoreRefused) as raised:
             ask(bucket, "a/Received redirect without LOCATION")
-        assert exit_message(raised.value) == (said, EXIT_USER_ERROR)
+        assert exit_message(raised.value) == (message, EXIT_USER_ERROR)
 
 
-def test_where_no_region_is_set(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_region_is_set(absent_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setattr(Busy, "status", 301)
@@ -223,7 +225,9 @@ def test_where_no_region_is_set(gone: None, monkeypatch: pytest.MonkeyPatch) -> 
         calls.head(clients.open_bucket("s3", "bucket"), "key")
 
 
-def test_other_headers_that_are_malformed_say_nothing_of_a_region(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_headers_that_are_malformed_say_nothing_of_a_region(
+    absent_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Busy, "status", 400)
     monkeypatch.setattr(Busy, "body", _MALFORMED + b"a non-empty Access Key must be provided</Message></Error>")
     with pytest.raises(calls.StoreError):
@@ -231,7 +235,7 @@ def test_other_headers_that_are_malformed_say_nothing_of_a_region(gone: None, mo
 
 
 def test_a_certificate_that_is_not_trusted_is_another_error(
-    gone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    absent_store: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*self_signed(tmp_path))
@@ -259,38 +263,38 @@ def test_a_machine_without_credentials_is_the_users_to_mend(bucket: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reason",
     [
         "Server returned non-2xx status code: 503 Service Unavailable: busy",
         "Server returned non-2xx status code: 429 Too Many Requests: busy",
         "HTTP error: error sending request\n\nDebug source:\n HttpError { kind: Timeout, source: TimedOut }",
     ],
 )
-def test_a_busy_service_of_credentials_is_away(bucket: Any, said: str) -> None:
+def test_a_busy_service_of_credentials_is_away(bucket: Any, reason: str) -> None:
     """The library says so of a service that answers busy, or that takes a connection and does not answer."""
     from obstore.exceptions import GenericError
 
     url = "http://169.254.169.254/latest/api/token"
     with pytest.raises(StoreAway, match=r"^s3://bucket/key: the store is away"), calls._errors(bucket, "key"):
-        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {said}")
+        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {reason}")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reason",
     [
         "Server returned non-2xx status code: 404 Not Found: no role",
         'HTTP error: x\n\n HttpError { kind: Timeout, source: Error(Connect, ConnectError("tcp connect error")) }',
     ],
 )
-def test_a_machine_without_an_account_has_no_credentials(bucket: Any, said: str) -> None:
+def test_a_machine_without_an_account_has_no_credentials(bucket: Any, reason: str) -> None:
     from obstore.exceptions import GenericError
 
     url = "http://169.254.169.254/latest/api/token"
     with pytest.raises(UserError, match=r"there are no credentials"), calls._errors(bucket, "key"):
-        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {said}")
+        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {reason}")
 
 
-def test_a_key_is_no_word_of_the_library(gone: None) -> None:
+def test_a_key_is_no_word_of_the_library(absent_store: None) -> None:
     with pytest.raises(StoreAway):
         calls.get(clients.open_bucket("s3", "bucket"), "certificates/invalid peer certificate (builder error)")
 
@@ -317,18 +321,20 @@ def test_an_account_is_in_the_cloud_that_its_uri_names(domain: str, endpoint: st
     assert calls.display_name(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
 
 
-def test_a_command_and_a_job_end(gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_a_command_and_a_job_end(
+    absent_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     for name in ("LAKE", "STORE"):
         monkeypatch.setenv(f"HEADRACE_{name}", f"s3://bucket/{name.lower()}")
-    said = CliRunner().invoke(app, ["gc", "clicks", "--home", str(tmp_path)])
-    lines = said.stderr.splitlines()
-    assert (said.exit_code, len(lines)) == (EXIT_INCOMPLETE, 1), said.output
+    result = CliRunner().invoke(app, ["gc", "clicks", "--home", str(tmp_path)])
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, len(lines)) == (EXIT_INCOMPLETE, 1), result.output
     assert lines[0].startswith("error: s3://bucket/")
     assert lines[0].endswith("503 Service Unavailable). Run this again later")
     monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         run_stage.main(["report", "clicks", "--ds", "2026-01-08", "--home", str(tmp_path)])
-    assert ended.value.code == EXIT_INCOMPLETE
+    assert exit_info.value.code == EXIT_INCOMPLETE
     told_by_job = capfd.readouterr().err
     assert told_by_job.startswith("error: s3://bucket/")
     assert told_by_job.count("\n") == 1
@@ -342,13 +348,13 @@ def test_a_command_of_a_group_says_it_once() -> None:
         raise StoreAway("s3://x: the store is away")
 
     @root.command()
-    def other() -> None:
+    def other_command() -> None:
         """A group of one command is that command."""
 
     root.add_typer(group, name="group")
-    group.command("other")(other)
-    said = CliRunner().invoke(root, ["group", "act"])
-    assert (said.exit_code, said.stderr) == (EXIT_INCOMPLETE, "error: s3://x: the store is away\n")
+    group.command("other")(other_command)
+    result = CliRunner().invoke(root, ["group", "act"])
+    assert (result.exit_code, result.stderr) == (EXIT_INCOMPLETE, "error: s3://x: the store is away\n")
 
 
 def test_a_file_that_cannot_be_read_since_its_store_is_away_is_not_damaged() -> None:

@@ -68,9 +68,9 @@ def files(tmp_path: Path) -> dict[str, str]:
     ],
 )
 def test_whose_keys_are_taken(files: dict[str, str], environ: dict[str, str], key: str | None) -> None:
-    found = profile_keys(files | environ)
-    assert found.get("access_key_id") == key
-    assert ("session_token" in found) == (key == "of-team")
+    keys = profile_keys(files | environ)
+    assert keys.get("access_key_id") == key
+    assert ("session_token" in keys) == (key == "of-team")
 
 
 @pytest.mark.parametrize(

@@ -178,35 +178,35 @@ def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None
         process.stdin.write("\n")
         process.stdin.flush()
 
-    def told(process: subprocess.Popen[str]) -> str:
+    def next_line(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    one = start("one")
-    first = int(told(one))
-    other = start("other")
+    first_process = start("one")
+    first = int(next_line(first_process))
+    second_process = start("other")
     try:
-        assert told(other).startswith(f"waits for process {one.pid} on ")
-        one.send_signal(signal.SIGSTOP)
+        assert next_line(second_process).startswith(f"waits for process {first_process.pid} on ")
+        first_process.send_signal(signal.SIGSTOP)
         while True:
-            ask(other)
-            answer = told(other)
+            ask(second_process)
+            answer = next_line(second_process)
             if not answer.startswith("waits for"):
                 break
         assert int(answer) == first + 1
-        ask(other)
-        assert [told(other) for _ in range(3)] == ["done"] * 3
-        assert other.wait() == 0
-        one.send_signal(signal.SIGCONT)
-        ask(one)
-        assert [told(one) for _ in range(3)] == ["lost"] * 3
-        assert one.wait() == 0
+        ask(second_process)
+        assert [next_line(second_process) for _ in range(3)] == ["done"] * 3
+        assert second_process.wait() == 0
+        first_process.send_signal(signal.SIGCONT)
+        ask(first_process)
+        assert [next_line(first_process) for _ in range(3)] == ["lost"] * 3
+        assert first_process.wait() == 0
         assert [text for _, text in DeltaLog(home / "table").user_metadata()] == ["other"]
         manifest = Manifest.load(home / "train.json")
         assert manifest is not None
         assert manifest.key == "other"
     finally:
-        for process in (one, other):
+        for process in (first_process, second_process):
             process.kill()
             process.wait()
 
@@ -230,7 +230,7 @@ def test_a_workspace_in_s3_reads_a_log_of_delta(home: Location, tmp_path: Path) 
         return (table / "_delta_log" / f"{1:020d}.json").put_new_text(json.dumps({"add": file}) + "\n")
 
     with ThreadPoolExecutor(8) as pool:
-        won = [n for n, mine in enumerate(pool.map(add, range(8))) if mine]
+        won = [n for n, has_won in enumerate(pool.map(add, range(8))) if has_won]
     assert len(won) == 1
     state = DeltaLog(table).state(1)
     assert state is not None

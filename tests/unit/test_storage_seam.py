@@ -32,22 +32,22 @@ def writes(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS):
             continue
-        one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
-        if one or node.func.attr not in ("rename", "replace"):
+        has_one_argument = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
+        if has_one_argument or node.func.attr not in ("rename", "replace"):
             yield node.lineno, ast.unparse(node.func)
 
 
 def test_no_module_beside_storage_changes_a_file_system() -> None:
     files = sorted((checkout() / "python").rglob("*.py"))
     assert len(files) > 100
-    found = [
+    violations = [
         f"{name}:{line}: {called}(...): write, publish and remove by headrace.storage's Location"
         for file in files
         if not (name := file.relative_to(checkout()).as_posix()).startswith(EXEMPT)
         for line, called in writes(file.read_text(encoding="utf-8"))
         if (name, called) not in NO_FILES
     ]
-    assert found == []
+    assert violations == []
 
 
 @pytest.mark.parametrize(

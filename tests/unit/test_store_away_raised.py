@@ -46,10 +46,10 @@ def away(*args: object, **named: object) -> Any:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A place whose store does not answer."""
-    found = memory_home(monkeypatch, tmp_path / "cache")
+    objects_home = memory_home(monkeypatch, tmp_path / "cache")
     for name in ("get_small", "head", "download", "list_below", "list_level"):
         monkeypatch.setattr(calls, name, away)
-    return found
+    return objects_home
 
 
 def context(home: Any) -> Any:
@@ -144,7 +144,7 @@ def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.Monkey
 
     assert compare("java.io.FileNotFoundException: a.parquet") == {"d": net_change(5, 0)}
     assert compare(UserError("the table has no version 1 any more")) == {"d": net_change(5, 0)}
-    for error, said, code in (
+    for error, beginning, code in (
         (S3A, "s3://b/a: the store is away", EXIT_INCOMPLETE),
         (S3A_REFUSES, "the store refuses Spark s3://b/a: 403", EXIT_USER_ERROR),
         (StoreRefused("s3://b: there is no such bucket"), "s3://b: there is no such bucket", EXIT_USER_ERROR),
@@ -152,30 +152,30 @@ def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.Monkey
     ):
         with pytest.raises((PySparkException, StoreRefused)) as raised:
             compare(error)
-        message, found = exit_message(raised.value) or ("", 0)
-        assert (message[: len(said)], found) == (said, code)
+        message, exit_code = exit_message(raised.value) or ("", 0)
+        assert (message[: len(beginning)], exit_code) == (beginning, code)
 
 
 def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files that may not be deleted are named for people; where their store is away, nobody has anything to do."""
 
     class Failed(Py4JJavaError):
-        def __init__(self, said: str) -> None:
-            self.said, self.java_exception = said, SimpleNamespace(getMessage=lambda: said)
+        def __init__(self, message: str) -> None:
+            self.message, self.java_exception = message, SimpleNamespace(getMessage=lambda: message)
 
         def __str__(self) -> str:
-            return self.said
+            return self.message
 
     table: Any = SimpleNamespace(currentSnapshot=lambda: None, io=lambda: None)
     monkeypatch.setattr(iceberg_erasure, "load_table", lambda spark, name: table)
 
     class Expiry(iceberg_erasure.SnapshotExpiry):
-        def __init__(self, said: str) -> None:
+        def __init__(self, message: str) -> None:
             super().__init__(None, "t", local(tmp_path / "record"))  # type: ignore[arg-type]
-            self.said = said
+            self.message = message
 
         def _delete(self, io: Any, paths: Any) -> None:
-            raise Failed(self.said)
+            raise Failed(self.message)
 
     assert "t cannot be deleted (no permission): see that this host may" in Expiry("no permission").run()
     with pytest.raises(Failed) as raised:

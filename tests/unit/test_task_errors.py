@@ -26,7 +26,7 @@ from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.train.result import Diverged
 
-_AT = (
+_STACK = (
     "\n\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)\n"
 )
 
@@ -52,8 +52,8 @@ def job(trace: str) -> PySparkException:
     return PySparkException(
         "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job aborted due to stage "
         "failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 4) (host "
-        f"executor 1): org.apache.spark.api.python.PythonException: {trace}{_AT}\nDriver stacktrace:{_AT}"
-        f"Caused by: org.apache.spark.api.python.PythonException: {trace}{_AT}"
+        f"executor 1): org.apache.spark.api.python.PythonException: {trace}{_STACK}\nDriver stacktrace:{_STACK}"
+        f"Caused by: org.apache.spark.api.python.PythonException: {trace}{_STACK}"
     )
 
 
@@ -71,8 +71,8 @@ def job(trace: str) -> PySparkException:
 )
 def test_an_error_of_a_task_is_itself(error: UserError | StoreAway, code: int) -> None:
     trace = of_task(raising(error))
-    found = own_error(job(trace))
-    assert type(found) is type(error)
+    task_error = own_error(job(trace))
+    assert type(task_error) is type(error)
     assert exit_message(job(trace)) == (str(error), code)
     # As Spark SQL has it, without Java's part.
     assert exit_message(PySparkException(f"\n  An exception was thrown from the Python worker.\n{trace}")) == (
@@ -165,7 +165,7 @@ def test_the_program_of_a_stage_ends_with_its_code(
 
     monkeypatch.setattr(run_stage, "run_stage", fail)
     monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         run_stage.main(["report", "clicks", "--ds", "2026-01-08", "--home", str(tmp_path)])
-    assert ended.value.code == code
+    assert exit_info.value.code == code
     assert capfd.readouterr().err == f"error: {error}\n"

@@ -47,21 +47,21 @@ def test_no_text_is_obeyed(text: str) -> None:
 
 
 def test_rows_as_psql_shows_them() -> None:
-    shown = psql_table([{"user_id": HOSTILE, "x\x1b[2J": 1}, {"user_id": "u2", "x\x1b[2J": 22}])
-    assert not is_obeyed(shown)
+    printed = psql_table([{"user_id": HOSTILE, "x\x1b[2J": 1}, {"user_id": "u2", "x\x1b[2J": 22}])
+    assert not is_obeyed(printed)
     # Still aligned, and nothing of an id is lost.
-    lines = shown.splitlines()
+    lines = printed.splitlines()
     assert lines[0].index("|") == lines[1].index("+") == lines[2].index("|") == lines[3].index("|")
-    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31mred\\x7f\\r\\u202e" in shown
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31mred\\x7f\\r\\u202e" in printed
 
 
 def test_every_table_and_line_of_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     for console in (screen.out, screen.err):
         monkeypatch.setattr(console, "_file", file)
-    shown = screen.table("kind", HOSTILE, title=HOSTILE)
-    shown.add_row("x", HOSTILE)
-    screen.out.print(shown)
+    table = screen.table("kind", HOSTILE, title=HOSTILE)
+    table.add_row("x", HOSTILE)
+    screen.out.print(table)
     screen.out.print(HOSTILE, markup=False)
     screen.out.print(f"a {HOSTILE}", soft_wrap=True)
     screen.err.print(HOSTILE, markup=False)
@@ -98,20 +98,20 @@ def test_what_an_application_prints_is_shown_and_not_obeyed() -> None:
     read, write = os.pipe()
     os.write(write, f"id {HOSTILE}\nnext".encode())
     os.close(write)
-    kept, screen_file = io.BytesIO(), io.StringIO()
-    copy_output(read, kept, screen_file, lambda event: None)
+    log_file, screen_file = io.BytesIO(), io.StringIO()
+    copy_output(read, log_file, screen_file, lambda event: None)
     os.close(read)
     assert not is_obeyed(screen_file.getvalue())
-    assert kept.getvalue() == f"id {HOSTILE}\nnext".encode()
+    assert log_file.getvalue() == f"id {HOSTILE}\nnext".encode()
 
 
 def test_log_lines_and_errors() -> None:
     record = logging.LogRecord("x", logging.INFO, "x", 1, "id %s", (HOSTILE,), None)
     assert not is_obeyed(TextFormatter().format(record))
-    said = io.StringIO()
-    tell_error(f"column {HOSTILE}\nnext line", said)
-    assert not is_obeyed(said.getvalue())
-    assert said.getvalue().count("\n") == 2
+    stderr = io.StringIO()
+    tell_error(f"column {HOSTILE}\nnext line", stderr)
+    assert not is_obeyed(stderr.getvalue())
+    assert stderr.getvalue().count("\n") == 2
 
 
 @pytest.mark.parametrize("ds", ["0001-01-01", "0999-12-31", "9000-01-01", "9999-12-31"])
@@ -167,11 +167,11 @@ def test_a_folder_that_somebody_else_has_made_is_refused(
         temporary.touch()
     else:
         temporary.mkdir()
-        mine = os.getuid()
-        monkeypatch.setattr("os.getuid", lambda: mine + 1)
-        temporary.rename(temporary.with_name(f"headrace-cache-{mine + 1}"))
-    said = {"link": "is a symbolic link", "file": "is no folder", "other user": "belongs to another user"}[kind]
-    with pytest.raises(UserError, match=f"{said}.*HEADRACE_SCRATCH"):
+        user_id = os.getuid()
+        monkeypatch.setattr("os.getuid", lambda: user_id + 1)
+        temporary.rename(temporary.with_name(f"headrace-cache-{user_id + 1}"))
+    message = {"link": "is a symbolic link", "file": "is no folder", "other user": "belongs to another user"}[kind]
+    with pytest.raises(UserError, match=f"{message}.*HEADRACE_SCRATCH"):
         copies.new_path("x")
     assert not list(temporary.parent.glob("elsewhere/*"))
 

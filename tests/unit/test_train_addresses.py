@@ -15,8 +15,8 @@ _Address = namedtuple("_Address", ("family", "address"))
 
 @pytest.fixture
 def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {name: [_Address(socket.AF_INET, a)] for name, a in (("lo", "127.0.0.1"), ("eth0", "10.77.0.3"))}
-    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: found)
+    addresses = {name: [_Address(socket.AF_INET, a)] for name, a in (("lo", "127.0.0.1"), ("eth0", "10.77.0.3"))}
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: addresses)
 
 
 def interfaces_of_a_service(nics: set[str] | None = None) -> list[str]:

@@ -31,7 +31,7 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "options"),
     [
         ("popular", {"method": "popularity", "per_positive": 6}),
         ("shared", {"shared": True, "per_positive": 50}),
@@ -39,10 +39,10 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
     ],
 )
 def test_a_run_is_the_same_on_any_ranks_and_resumed(
-    name: str, given: dict[str, Any], home: Workspace, features: Manifest
+    name: str, options: dict[str, Any], home: Workspace, features: Manifest
 ) -> None:
     torch.set_num_threads(1)
-    negatives = Negatives.model_validate({"column": "item", "as": "candidates", **given})
+    negatives = Negatives.model_validate({"column": "item", "as": "candidates", **options})
     settings = TRAIN.model_copy(update={"negatives": negatives, "patience": None})
     job = job_of(home, features, name, settings, COMPARED)
     report = train_local(job)
@@ -65,15 +65,17 @@ def test_a_run_is_the_same_on_any_ranks_and_resumed(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         (None, r"items that are drawn for each row: set train\.negatives, such as .column: item, as: candidates"),
         ({"column": "item"}, r"items that are drawn for each row: set train\.negatives"),
         ({"column": "user", "as": "candidates"}, r"train\.negatives\.column is 'user', whose codes are others'"),
     ],
 )
-def test_draws_that_a_model_lacks(given: dict[str, Any] | None, said: str, home: Workspace, features: Manifest) -> None:
-    negatives = None if given is None else Negatives.model_validate(given)
+def test_draws_that_a_model_lacks(
+    options: dict[str, Any] | None, message: str, home: Workspace, features: Manifest
+) -> None:
+    negatives = None if options is None else Negatives.model_validate(options)
     job = job_of(home, features, "lacks", TRAIN.model_copy(update={"negatives": negatives}), COMPARED)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         train_local(job)

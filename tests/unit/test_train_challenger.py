@@ -64,9 +64,9 @@ def test_a_challenger_is_due_some_days_after_the_last_model_from_nothing(ws: Wor
     assert [due(ws, spec, f"2026-01-0{d}") is None for d in range(2, 6)] == [True, True, False, False]
     trained(ws, "2026-01-04", "challenger", due="it was")
     trained(ws, "2026-01-05", "challenger", due=None)  # none was due, so there is no model
-    found = newest_from_nothing(ws, spec, "2026-01-06")
-    assert found is not None
-    assert (found.ds, found.stage) == ("2026-01-04", "challenger")
+    newest = newest_from_nothing(ws, spec, "2026-01-06")
+    assert newest is not None
+    assert (newest.ds, newest.stage) == ("2026-01-04", "challenger")
     assert due(ws, spec, "2026-01-06") is None
     assert due(ws, spec, "2026-01-07") == "no model of the 3 days before was trained from nothing"
 
@@ -99,10 +99,15 @@ def test_its_training_is_the_days_with_other_keys() -> None:
     spec = spec_of(
         challenger={"train": {"epochs": 7, "dense": {"learning_rate": 0.5}}}, retrain={"warm": {"epochs": 1}}
     )
-    found = spec.of_challenger().train
-    assert (found.epochs, found.warm_start, found.dense.learning_rate, found.dense.kind) == (7, False, 0.5, "adam")
-    for wrong, said in (({"train": {"epoch": 1}}, "challenger.train.epoch"), ({"every_days": 0}, "every_days")):
-        with pytest.raises(UserError, match=said):
+    settings = spec.of_challenger().train
+    assert (settings.epochs, settings.warm_start, settings.dense.learning_rate, settings.dense.kind) == (
+        7,
+        False,
+        0.5,
+        "adam",
+    )
+    for wrong, message in (({"train": {"epoch": 1}}, "challenger.train.epoch"), ({"every_days": 0}, "every_days")):
+        with pytest.raises(UserError, match=message):
             spec_of(challenger=wrong)
 
 
@@ -112,7 +117,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def before(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+def earlier(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
     return make_dataset(home, train=800, valid=300, users=60, ds="2026-01-10")
 
 
@@ -121,28 +126,28 @@ def today(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
     return make_dataset(home, train=800, valid=200, users=80, ds="2026-01-12", seed=1)
 
 
-def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Manifest, today: Manifest) -> None:
+def test_the_next_day_starts_from_the_better_of_both(home: Workspace, earlier: Manifest, today: Manifest) -> None:
     spec, schema = spec_of(), today.dataset_schema
     assert schema is not None
-    job = job_of(home, before, "start", TRAIN.model_copy(update={"epochs": 1}), spec.model)
+    job = job_of(home, earlier, "start", TRAIN.model_copy(update={"epochs": 1}), spec.model)
     run_ranks(1, lambda c: train(job, c))
-    own, other = home.name_of(job.saved_model), home.name_of(job.folder / "other")
-    shutil.copytree(job.saved_model.local_path(), home.locate(other).local_path())
-    trained(home, "2026-01-10", model=own)
+    own_model, other_model = home.name_of(job.saved_model), home.name_of(job.folder / "other")
+    shutil.copytree(job.saved_model.local_path(), home.locate(other_model).local_path())
+    trained(home, "2026-01-10", model=own_model)
 
     def start(**facts: Any) -> str:
-        trained(home, "2026-01-10", "challenger", other, due="it was", **facts)
-        found = find_warm_start(home, spec, "2026-01-12", schema)
-        assert found is not None
-        return found.name
+        trained(home, "2026-01-10", "challenger", other_model, due="it was", **facts)
+        chosen = find_warm_start(home, spec, "2026-01-12", schema)
+        assert chosen is not None
+        return chosen.name
 
-    assert [start(behind=b) for b in (0.011, 0.01, -0.3, None)] == [other, own, own, own]
-    assert start(behind=0.5) == other
-    shutil.rmtree(home.locate(other).local_path())
-    assert start(behind=0.5) == own
+    assert [start(behind=b) for b in (0.011, 0.01, -0.3, None)] == [other_model, own_model, own_model, own_model]
+    assert start(behind=0.5) == other_model
+    shutil.rmtree(home.locate(other_model).local_path())
+    assert start(behind=0.5) == own_model
     alone = find_warm_start(home, spec_of(challenger=None), "2026-01-12", schema)
     assert alone is not None
-    assert alone.name == own
+    assert alone.name == own_model
 
     # What the gate has refused is no start, but of a run that has begun with it.
     gated = spec_of(challenger=None, gate={})
@@ -158,58 +163,58 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Ma
         assert find_warm_start(home, gated, "2026-01-12", schema, [alone.input]) == alone
 
     # Nor is a challenger that it has refused; one that became champion is, whoever was behind.
-    shutil.copytree(home.locate(own).local_path(), home.locate(other).local_path())
+    shutil.copytree(home.locate(own_model).local_path(), home.locate(other_model).local_path())
     both = spec_of(gate={})
-    for behind, verdict, expected in (
-        (0.5, {"verdict": "passed", "becomes_champion": False}, other),
-        (0.5, {"verdict": "refused", "becomes_champion": False}, own),
-        (-0.3, {"verdict": "passed", "becomes_champion": False}, own),
-        (-0.3, {"verdict": "passed", "becomes_champion": True}, other),
+    for margin, verdict, expected in (
+        (0.5, {"verdict": "passed", "becomes_champion": False}, other_model),
+        (0.5, {"verdict": "refused", "becomes_champion": False}, own_model),
+        (-0.3, {"verdict": "passed", "becomes_champion": False}, own_model),
+        (-0.3, {"verdict": "passed", "becomes_champion": True}, other_model),
     ):
-        trained(home, "2026-01-10", "challenger", other, due="it was", behind=behind)
+        trained(home, "2026-01-10", "challenger", other_model, due="it was", behind=margin)
         model = {"verdict": "passed", "model": {"key": alone.version}}
         facts = model | {"challenger": {"key": "challenger-2026-01-10", **verdict}}
         Manifest(stage="gate", pipeline="clicks", ds="2026-01-10", key="g", spec_hash="", facts=facts).save(
             home.manifest("clicks", "2026-01-10", "gate")
         )
-        found = find_warm_start(home, both, "2026-01-12", schema)
-        assert found is not None
-        assert found.name == expected
-    shutil.rmtree(home.locate(other).local_path())
+        warm_start = find_warm_start(home, both, "2026-01-12", schema)
+        assert warm_start is not None
+        assert warm_start.name == expected
+    shutil.rmtree(home.locate(other_model).local_path())
 
     # Nor is what was rolled back, with or without a gate.
-    for ds, name in (("2026-01-09", other), ("2026-01-10", own)):
+    for ds, name in (("2026-01-09", other_model), ("2026-01-10", own_model)):
         home.locate(name).make_dir()
         version = registry.register(home, "clicks", home.locate(name), {}, f"train-{ds}", ds=ds)
         settle(home, "clicks", version)
-    trained(home, "2026-01-10", model=own, registered={"name": "clicks", "version": version})
+    trained(home, "2026-01-10", model=own_model, registered={"name": "clicks", "version": version})
     assert find_warm_start(home, gated, "2026-01-12", schema) == alone
     roll_back(home, "clicks")
     for each in (gated, spec_of(challenger=None)):
         assert find_warm_start(home, each, "2026-01-12", schema) is None
 
 
-def asked(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:
+def measured_dataset(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:
     retrain: Mapping[str, Any] = {"forgetting_day": day}
     return find_forgetting_dataset(ws, spec_of(retrain=retrain), ds, schema)
 
 
-def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, before: Manifest, today: Manifest) -> None:
+def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, earlier: Manifest, today: Manifest) -> None:
     schema = today.dataset_schema
     assert schema is not None
-    found = asked(home, "2026-01-10", "2026-01-12", schema)
-    assert found == before.output("dataset").name
-    assert {asked(home, day, "2026-01-12", schema) for day in (None, "2026-01-12", "2026-01-09")} == {None}
-    assert asked(home, "2026-01-10", "2026-01-12", DatasetSchema(features=schema.features[1:])) is None
+    dataset_name = measured_dataset(home, "2026-01-10", "2026-01-12", schema)
+    assert dataset_name == earlier.output("dataset").name
+    assert {measured_dataset(home, day, "2026-01-12", schema) for day in (None, "2026-01-12", "2026-01-09")} == {None}
+    assert measured_dataset(home, "2026-01-10", "2026-01-12", DatasetSchema(features=schema.features[1:])) is None
     fewer = tuple(f.model_copy(update={"cardinality": 59}) if f.name == "user" else f for f in schema.features)
-    assert asked(home, "2026-01-10", "2026-01-12", DatasetSchema(features=fewer)) is None
+    assert measured_dataset(home, "2026-01-10", "2026-01-12", DatasetSchema(features=fewer)) is None
 
     once = TRAIN.model_copy(update={"epochs": 1})
-    job = job_of(home, today, "measured", once, forgetting=found)
+    job = job_of(home, today, "measured", once, forgetting=dataset_name)
     reports = run_ranks(2, lambda c: train(job, c))
-    assert before.dataset_schema is not None
-    folder = home.locate(found).local_path() / "valid"
-    rows = read_padded(sorted(folder.glob("*.parquet")), before.dataset_schema)
+    assert earlier.dataset_schema is not None
+    folder = home.locate(dataset_name).local_path() / "valid"
+    rows = read_padded(sorted(folder.glob("*.parquet")), earlier.dataset_schema)
     p = load_predictor(job.saved_model).predict({c: rows[c].to_numpy() for c in rows.columns})
     clicked = rows["click"].to_numpy() > 0
     pairs = p[clicked][:, None] - p[~clicked][None, :]
@@ -227,9 +232,9 @@ def test_rows_of_another_day_that_are_gone_end_no_training(
     name = then.output("dataset").name
     once = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
     file = next((ws.locate(name).local_path() / "valid").glob("*.parquet"))
-    whole = file.read_bytes()
+    content = file.read_bytes()
     # One of two ranks sees it, at most: after the footer was read, and where there is no file.
-    file.write_bytes(whole[:4] + bytes(len(whole) // 2) + whole[4 + len(whole) // 2 :])
+    file.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
     for report in run_ranks(2, lambda c: train(job_of(ws, now, "torn", once, forgetting=name), c)):
         assert report.forgetting == {}
     shutil.rmtree(ws.locate(name).local_path() / "valid")
@@ -239,19 +244,19 @@ def test_rows_of_another_day_that_are_gone_end_no_training(
     assert "has no split 'valid'" in caplog.text
 
     # And before: neither started with it, nor once it is known to be removed.
-    assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
+    assert measured_dataset(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
     then.with_removed({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
-    assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
+    assert measured_dataset(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
     assert "retention" in caplog.text
 
 
 def test_the_day_of_forgetting_changes_no_key(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
     make_dataset(ws, train=100, valid=20, ds="2026-01-10")
     make_dataset(ws, train=100, valid=20, ds="2026-01-12")
-    plain, other = (spec_of(retrain=r) for r in ({}, {"forgetting_day": "2026-01-10"}))
-    keys = [plan_run(Train(), spec, ws, "2026-01-12").ctx.key for spec in (plain, other)]
+    plain, with_day = (spec_of(retrain=r) for r in ({}, {"forgetting_day": "2026-01-10"}))
+    keys = [plan_run(Train(), spec, ws, "2026-01-12").ctx.key for spec in (plain, with_day)]
     make_dataset(ws, train=100, valid=30, ds="2026-01-10", seed=1)
-    assert {*keys, plan_run(Train(), other, ws, "2026-01-12").ctx.key} == {keys[0]}
+    assert {*keys, plan_run(Train(), with_day, ws, "2026-01-12").ctx.key} == {keys[0]}
 
 
 def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
@@ -275,20 +280,20 @@ def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dat
 
     def plan() -> tuple[str, str, str | None]:
         """The key of the day's training, the model that it starts from, why it would be done now."""
-        found = plan_run(Train(), gated, ws, now, verify=False)
-        (start,) = (i.version for i in found.inputs if i.kind == "model")
-        return found.ctx.key, start, found.reason
+        planned = plan_run(Train(), gated, ws, now, verify=False)
+        (start,) = (i.version for i in planned.inputs if i.kind == "model")
+        return planned.ctx.key, start, planned.reason
 
     def finish() -> None:
-        found = plan_run(Train(), gated, ws, now)
+        planned = plan_run(Train(), gated, ws, now)
         output = Output(kind="model", name="models/clicks/today", version="today")
         done = Manifest(
             stage="train",
             pipeline="clicks",
             ds=now,
-            key=found.ctx.key,
-            spec_hash=found.spec_hash,
-            inputs=found.inputs,
+            key=planned.ctx.key,
+            spec_hash=planned.spec_hash,
+            inputs=planned.inputs,
             outputs=(output,),
         )
         done.save(ws.manifest("clicks", now, "train"))
@@ -306,15 +311,15 @@ def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dat
     # Its verdict turned by other rules, or overruled: the next day is to be done again, from it.
     judge("passed")
     changed = "its inputs or its part of the spec have changed"
-    other, start_of_other, why = plan()
-    assert (other != key, start_of_other, why) == (True, "train-2026-01-09", changed)
+    other_key, start_of_other, cause = plan()
+    assert (other_key != key, start_of_other, cause) == (True, "train-2026-01-09", changed)
     judge("refused")
     trained(ws, "2026-01-09", registered={"name": "clicks", "version": "2"})
     settle(ws, "clicks", "2", passed=False)
     assert plan() == (key, start, None)
     promote(ws, "clicks", "2", "the labels were late")
-    overruled, start_of_other, why = plan()
-    assert (overruled != key, start_of_other, why) == (True, "train-2026-01-09", changed)
+    overruled, start_of_other, cause = plan()
+    assert (overruled != key, start_of_other, cause) == (True, "train-2026-01-09", changed)
     finish()
     # Rolled back once the next day has begun with it: that one stands; a new training would not start from it.
     roll_back(ws, "clicks")

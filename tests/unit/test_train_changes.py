@@ -39,22 +39,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def days(home: Workspace, make_dataset: Callable[..., Manifest]) -> dict[str, list[tuple[Job, TrainingReport]]]:
     """Four days from model to model, on one or two ranks: as changes, a whole copy in three days; and all whole."""
     torch.set_num_threads(1)
-    found: dict[str, list[tuple[Job, TrainingReport]]] = {"changes": [], "whole": []}
+    runs: dict[str, list[tuple[Job, TrainingReport]]] = {"changes": [], "whole": []}
     for day in _DAYS:
         features = make_dataset(home, train=800, valid=50, users=3_000 + day, ds=f"2026-01-{day}", seed=day)
         for form, full_copy_days in (("changes", 3), ("whole", None)):
-            start = home.name_of(found[form][-1][0].saved_model) if found[form] else None
+            start = home.name_of(runs[form][-1][0].saved_model) if runs[form] else None
             more = {"warm_start": start, "full_copy_days": full_copy_days, "new_rows": "mean"}
             job = job_of(home, features, f"{form}-{day}", _ONCE, **more)
-            found[form].append((job, run_ranks(1 + day % 2, lambda c, job=job: train(job, c))[0]))
-    return found
+            runs[form].append((job, run_ranks(1 + day % 2, lambda c, job=job: train(job, c))[0]))
+    return runs
 
 
 def test_each_days_model_is_the_same_in_both_forms(
     days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace
 ) -> None:
-    for (changes, report), (whole, plain) in zip(days["changes"], days["whole"], strict=True):
-        assert_same_weights(changes, whole)
+    for (changes, report), (whole_job, plain) in zip(days["changes"], days["whole"], strict=True):
+        assert_same_weights(changes, whole_job)
         assert plain.saved == {}
         assert report.metrics == plain.metrics
     saved = [report.saved for _, report in days["changes"]]
@@ -65,21 +65,21 @@ def test_each_days_model_is_the_same_in_both_forms(
 
 
 def test_predictors_read_both_saves(days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace) -> None:
-    changes, whole = (days[form][2][0].saved_model for form in ("changes", "whole"))
+    changes, whole_model = (days[form][2][0].saved_model for form in ("changes", "whole"))
     rng = np.random.default_rng(3)
     columns = {"age": rng.normal(size=50).astype("f4"), "price": rng.normal(size=50).astype("f4")}
     columns |= {"user": rng.integers(0, 3_012, 50), "item": rng.integers(0, 40, 50)}
     columns |= {f"tags__{i}": rng.integers(0, 12, 50) for i in range(3)}
-    expected = load_predictor(whole).predict(columns)
+    expected = load_predictor(whole_model).predict(columns)
     np.testing.assert_array_equal(load_predictor(changes).predict(columns), expected)
     mapped = load_predictor(changes, maps=home.mapped("clicks"))
     np.testing.assert_array_equal(mapped.predict(columns), expected)
-    assert maps_of(changes, home.mapped("clicks")) != maps_of(whole, home.mapped("clicks"))
+    assert maps_of(changes, home.mapped("clicks")) != maps_of(whole_model, home.mapped("clicks"))
     folders = [job.saved_model for job, _ in days["changes"]]
     assert needed_models(folders[2]) == (folders[2], folders[1], folders[0])
     assert needed_models(folders[3]) == (folders[3],)
-    assert needed_models(whole) == (whole,)
-    assert "base" not in read_meta(whole)
+    assert needed_models(whole_model) == (whole_model,)
+    assert "base" not in read_meta(whole_model)
 
 
 def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace) -> None:
@@ -122,13 +122,13 @@ def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
         manifests.append(done)
 
     def stale() -> list[bool]:
-        found = [Train().verify(Context(spec, home, m.ds), m) for m in manifests]
-        assert all(why is None or "that is another save by now" in why for why in found)
-        return [why is not None for why in found]
+        reasons = [Train().verify(Context(spec, home, m.ds), m) for m in manifests]
+        assert all(reason is None or "that is another save by now" in reason for reason in reasons)
+        return [reason is not None for reason in reasons]
 
     def start() -> str | None:
-        found = find_warm_start(home, spec, "2026-01-13", schema)
-        return None if found is None else found.ds
+        warm_start = find_warm_start(home, spec, "2026-01-13", schema)
+        return None if warm_start is None else warm_start.ds
 
     assert (stale(), start()) == ([False] * 3, "2026-01-12")
     first = jobs[0].saved_model.local_path()

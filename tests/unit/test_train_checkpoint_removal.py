@@ -35,15 +35,15 @@ def test_an_overtaken_launch_removes_none_of_a_later_one(tmp_path: Path) -> None
 
 
 def test_an_overtaken_launch_that_resumes_removes_nothing_of_a_later_one(tmp_path: Path) -> None:
-    folder, nothing = local(tmp_path), cast(Any, None)
-    theirs = (folder / step_name(40)).begin("another")
-    (theirs / "part").put_text("x")
+    folder, no_model = local(tmp_path), cast(Any, None)
+    later_launch = (folder / step_name(40)).begin("another")
+    (later_launch / "part").put_text("x")
 
     def overtaken() -> None:
         raise LeaseLost("another launch")
 
     with pytest.raises(LeaseLost):
-        restore(folder, nothing, nothing, LocalCollective(), config="", check_fence=overtaken)
-    assert (theirs / "part").exists()
-    assert restore(folder, nothing, nothing, LocalCollective(), config="", check_fence=lambda: None) is None
-    assert not theirs.exists()
+        restore(folder, no_model, no_model, LocalCollective(), config="", check_fence=overtaken)
+    assert (later_launch / "part").exists()
+    assert restore(folder, no_model, no_model, LocalCollective(), config="", check_fence=lambda: None) is None
+    assert not later_launch.exists()

@@ -25,12 +25,12 @@ from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
 UI = {"user": "user", "item": "item"}
-BESIDE = {"negatives": {"column": "item", "as": "candidates", "per_positive": 3}}
+CANDIDATES = {"negatives": {"column": "item", "as": "candidates", "per_positive": 3}}
 SHARED = {"negatives": {"column": "item", "as": "candidates", "per_positive": 8, "shared": True}}
 #: By name: the class, its settings, and those of the loop.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mf-bce": ("matrix_factorization", {**UI, "loss": "bce"}, {}),
-    "mf-bpr": ("matrix_factorization", {**UI}, BESIDE),
+    "mf-bpr": ("matrix_factorization", {**UI}, CANDIDATES),
     "mf-softmax": (
         "matrix_factorization",
         {**UI, "loss": "softmax", "similarity": "cosine", "temperature": 0.2},
@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "lightgcn": ("lightgcn", {**UI, "loss": "bce", "layers": 2}, {}),
     "lightgcn-bpr": ("lightgcn", {**UI}, SHARED),
-    "simplex": ("simplex", {**UI, "history": "tags", "margin": 0.2, "negative_weight": 3}, BESIDE),
+    "simplex": ("simplex", {**UI, "history": "tags", "margin": 0.2, "negative_weight": 3}, CANDIDATES),
 }
 
 
@@ -87,12 +87,12 @@ def test_pretrained_models_are_found_and_of_the_same_vocabularies(
         done.save(home.manifest(f"my_{part}", day, "train"))
 
     spec = load_spec("movielens", ["train.pretrained={mlp: my_mlp, gmf: my_gmf}"])
-    found = find_pretrained(home, spec, "2026-02-02")
-    assert [i.name for i in found] == [names["gmf", "2026-02-02"], names["mlp", "2026-02-02"]]
+    pretrained = find_pretrained(home, spec, "2026-02-02")
+    assert [i.name for i in pretrained] == [names["gmf", "2026-02-02"], names["mlp", "2026-02-02"]]
     with pytest.raises(UserError, match=r"train.pretrained.gmf: pipeline 'my_gmf' has no trained model up to 2026-01"):
         find_pretrained(home, spec, "2026-01-31")
 
-    models = {"gmf": home.locate(found[0].name), "mlp": home.locate(found[1].name)}
+    models = {"gmf": home.locate(pretrained[0].name), "mlp": home.locate(pretrained[1].name)}
     assert features.dataset_schema is not None
     check_pretrained(models, dataset, features.dataset_schema)
     vocabulary.put_text("others")
@@ -101,10 +101,13 @@ def test_pretrained_models_are_found_and_of_the_same_vocabularies(
 
 
 def test_what_a_run_starts_from_is_part_of_its_key(home: Workspace, features: Manifest) -> None:
-    plain, started = (load_spec("movielens", given) for given in ([], ["train.pretrained={gmf: a, mlp: b}"]))
+    plain, started = (load_spec("movielens", overrides) for overrides in ([], ["train.pretrained={gmf: a, mlp: b}"]))
     assert not TrainStage().spec_part(plain)["train"]["pretrained"]
     assert dict(TrainStage().spec_part(started)["train"]["pretrained"]) == {"gmf": "a", "mlp": "b"}
-    jobs = [run("neumf", home, features, "key", pretrained=given) for given in ({}, {"gmf": "a"}, {"gmf": "b"})]
+    jobs = [
+        run("neumf", home, features, "key", pretrained=pretrained_models)
+        for pretrained_models in ({}, {"gmf": "a"}, {"gmf": "b"})
+    ]
     assert len({job.config_fingerprint for job in jobs}) == 3
 
 
@@ -112,11 +115,11 @@ def with_lists_of_items(manifest: Manifest) -> Manifest:
     """The tags are items: codes of one vocabulary."""
     schema = manifest.dataset_schema
     assert schema is not None
-    told = [
+    changed = [
         f.model_copy(update={"vocabulary": "item", "cardinality": 40}) if f.name == "tags" else f
         for f in schema.features
     ]
-    return manifest.model_copy(update={"dataset_schema": schema.model_copy(update={"features": tuple(told)})})
+    return manifest.model_copy(update={"dataset_schema": schema.model_copy(update={"features": tuple(changed)})})
 
 
 def run(name: str, home: Workspace, features: Manifest, key: str, **more: Any) -> Job:
@@ -147,9 +150,9 @@ def test_a_model_trains_resumes_and_answers(name: str, home: Workspace, features
     dataset = home.home / features.output("dataset").name
     table = read_padded(sorted((dataset / "valid").glob("*.parquet")), features.dataset_schema)
     columns = {c: table[c].to_numpy() for c in table.columns}
-    found = load_predictor(job.saved_model).predict(columns)
-    np.testing.assert_allclose(found, load_predictor(two.saved_model).predict(columns), atol=2e-3)
-    assert len(np.unique(found)) > 100
+    predictions = load_predictor(job.saved_model).predict(columns)
+    np.testing.assert_allclose(predictions, load_predictor(two.saved_model).predict(columns), atol=2e-3)
+    assert len(np.unique(predictions)) > 100
 
     warm = run(name, home, features, "warm", warm_start=str(job.saved_model))
     assert np.mean([p["loss"] for p in train_local(warm).curve]) < np.mean(losses)
@@ -167,17 +170,17 @@ def test_a_graph_is_of_the_training_rows_and_saved(
         rows = read_padded(sorted((dataset / "train").glob("*.parquet")), manifest.dataset_schema)
         return set(rows[rows.click > 0][["user", "item"]].itertuples(index=False, name=None))
 
-    def edges(of: Job) -> set[tuple[int, int]]:
-        network = load_model(of.saved_model).network
+    def edges(graph_job: Job) -> set[tuple[int, int]]:
+        network = load_model(graph_job.saved_model).network
         return set(zip(network.graph_users.tolist(), network.graph_items.tolist(), strict=True))  # type: ignore[union-attr,operator,arg-type]
 
     assert edges(job) == pairs(features)
     # Tomorrow's rows are others, and there are more users.
-    other = with_lists_of_items(make_dataset(home, train=1_000, valid=400, users=70, seed=5, ds="2026-01-11"))
-    assert pairs(other) != pairs(features)
-    warm = run("lightgcn", home, other, "tomorrow", warm_start=str(job.saved_model))
+    tomorrow = with_lists_of_items(make_dataset(home, train=1_000, valid=400, users=70, seed=5, ds="2026-01-11"))
+    assert pairs(tomorrow) != pairs(features)
+    warm = run("lightgcn", home, tomorrow, "tomorrow", warm_start=str(job.saved_model))
     train_local(warm)
-    assert edges(warm) == pairs(other)
+    assert edges(warm) == pairs(tomorrow)
 
 
 def test_a_pretrained_start_is_the_mean_of_two_models(home: Workspace, features: Manifest) -> None:
@@ -218,7 +221,7 @@ def test_a_pretrained_start_is_the_mean_of_two_models(home: Workspace, features:
 def test_all_items_are_ranked_by_the_logits(name: str, home: Workspace, features: Manifest) -> None:
     settings = train_of(name, max_steps=3, evaluation={"full_ranking": {"k": 5, "splits": ["valid"]}})
     job = job_of(home, features, f"{name}-full", settings, model_of(name))
-    found = train_local(job).evaluation["valid_full"]["metrics"]
+    metrics = train_local(job).evaluation["valid_full"]["metrics"]
 
     assert features.dataset_schema is not None
     dataset = home.home / features.output("dataset").name
@@ -226,7 +229,7 @@ def test_all_items_are_ranked_by_the_logits(name: str, home: Workspace, features
     rows = table[table.click > 0].reset_index(drop=True)
     every = rows.loc[np.repeat(rows.index, 38)].assign(item=np.tile(np.arange(2, 40), len(rows)).astype(np.int32))
     scores = load_predictor(job.saved_model).predict({c: every[c].to_numpy() for c in every}).reshape(-1, 38)
-    own = scores[np.arange(len(rows)), rows.item - 2]
-    places = (scores >= own[:, None]).sum(1) - 1
+    target_scores = scores[np.arange(len(rows)), rows.item - 2]
+    places = (scores >= target_scores[:, None]).sum(1) - 1
     # Probabilities of close logits may round to one number.
-    assert found["hr_at_5_full"] == pytest.approx((places < 5).mean(), abs=2.1 / len(rows))
+    assert metrics["hr_at_5_full"] == pytest.approx((places < 5).mean(), abs=2.1 / len(rows))

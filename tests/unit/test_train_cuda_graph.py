@@ -51,9 +51,9 @@ def trained(
         torch.manual_seed(i)
         continuous, codes, labels = batch(model.schema, i, count)
         part = MicroBatch(continuous, CategoricalBatch.of_padded(codes, model.schema), labels)
-        made = passes(part, model.prepare(part.categorical))
-        losses.append(float(made.loss))
-        made.backward()
+        result = passes(part, model.prepare(part.categorical))
+        losses.append(float(result.loss))
+        result.backward()
         if i % 2:
             dense.reduce(0.0)
             dense.step()
@@ -62,14 +62,14 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("shape", "repeated", "told"),
+    ("shape", "repeated", "message"),
     [
         (MODEL, 5, "a micro-batch of 7 rows, captured were 9"),
         (MODEL.model_copy(update={"dropout": 0.3}), 0, "dropout draws"),
     ],
 )
 def test_what_is_repeated_is_what_torch_does(
-    shape: Model, repeated: int, told: str, caplog: pytest.LogCaptureFixture
+    shape: Model, repeated: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows, recorder = [9, 9, 9, 7, 9, 9], Recorder()
     with caplog.at_level(logging.WARNING):
@@ -77,7 +77,7 @@ def test_what_is_repeated_is_what_torch_does(
     expected, plain = trained(lambda m: EagerForward(m, 18), shape, rows)
     assert losses == expected
     assert recorder.repeated == repeated
-    assert told in caplog.text
+    assert message in caplog.text
     assert caplog.text.count("without a graph") == 1
     assert torch.equal(model.embeddings.weight, plain.embeddings.weight)
     for name, x in plain.dense_state().items():
@@ -97,10 +97,10 @@ class SharedMemory(Recorder):
 
         def into_the_same_memory() -> None:
             repeat()
-            found = [forward._vectors.grad, forward._loss]
+            results = [forward._vectors.grad, forward._loss]
             if not self.outputs:
-                self.outputs = [x.clone() for x in found]
-            for place, x in zip(self.outputs, found, strict=True):
+                self.outputs = [x.clone() for x in results]
+            for place, x in zip(self.outputs, results, strict=True):
                 place.copy_(x)
             forward._vectors.grad, forward._loss = self.outputs
 
@@ -131,31 +131,34 @@ def test_where_nothing_can_be_recorded_torch_goes_on(caplog: pytest.LogCaptureFi
 class Asks(torch.nn.Module):
     """Its loss asks for what no graph has."""
 
-    def __init__(self, features: InputFeatures, what: str) -> None:
+    def __init__(self, features: InputFeatures, operation: str) -> None:
         super().__init__()
-        self.what, self.linear = what, torch.nn.Linear(features.flat_columns, 1)
+        self.operation, self.linear = operation, torch.nn.Linear(features.flat_columns, 1)
 
     def forward(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {"logits": self.linear(inputs.flat).squeeze(1)}
 
     def loss(self, outputs: dict[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
-        asked = inputs.all_gather(outputs["logits"]) if self.what == "rows" else inputs.ids("user")
-        assert isinstance(asked, torch.Tensor)
-        return outputs["logits"].sum() + asked.sum()
+        gathered = inputs.all_gather(outputs["logits"]) if self.operation == "rows" else inputs.ids("user")
+        assert isinstance(gathered, torch.Tensor)
+        return outputs["logits"].sum() + gathered.sum()
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("rows", "the model gathers over the ranks"), ("ids", "the model asks for the ids of 'user'")]
+    ("operation", "message"),
+    [("rows", "the model gathers over the ranks"), ("ids", "the model asks for the ids of 'user'")],
 )
-def test_what_no_graph_has_is_refused(what: str, told: str) -> None:
-    shape = Model.model_validate({"class": f"{Asks.__module__}:Asks", "embedding_dim": 4, "args": {"what": what}})
-    with pytest.raises(UserError, match=rf"train\.cuda_graphs: {told}.*set it to false"):
+def test_what_no_graph_has_is_refused(operation: str, message: str) -> None:
+    shape = Model.model_validate(
+        {"class": f"{Asks.__module__}:Asks", "embedding_dim": 4, "args": {"operation": operation}}
+    )
+    with pytest.raises(UserError, match=rf"train\.cuda_graphs: {message}.*set it to false"):
         trained(lambda m: GraphedForward(m, 18, Recorder()), shape, [9])
     assert len(trained(lambda m: EagerForward(m, 18), shape, [9])[0]) == 1
 
 
-@pytest.mark.parametrize("asked", [{"precision": "tf32"}, {"cuda_graphs": True}])
-def test_what_is_of_gpus_is_refused_elsewhere(asked: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"precision": "tf32"}, {"cuda_graphs": True}])
+def test_what_is_of_gpus_is_refused_elsewhere(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="is for `device: cuda`"):
-        Train.model_validate(asked)
-    assert Train.model_validate(asked | {"device": "cuda"}).device == "cuda"
+        Train.model_validate(options)
+    assert Train.model_validate(options | {"device": "cuda"}).device == "cuda"

@@ -134,7 +134,7 @@ def test_clipping_lets_no_bad_gradient_through() -> None:
         plan = row_wise([Table("a", 10, 4)], [Lookup("f", "a", 1)], 1)
         tables = ShardedEmbeddings(plan, LocalCollective(), seed=1)
         tables.configure_optimizer(EmbeddingOptimizer(kind="adagrad", clip_norm=1.0))
-        before = tables.weight.clone()
+        start_weights = tables.weight.clone()
         out = tables(torch.tensor([[3], [4]]))
         grad = torch.ones_like(out)
         grad[1] = value
@@ -144,13 +144,13 @@ def test_clipping_lets_no_bad_gradient_through() -> None:
         else:
             with pytest.raises(NonFiniteGradient, match=r"tables here: a"):
                 tables.step()
-        return before, tables.weight
+        return start_weights, tables.weight
 
-    before, after = apply(1.0)
-    assert not torch.equal(before, after)
+    weights_before, weights_after = apply(1.0)
+    assert not torch.equal(weights_before, weights_after)
     for value in (float("nan"), float("inf")):
-        before, after = apply(value)
-        assert torch.equal(before, after)
+        weights_before, weights_after = apply(value)
+        assert torch.equal(weights_before, weights_after)
 
 
 @pytest.mark.parametrize("background", [False, True])

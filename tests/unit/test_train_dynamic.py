@@ -97,20 +97,20 @@ def predictions(job: Job, columns: dict[str, np.ndarray] | None = None) -> np.nd
 def test_with_every_id_admitted_it_is_the_model_of_codes(
     home: Workspace, coded: Manifest, pooling: Any, more: dict[str, Any]
 ) -> None:
-    found = {}
+    runs = {}
     for names in (ALL, SOME, ()):
         job = job_of(home, coded, f"equal-{pooling}-{len(names)}", settings(**more), names)
         job = job.model_copy(update={"model": MODEL.model_copy(update={"pooling": pooling})})
-        found[names] = train_local(job), predictions(job)
-    report, expected = found[()]
+        runs[names] = train_local(job), predictions(job)
+    report, expected = runs[()]
     assert losses(report)[-1] < losses(report)[0]
     for names in (ALL, SOME):
-        np.testing.assert_allclose(losses(found[names][0]), losses(report), rtol=1e-4)
-        np.testing.assert_allclose(found[names][1], expected, atol=1e-3)
-        assert found[names][0].dynamic.keys() == set(names)
+        np.testing.assert_allclose(losses(runs[names][0]), losses(report), rtol=1e-4)
+        np.testing.assert_allclose(runs[names][1], expected, atol=1e-3)
+        assert runs[names][0].dynamic.keys() == set(names)
     assert report.dynamic == {}
-    told = found[ALL][0].dynamic["user"]
-    assert (told["rows"], told["evicted"], told["oov_share"]) == (58, 0, 0.0)  # ids 2..59, all seen
+    figures = runs[ALL][0].dynamic["user"]
+    assert (figures["rows"], figures["evicted"], figures["oov_share"]) == (58, 0, 0.0)  # ids 2..59, all seen
 
 
 @pytest.fixture(scope="module")
@@ -120,27 +120,27 @@ def tight(home: Workspace, coded: Manifest) -> tuple[Job, TrainingReport]:
 
 
 def test_the_limits_hold_and_are_told(tight: tuple[Job, TrainingReport]) -> None:
-    told = tight[1].dynamic
-    assert told["user"]["rows"] <= 40
-    assert told["item"]["rows"] <= 16
+    figures = tight[1].dynamic
+    assert figures["user"]["rows"] <= 40
+    assert figures["item"]["rows"] <= 16
     for name in TIGHT:
-        assert told[name]["admitted"] - told[name]["evicted"] == told[name]["rows"]
-        assert told[name]["evicted"] > 10
-        assert 0 < told[name]["oov_share"] < 1
-        assert 0 < told[name]["hit_share"] < 1
+        assert figures[name]["admitted"] - figures[name]["evicted"] == figures[name]["rows"]
+        assert figures[name]["evicted"] > 10
+        assert 0 < figures[name]["oov_share"] < 1
+        assert 0 < figures[name]["hit_share"] < 1
     # From the saved model and the definition.
     job, _ = tight
     columns = valid_columns(job)
-    whole = [pq.read_table(p) for p in sorted((job.ws.home / job.features.output("dataset").name / "valid").iterdir())]
-    users = np.concatenate([t.column("user").to_numpy() for t in whole])
+    tables = [pq.read_table(p) for p in sorted((job.ws.home / job.features.output("dataset").name / "valid").iterdir())]
+    users = np.concatenate([t.column("user").to_numpy() for t in tables])
     model = load_model(job.saved_model)
     assert model.dynamic is not None
     rows = model.dynamic.tables[0]
-    assert told["user"]["oov_share"] == pytest.approx(1 - np.isin(users, rows.ids).mean(), abs=1e-6)
+    assert figures["user"]["oov_share"] == pytest.approx(1 - np.isin(users, rows.ids).mean(), abs=1e-6)
     # Ids without a row are all alike, whatever they are; and they are not like one with a row.
     strangers = {**columns, "user": np.full(len(columns["user"]), -(2**63), dtype=np.int64)}
-    others = {**columns, "user": 2**62 + np.arange(len(columns["user"]), dtype=np.int64)}
-    assert np.array_equal(predictions(job, strangers), predictions(job, others))
+    other_strangers = {**columns, "user": 2**62 + np.arange(len(columns["user"]), dtype=np.int64)}
+    assert np.array_equal(predictions(job, strangers), predictions(job, other_strangers))
     assert not np.allclose(predictions(job, strangers), predictions(job, columns), atol=1e-3)
     assert model.absent is not None
     assert float(model.absent[0].detach().abs().max()) > 0
@@ -154,8 +154,8 @@ def test_ranks_take_the_same_steps(home: Workspace, coded: Manifest, ranks: int)
     for report in run_ranks(ranks, lambda c: train(job, c)):
         np.testing.assert_allclose(losses(report), losses(alone), rtol=2e-4)
         for name in ALL:
-            for what in ("rows", "waiting", "admitted", "hit_share", "oov_share"):
-                assert report.dynamic[name][what] == alone.dynamic[name][what], (name, what)
+            for figure in ("rows", "waiting", "admitted", "hit_share", "oov_share"):
+                assert report.dynamic[name][figure] == alone.dynamic[name][figure], (name, figure)
 
 
 @pytest.mark.parametrize(("ranks", "background"), [(1, False), (1, True), (2, False)])
@@ -163,8 +163,8 @@ def test_stopped_and_gone_on_equals_undisturbed(
     home: Workspace, coded: Manifest, tight: tuple[Job, TrainingReport], ranks: int, background: bool
 ) -> None:
     conf = settings(TIGHT, background_checkpoints=background, accumulate=ranks)
-    whole, stopped = (job_of(home, coded, f"{n}-{ranks}-{background}", conf) for n in ("whole", "stopped"))
-    expected = run_ranks(ranks, lambda c: train(whole, c))[0]
+    complete, stopped = (job_of(home, coded, f"{n}-{ranks}-{background}", conf) for n in ("whole", "stopped"))
+    expected = run_ranks(ranks, lambda c: train(complete, c))[0]
     with pytest.raises(Stopped):
         run_ranks(ranks, lambda c: train(stopped, c, stop_at(8)))
     report = run_ranks(ranks, lambda c: train(stopped, c))[0]
@@ -176,7 +176,7 @@ def test_stopped_and_gone_on_equals_undisturbed(
         for r in (report, expected)
     ]
     assert unsized[0] == unsized[1]
-    for path in sorted((whole.saved_model / "dynamic" / "*.safetensors").glob()):
+    for path in sorted((complete.saved_model / "dynamic" / "*.safetensors").glob()):
         assert path.read_bytes() == (stopped.saved_model / "dynamic" / path.name).read_bytes()
     if ranks == 1:
         assert losses(expected) == losses(tight[1])
@@ -186,9 +186,9 @@ def test_stopped_and_gone_on_equals_undisturbed(
 def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before_is_used(
     home: Workspace, coded: Manifest, tight: tuple[Job, TrainingReport], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = tight[0]
+    source_job = tight[0]
     job = job_of(home, coded, f"damaged-{name}", settings(TIGHT))
-    shutil.copytree(whole.checkpoints, job.checkpoints)
+    shutil.copytree(source_job.checkpoints, job.checkpoints)
     path = (job.checkpoints / "step-00000015" / "dynamic" / name).local_path()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -197,7 +197,7 @@ def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before
     assert report.resumed_from_step == 10
     assert "step-00000015 is refused" in caplog.text
     assert name in caplog.text
-    for file in sorted((whole.saved_model / "dynamic" / "*.safetensors").glob()):
+    for file in sorted((source_job.saved_model / "dynamic" / "*.safetensors").glob()):
         assert file.read_bytes() == (job.saved_model / "dynamic" / file.name).read_bytes()
 
 
@@ -232,13 +232,17 @@ def test_a_day_starts_from_the_table_of_the_day_before(
     old, new = (load_model(local(j.saved_model)).dynamic for j in (tight[0], job))
     assert old is not None
     assert new is not None
-    before, after = ({int(i): w for i, w in zip(d.tables[0].ids, d.tables[0].weight, strict=True)} for d in (old, new))
-    assert before.keys() < after.keys()
-    assert all(float((after[i] - w).abs().max()) < 1e-9 for i, w in before.items())
-    newcomers = [i for i in after if i > 60]
+    rows_before, rows_after = (
+        {int(i): w for i, w in zip(d.tables[0].ids, d.tables[0].weight, strict=True)} for d in (old, new)
+    )
+    assert rows_before.keys() < rows_after.keys()
+    assert all(float((rows_after[i] - w).abs().max()) < 1e-9 for i, w in rows_before.items())
+    newcomers = [i for i in rows_after if i > 60]
     assert newcomers
     # Counts came along: of tables, and of who waited.
-    assert report.dynamic["user"]["admitted"] == tight[1].dynamic["user"]["admitted"] + len(after) - len(before)
+    assert report.dynamic["user"]["admitted"] == tight[1].dynamic["user"]["admitted"] + len(rows_after) - len(
+        rows_before
+    )
     cold = train_local(job_of(home, tomorrow, "cold", still))
     assert report.dynamic["user"]["rows"] > cold.dynamic["user"]["rows"]
 
@@ -255,10 +259,10 @@ def test_a_plan_names_the_tables_beside_it(
     finally:
         coded.save(home.manifest("clicks", coded.ds, "features"))
     assert [t.name for t in planned.plan.tables] == ["item"]
-    shown = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     most = bytes_for(250, planned.plan.tables[0].dim, planned.work.optimizer) / 2**20
-    assert f"raw ids of user, dealt by their hash: at most {most:,.1f} MiB a rank" in shown
-    assert "raw ids of tags, dealt by their hash: no limit" in shown
+    assert f"raw ids of user, dealt by their hash: at most {most:,.1f} MiB a rank" in output
+    assert "raw ids of tags, dealt by their hash: no limit" in output
 
 
 def test_a_model_of_codes_is_no_start(coded: Manifest) -> None:

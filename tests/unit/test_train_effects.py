@@ -20,7 +20,7 @@ from headrace.train.job import Job
 from headrace.train.setup.earlier_days import model_misfit
 from headrace.train.stage import Train as TrainStage
 
-OTHER = 12345
+OTHER_NUMBER = 12345
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
@@ -30,23 +30,27 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, Annotated, Mapping) or get_origin(annotation) is not None:
-        return next((found for inner in get_args(annotation) if (found := section_in(inner)) is not None), None)
+        return next((nested for inner in get_args(annotation) if (nested := section_in(inner)) is not None), None)
     return None
 
 
 def changed(section: BaseModel, effect: Effect | None = None) -> Iterator[tuple[str, Effect, BaseModel]]:
     """(path, effect, the section with another value) of each key, those of sections below it, too."""
     for name, info in type(section).model_fields.items():
-        own = effect or next(entry for entry in info.metadata if isinstance(entry, Effect))
+        own_effect = effect or next(entry for entry in info.metadata if isinstance(entry, Effect))
         below = section_in(info.annotation)
         if below is None:
-            yield name, own, section.model_copy(update={name: OTHER})
+            yield name, own_effect, section.model_copy(update={name: OTHER_NUMBER})
             continue
-        value, inherited = getattr(section, name), None if own is Effect.BY_KEY else own
+        value, inherited = getattr(section, name), None if own_effect is Effect.BY_KEY else own_effect
         is_mapping = isinstance(value, Mapping)
         base = value if isinstance(value, BaseModel) else below.model_construct(**required(below))
-        for path, of, other in changed(base, inherited):
-            yield f"{name}.{path}", of, section.model_copy(update={name: {"x": other} if is_mapping else other})
+        for path, inner_effect, variant in changed(base, inherited):
+            yield (
+                f"{name}.{path}",
+                inner_effect,
+                section.model_copy(update={name: {"x": variant} if is_mapping else variant}),
+            )
 
 
 def required(section: type[BaseModel]) -> dict[str, Any]:
@@ -68,11 +72,11 @@ SPEC = load_spec("clicks", ["publish=null"])
 #: `model.args` is of every class but a DLRM, whose settings stand beside it.
 OF_ARGS = load_spec("clicks", ["publish=null", "model.class=deepfm"])
 CHANGES = [
-    (f"{name}.{path}", effect, base, base.model_copy(update={name: other}))
+    (f"{name}.{path}", effect, base, base.model_copy(update={name: variant}))
     for name in ("train", "model")
     for path, effect, _ in changed(getattr(SPEC, name))
     for base in [OF_ARGS if path == "args" else SPEC]
-    for other in [next(o for p, _, o in changed(getattr(base, name)) if p == path)]
+    for variant in [next(o for p, _, o in changed(getattr(base, name)) if p == path)]
 ]
 
 
@@ -80,35 +84,36 @@ def test_every_key_of_the_schema_is_looked_at() -> None:
     paths = {path for path, *_ in CHANGES}
     assert {"train.sharding.storage", "train.sharding.wire", "train.sharding.tables.storage", "train.ranks"} <= paths
     assert {"train.dense.schedule.factor", "train.tasks.loss.kind", "model.embedding_dim", "model.loss.gamma"} <= paths
-    of = {path.split(".")[1] for path in paths if path.startswith("train.")}
-    assert of == set(Train.model_fields)
+    covered = {path.split(".")[1] for path in paths if path.startswith("train.")}
+    assert covered == set(Train.model_fields)
     assert {path.split(".")[1] for path in paths if path.startswith("model.")} == set(Model.model_fields)
 
 
-@pytest.mark.parametrize(("path", "effect", "base", "other"), CHANGES, ids=[path for path, *_ in CHANGES])
-def test_another_value_makes_a_run_anew_by_its_effect(path: str, effect: Effect, base: Spec, other: Spec) -> None:
-    stage, checkpoint = (mine != others for mine, others in zip(keys(base), keys(other), strict=True))
+@pytest.mark.parametrize(("path", "effect", "base", "variant"), CHANGES, ids=[path for path, *_ in CHANGES])
+def test_another_value_makes_a_run_anew_by_its_effect(path: str, effect: Effect, base: Spec, variant: Spec) -> None:
+    stage, checkpoint = (base_key != other_key for base_key, other_key in zip(keys(base), keys(variant), strict=True))
     assert stage == (effect is not Effect.SPEED)
     assert checkpoint == (effect in (Effect.WEIGHTS, Effect.STORAGE))
 
 
-@pytest.mark.parametrize(("path", "effect", "base", "other"), CHANGES, ids=[path for path, *_ in CHANGES])
-def test_trees_and_the_gate_look_at_what_is_measured(path: str, effect: Effect, base: Spec, other: Spec) -> None:
+@pytest.mark.parametrize(("path", "effect", "base", "variant"), CHANGES, ids=[path for path, *_ in CHANGES])
+def test_trees_and_the_gate_look_at_what_is_measured(path: str, effect: Effect, base: Spec, variant: Spec) -> None:
     if effect is not Effect.METRICS or path in ("train.rank_group", "train.rank_k"):
-        parts = [evaluation_settings(spec, Gate()) for spec in (base, other)]
+        parts = [evaluation_settings(spec, Gate()) for spec in (base, variant)]
         assert (parts[0] != parts[1]) == (effect is Effect.METRICS)
-    trees = [TrainBaseline().spec_part(spec) for spec in (base, other)]
+    trees = [TrainBaseline().spec_part(spec) for spec in (base, variant)]
     assert (trees[0] != trees[1]) == (effect is Effect.METRICS or path in ("train.seed", "train.sample_weight"))
 
 
 @pytest.mark.parametrize(
-    ("path", "base", "other"), [(path, base, other) for path, _, base, other in CHANGES if path.startswith("model.")]
+    ("path", "base", "variant"),
+    [(path, base, variant) for path, _, base, variant in CHANGES if path.startswith("model.")],
 )
-def test_a_day_starts_from_no_model_of_other_settings(path: str, base: Spec, other: Spec) -> None:
+def test_a_day_starts_from_no_model_of_other_settings(path: str, base: Spec, variant: Spec) -> None:
     saved = {"model": base.model.model_dump(mode="json", by_alias=True)}
     key = path.split(".")[1].replace("kind", "class")
     schema: Any = None  # looked at after the settings
-    assert str(model_misfit(saved, other, schema)).startswith(f"its model.{key} is ")
+    assert str(model_misfit(saved, variant, schema)).startswith(f"its model.{key} is ")
 
 
 def test_sections_of_one_model_say_nothing_of_what_is_measured() -> None:
@@ -117,14 +122,14 @@ def test_sections_of_one_model_say_nothing_of_what_is_measured() -> None:
     assert measured
     for name in measured:
         with pytest.raises(ValueError, match=f"'{name}' is of all models"):
-            ModelVariant.model_validate({"train": {name: OTHER}})
+            ModelVariant.model_validate({"train": {name: OTHER_NUMBER}})
         with pytest.raises(ValueError, match=f"'{name}' is of all days"):
-            Retrain.model_validate({"warm": {name: OTHER}})
+            Retrain.model_validate({"warm": {name: OTHER_NUMBER}})
 
 
 def test_what_a_search_changes_changes_weights() -> None:
-    of = {name: effect for path, effect, *_ in CHANGES for name in SEARCHABLE if f"{path}.".startswith(f"{name}.")}
-    assert of == dict.fromkeys(SEARCHABLE, Effect.WEIGHTS)
+    effects = {name: effect for path, effect, *_ in CHANGES for name in SEARCHABLE if f"{path}.".startswith(f"{name}.")}
+    assert effects == dict.fromkeys(SEARCHABLE, Effect.WEIGHTS)
 
 
 def sections(section: type[BaseModel], known: dict[type[BaseModel], None]) -> dict[type[BaseModel], None]:
@@ -167,9 +172,9 @@ def test_keys_of_stages_see_each_key_of_a_section(section: type[BaseModel]) -> N
 )
 def test_what_was_seen(text: str) -> None:
     """After a finished run, `--set` of a key that changes weights is something to do."""
-    before, after = keys(SPEC), keys(load_spec("clicks", ["publish=null", text]))
-    assert before[0] != after[0]
-    assert before[1] != after[1]
+    keys_before, keys_after = keys(SPEC), keys(load_spec("clicks", ["publish=null", text]))
+    assert keys_before[0] != keys_after[0]
+    assert keys_before[1] != keys_after[1]
 
 
 def test_an_exception_for_a_table_that_changes_no_weight_makes_nothing_anew() -> None:
@@ -183,16 +188,16 @@ def test_the_order_of_tasks_counts_and_that_of_other_mappings_does_not() -> None
         rates = dict.fromkeys(reversed(names), 0.1)
         return keys_with(Train.model_validate({"tasks": tasks, "unknown_rate": rates}), [Effect.WEIGHTS])
 
-    one, other = parts("click", "buy", "like"), parts("click", "like", "buy")
-    assert fingerprint({**one, "tasks": None}) == fingerprint({**other, "tasks": None})
-    assert fingerprint(one) != fingerprint(other)
+    first, second = parts("click", "buy", "like"), parts("click", "like", "buy")
+    assert fingerprint({**first, "tasks": None}) == fingerprint({**second, "tasks": None})
+    assert fingerprint(first) != fingerprint(second)
 
 
 def test_a_key_without_an_effect_is_refused() -> None:
     with pytest.raises(TypeError, match=r"New\.forgotten must say what it changes"):
 
         class New(TrainedSection):
-            said: Annotated[int, Effect.SPEED] = 1
+            declared: Annotated[int, Effect.SPEED] = 1
             forgotten: int = Field(default=1, ge=1)
 
     with pytest.raises(TypeError, match=r"More\.forgotten must say what it changes"):

@@ -75,9 +75,11 @@ REPORT = TrainingReport(
 def job(ws: Workspace, make_dataset: Callable[..., Manifest]) -> Job:
     features = make_dataset(ws, train=400, valid=40)
     train = Train(batch_size=40, epochs=50, checkpoint_steps=5, seed=3)
-    made = Job(home=ws.home, pipeline="clicks", ds="2026-01-10", key="k", features=features, model=Model(), train=train)
-    made.folder.make_dir()
-    return made
+    new_job = Job(
+        home=ws.home, pipeline="clicks", ds="2026-01-10", key="k", features=features, model=Model(), train=train
+    )
+    new_job.folder.make_dir()
+    return new_job
 
 
 class Ranks:
@@ -158,15 +160,15 @@ def test_a_store_that_does_not_answer_is_asked_again(
 def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
     job: Job, run: Callable[..., Ranks]
 ) -> None:
-    def at(step: int) -> list[RankResult]:
+    def diverged_at(step: int) -> list[RankResult]:
         return [RankResult(error=RankError(rank=0, message="the loss is nan", diverged_at=step)), LOST]
 
-    ranks = run(at(5), at(5), at(5))
+    ranks = run(diverged_at(5), diverged_at(5), diverged_at(5))
     with pytest.raises(Diverged, match="the loss is nan"):
         launch(job, SPARK, ranks=2, retries=9)
     assert ranks.launches == 2
     # Elsewhere: not the same fault.
-    ranks = run(at(5), at(6), [RankResult(report=REPORT), RankResult(report=REPORT)])
+    ranks = run(diverged_at(5), diverged_at(6), [RankResult(report=REPORT), RankResult(report=REPORT)])
     assert launch(job, SPARK, ranks=2, retries=9).steps == 7
     assert ranks.launches == 3
 
@@ -197,8 +199,8 @@ def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., R
 
 def test_a_rank_that_found_another_run_at_work_has_nothing_to_mend(job: Job, run: Callable[..., Ranks]) -> None:
     """A further attempt would end that one's ranks; whoever runs the stage may try it again later."""
-    told = worker._rank_error(0, LeaseLost("step-00000005: another run has removed what this one wrote there"))
-    ranks = run([RankResult(error=told), LOST])
+    rank_error = worker._rank_error(0, LeaseLost("step-00000005: another run has removed what this one wrote there"))
+    ranks = run([RankResult(error=rank_error), LOST])
     with pytest.raises(LeaseLost, match="step-00000005: another run has removed") as raised:
         launch(job, SPARK, ranks=2, retries=3)
     assert ranks.launches == 1
@@ -209,17 +211,17 @@ def test_a_driver_that_was_overtaken_removes_nothing_that_the_other_launch_write
     job: Job, run: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run()
-    theirs = (job.checkpoints / ".step-00000005.shared.partial").local_path()
+    other_folder = (job.checkpoints / ".step-00000005.shared.partial").local_path()
 
     def overtaken(*args: Any, **kwargs: Any) -> list[str]:
         job.fence.put_text("another")
-        theirs.mkdir(parents=True)
+        other_folder.mkdir(parents=True)
         raise RuntimeError("Exit code: 1")
 
     monkeypatch.setattr("horovod.spark.run", overtaken)
     with pytest.raises(RuntimeError, match="Exit code: 1"):
         launch(job, SPARK, ranks=2, retries=0)
-    assert theirs.is_dir()
+    assert other_folder.is_dir()
 
 
 def test_ranks_that_all_lost_another_are_a_failure(job: Job, run: Callable[..., Ranks]) -> None:
@@ -243,10 +245,10 @@ def test_waiting_for_slots_is_said(caplog: pytest.LogCaptureFixture, monkeypatch
     caplog.set_level(logging.INFO, "headrace")
     monkeypatch.setattr(hosts, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(hosts, "_PATIENCE_SECONDS", 0.05)
-    asked: list[int] = []
+    polls: list[int] = []
 
     def count() -> int:
-        asked.append(1)
+        polls.append(1)
         return 2 if "waiting" not in caplog.text else 4
 
     with watch_slots(count, 4, 60, lambda: False) as slots:
@@ -273,13 +275,13 @@ def test_the_parts_of_a_start_add_up() -> None:
         show_startup(parts) == "first step after 31.2 s: jvm 3.0, driver 2.5, session 8.5, ranks 6.0, first step 11.2"
     )
     assert phase_seconds({"jvm": 1.0}) == {}
-    own = driver_phase_ends()
-    assert "jvm" not in own  # no spark-submit above a test
-    assert time.time() - 86_400 < own["begin"] <= time.time()
-    end_phase(own, "driver")
-    first = own["driver"]
-    end_phase(own, "driver")
-    assert own["driver"] == first
+    ends = driver_phase_ends()
+    assert "jvm" not in ends  # no spark-submit above a test
+    assert time.time() - 86_400 < ends["begin"] <= time.time()
+    end_phase(ends, "driver")
+    first = ends["driver"]
+    end_phase(ends, "driver")
+    assert ends["driver"] == first
     assert next(iter(PHASES)) == "jvm"
 
 
@@ -380,7 +382,7 @@ def test_what_cannot_be_removed_does_not_hide_why_the_ranks_failed(
 
 def test_ranks_are_asked_to_stop_though_the_store_is_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler of a signal, which runs within whatever the program is at, asks the store for nothing."""
-    put, told, answers = Location.put_text, threading.Event(), iter([StoreAway("away"), None])
+    put, written, answers = Location.put_text, threading.Event(), iter([StoreAway("away"), None])
 
     def put_text(location: Location, text: str) -> None:
         if location == job.stop_file:
@@ -388,7 +390,7 @@ def test_ranks_are_asked_to_stop_though_the_store_is_away(job: Job, monkeypatch:
             if (answer := next(answers)) is not None:
                 raise answer
         put(location, text)
-        told.set()
+        written.set()
 
     monkeypatch.setattr(Location, "put_text", put_text)
     monkeypatch.setattr(module, "_STALL_POLL_SECONDS", 0.01)
@@ -396,7 +398,7 @@ def test_ranks_are_asked_to_stop_though_the_store_is_away(job: Job, monkeypatch:
     with module._signals(job) as received:
         kill = horovod.runner.gloo_run.register_shutdown_event()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert told.wait(30)
+        assert written.wait(30)
         assert not kill.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert kill.wait(30)
@@ -431,19 +433,19 @@ print(rank_main(Path(sys.argv[1]).read_text()))
 def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job.model_dump_json())
     line = [sys.executable, "-c", UNANSWERED, str(tmp_path / "job.json")]
-    wanted: dict[str, tuple[str, type[UserError], int]] = {
+    expected: dict[str, tuple[str, type[UserError], int]] = {
         "fails": (r"should: store/part-0001\.parquet: HTTP error: 503 Slow Down$", StoreFailed, EXIT_FAILURE),
         "is away": (r"^s3://b/part-0001\.parquet: the store is away$", StoreWasAway, EXIT_INCOMPLETE),
         "has another file": (r"^s3://b/part-0001\.parquet was changed in place\. Run", UserError, EXIT_USER_ERROR),
     }
     pipe = subprocess.PIPE
-    ranks = {how: subprocess.Popen([*line, how], stdout=pipe, stderr=pipe, text=True) for how in wanted}
-    for how, (said, kind, code) in wanted.items():
+    ranks = {how: subprocess.Popen([*line, how], stdout=pipe, stderr=pipe, text=True) for how in expected}
+    for how, (message, kind, code) in expected.items():
         out, err = ranks[how].communicate()
         assert ranks[how].returncode == 0, err
         answer = RankResult.model_validate_json(out.splitlines()[-1])
         assert answer.error is not None
-        assert re.search(said, answer.error.message)
+        assert re.search(message, answer.error.message)
         raised = answer.error.exception()
         assert (type(raised), raised.exit_code) == (kind, code)
 
@@ -476,7 +478,7 @@ def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("number", "said", "again", "code"),
+    ("number", "message", "again", "code"),
     [
         (
             errno.ETIMEDOUT,
@@ -489,21 +491,21 @@ def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> 
         (errno.EROFS, "/mnt/a: Read-only file system. Mount it for writing", False, EXIT_USER_ERROR),
     ],
 )
-def test_what_a_rank_says_of_a_file(number: int, said: str, again: bool, code: int, job: Job) -> None:
+def test_what_a_rank_says_of_a_file(number: int, message: str, again: bool, code: int, job: Job) -> None:
     """Ranks give the errors of other stages; what a mount or a disk may recover from is attempted again."""
     error = OSError(number, os.strerror(number), "/mnt/a")
-    told = worker._file_error(3, error, job)
-    assert told is not None
-    raised = told.exception()
-    assert str(raised).startswith(said)
-    assert (told.rank, isinstance(raised, StoreFailed), raised.exit_code) == (3, again, code)
+    rank_error = worker._file_error(3, error, job)
+    assert rank_error is not None
+    raised = rank_error.exception()
+    assert str(raised).startswith(message)
+    assert (rank_error.rank, isinstance(raised, StoreFailed), raised.exit_code) == (3, again, code)
     # A write to a file of a checkpoint that is open: the error names none.
     writer = CheckpointWriter(job.checkpoints, LocalCollective(), config="", keep=1, check_fence=lambda: None)
     unwritten = writer._unwritten(OSError(number, os.strerror(number)), 5, job.folder)
-    told = worker._file_error(3, unwritten, job)
-    assert told is not None
-    assert told.message.startswith(f"{job.folder}: {os.strerror(number)}. ")
-    assert told.exception().exit_code == code
+    rank_error = worker._file_error(3, unwritten, job)
+    assert rank_error is not None
+    assert rank_error.message.startswith(f"{job.folder}: {os.strerror(number)}. ")
+    assert rank_error.exception().exit_code == code
 
 
 def test_a_fault_of_the_program_stays_one(job: Job) -> None:
@@ -518,9 +520,9 @@ def test_a_rank_that_finds_a_file_damaged_while_its_mount_is_away_says_that(job:
         except OSError as e:
             raise UserError("part-0001.parquet is damaged") from e
     except UserError as e:
-        told = worker._rank_error(1, e)
-    assert told.message.startswith("/mnt/part-0001.parquet: Stale file handle. Its file system is away")
-    assert told.exception().exit_code == EXIT_INCOMPLETE
+        rank_error = worker._rank_error(1, e)
+    assert rank_error.message.startswith("/mnt/part-0001.parquet: Stale file handle. Its file system is away")
+    assert rank_error.exception().exit_code == EXIT_INCOMPLETE
 
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
@@ -574,8 +576,8 @@ def test_a_rank_whose_scratch_is_full_names_it_and_not_the_store(job: Job, tmp_p
     assert answer.error is not None
     assert answer.error.full_disk
     free = re.escape(str(tmp_path))
-    said = rf"No space left on device \([0-9,]+ bytes are free in {free}\S*\). Make room below {free}/cache"
-    assert re.fullmatch(said, answer.error.message), answer.error.message
+    pattern = rf"No space left on device \([0-9,]+ bytes are free in {free}\S*\). Make room below {free}/cache"
+    assert re.fullmatch(pattern, answer.error.message), answer.error.message
     assert answer.error.exception().exit_code == EXIT_INCOMPLETE
 
 

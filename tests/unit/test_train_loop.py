@@ -96,9 +96,9 @@ def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
     assert report.metrics == undisturbed[1].metrics
     assert_same_weights(job, undisturbed[0])
     assert report.cached.keys() == tables
-    for told in report.cached.values():
-        assert told["share"] == 0.3
-        assert 0 < float(told["hit_share"] or 0) < 1
+    for cache_figures in report.cached.values():
+        assert cache_figures["share"] == 0.3
+        assert 0 < float(cache_figures["hit_share"] or 0) < 1
     shutil.rmtree(job.saved_model)
     assert train_local(job).resumed_from_step == 40
     assert_same_weights(job, undisturbed[0])
@@ -133,10 +133,10 @@ def test_ranks_take_the_same_steps(
     reports = run_ranks(ranks, lambda collective: train(job, collective))
     expected = [p["loss"] for p in undisturbed[1].curve]
     for report in reports:
-        found = [p["loss"] for p in report.curve]
+        losses = [p["loss"] for p in report.curve]
         # Sums in another order differ in the last bits, and training magnifies that.
-        np.testing.assert_allclose(found[:10], expected[:10], rtol=1e-5)
-        np.testing.assert_allclose(found, expected, rtol=2e-4)
+        np.testing.assert_allclose(losses[:10], expected[:10], rtol=1e-5)
+        np.testing.assert_allclose(losses, expected, rtol=2e-4)
         assert report.metrics["auc"] == pytest.approx(undisturbed[1].metrics["auc"], abs=2e-3)
     for name, value in weights(undisturbed[0]).items():
         np.testing.assert_allclose(weights(job)[name], value, atol=2e-3, err_msg=name)
@@ -162,8 +162,8 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
     conf = TRAIN.model_copy(
         update={"negatives": Negatives(column="item", per_positive=2), "rank_group": "query", "rank_k": 3, "epochs": 1}
     )
-    one = job_of(home, features, "negatives-1", conf)
-    report = train_local(one)
+    one_rank_job = job_of(home, features, "negatives-1", conf)
+    report = train_local(one_rank_job)
     positives = (report.rows["train"] - 4_000) / 2
     assert 500 < positives < 3_000
     assert report.steps == report.rows["train"] // 200
@@ -174,7 +174,7 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
     dataset = home.home / features.output("dataset").name
     assert features.dataset_schema is not None
     table = read_padded(sorted((dataset / "rank").glob("*.parquet")), features.dataset_schema)
-    table["p"] = load_predictor(one.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
+    table["p"] = load_predictor(one_rank_job.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
     places = [int((g["p"] > g.loc[g["click"] == 1, "p"].item()).sum()) for _, g in table.groupby("query")]
     assert report.rows["rank"] == 300
     assert report.metrics["hr_at_k"] == pytest.approx(np.mean([p < 3 for p in places]))
@@ -187,7 +187,7 @@ def test_warm_start_keeps_what_was_learned(
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-11", seed=1)
     conf = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
     kinds = {"dense": Optimizer, "embeddings": EmbeddingOptimizer}
-    tiny = conf.model_copy(update={k: made(kind="sgd", learning_rate=1e-12) for k, made in kinds.items()})
+    tiny = conf.model_copy(update={k: optimizer(kind="sgd", learning_rate=1e-12) for k, optimizer in kinds.items()})
     cold = train_local(job_of(home, tomorrow, "cold", conf))
     job = job_of(home, tomorrow, "warm", tiny, warm_start=str(undisturbed[0].saved_model))
     warm = train_local(job)
@@ -197,8 +197,8 @@ def test_warm_start_keeps_what_was_learned(
     old, new = load_model(undisturbed[0].saved_model).embeddings, load_model(job.saved_model).embeddings
     fresh = load_model(local(job_of(home, tomorrow, "cold", conf).saved_model)).embeddings
 
-    def rows(of: Any, n: int) -> torch.Tensor:
-        return of.weight[first_of(of, "user") :][:n]
+    def rows(embeddings: Any, n: int) -> torch.Tensor:
+        return embeddings.weight[first_of(embeddings, "user") :][:n]
 
     torch.testing.assert_close(rows(new, 60), rows(old, 60), rtol=0, atol=1e-9)
     assert not torch.allclose(rows(old, 60), rows(fresh, 60), atol=1e-3)
@@ -224,13 +224,13 @@ def test_warm_start_keeps_a_share_of_adagrads_sums(
         restore(model, folder, with_optimizer=True)
         return model.embeddings.state["sum"][first_of(model.embeddings, "user") :][:60]
 
-    before, after = sums(undisturbed[0].saved_model), sums(job.saved_model)
-    grown = (after - 0.25 * before).numpy()
+    sums_before, sums_after = sums(undisturbed[0].saved_model), sums(job.saved_model)
+    grown = (sums_after - 0.25 * sums_before).numpy()
     assert grown.min() >= -1e-7
     # A step of 200 rows leaves some users out: theirs is the share alone.
     untouched = np.abs(grown).max(axis=1) < 1e-9
     assert 0 < untouched.sum() < 60
-    assert float(before[torch.from_numpy(untouched)].max()) > 0
+    assert float(sums_before[torch.from_numpy(untouched)].max()) > 0
 
 
 def test_it_stops_when_valid_gets_worse_and_takes_the_best_epoch(home: Workspace, features: Manifest) -> None:

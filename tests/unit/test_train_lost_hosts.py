@@ -25,6 +25,6 @@ def test_sockets_of_horovod_ask_within_the_block_alone() -> None:
             )
             assert idle + every * count == 20
             assert asks.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
-        with socket.socket() as others:
-            assert not others.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        with socket.socket() as other_socket:
+            assert not other_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert network.socket is socket

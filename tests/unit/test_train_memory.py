@@ -47,8 +47,8 @@ def free_of(monkeypatch: pytest.MonkeyPatch, gib: float) -> Communicating:
 
 
 def test_tables_leave_room_for_communication_and_the_dense_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tables_gib(torch.device("cpu"), free_of(monkeypatch, 43.0), 10.0)
-    assert found == pytest.approx(0.9 * (43 - 3 - 10))
+    limit = tables_gib(torch.device("cpu"), free_of(monkeypatch, 43.0), 10.0)
+    assert limit == pytest.approx(0.9 * (43 - 3 - 10))
     with pytest.raises(UserError, match=r"of 7\.0 GiB that are free on a GPU, 8\.0 are reserved.*reserve_gib"):
         tables_gib(torch.device("cpu"), free_of(monkeypatch, 10.0), 8.0)
 
@@ -82,8 +82,8 @@ def test_what_is_reserved_grows_with_the_rows_of_a_micro_batch() -> None:
     assert len(halves) == 1
     assert halves.pop() == pytest.approx(0.5 + (alone - 0.5) / 2, rel=0.02)
     assert reserved_gib(SCHEMA, MODEL, train_of(cuda_graphs=True), World()) > 1.8 * alone - 0.5
-    asked = train_of(sharding=Sharding(reserve_gib=12))
-    assert reserved_gib(SCHEMA, MODEL, asked, World()) == 12
+    settings = train_of(sharding=Sharding(reserve_gib=12))
+    assert reserved_gib(SCHEMA, MODEL, settings, World()) == 12
 
 
 def train_of(**more: object) -> Train:

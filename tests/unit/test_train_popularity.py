@@ -42,9 +42,9 @@ def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_pat
     (tmp_path / "train").mkdir()
     for part in range(3):
         pq.write_table(table, tmp_path / "train" / f"{part}.parquet")
-    found = sampled_popularity(local(tmp_path), schema, *tables_of(schema, 4))
+    popularity = sampled_popularity(local(tmp_path), schema, *tables_of(schema, 4))
     # item: 3 four times a file, 5 twice, 0 (of the scalar) and 4 once; nothing was seen once in three files.
-    assert found["item"].rows.tolist() == [1, 1, 2, 5]
-    np.testing.assert_allclose(found["item"].chance, [4 / 8, 2 / 8, 1 / 8, 0])
-    assert found["user"].rows.tolist() == [1, 1, 48]
-    np.testing.assert_allclose(found["user"].chance, [3 / 4, 1 / 4, 0])
+    assert popularity["item"].rows.tolist() == [1, 1, 2, 5]
+    np.testing.assert_allclose(popularity["item"].chance, [4 / 8, 2 / 8, 1 / 8, 0])
+    assert popularity["user"].rows.tolist() == [1, 1, 48]
+    np.testing.assert_allclose(popularity["user"].chance, [3 / 4, 1 / 4, 0])

@@ -38,8 +38,8 @@ class Slow:
 
 
 def test_on_the_cpu_tensors_are_the_batches() -> None:
-    given = list(batches(3, []))
-    for b, part in zip(given, prefetch_to_device(given, torch.device("cpu")), strict=True):
+    sent = list(batches(3, []))
+    for b, part in zip(sent, prefetch_to_device(sent, torch.device("cpu")), strict=True):
         assert part.continuous.data_ptr() == b.continuous.ctypes.data
         assert part.categorical.codes.data_ptr() == b.codes.ctypes.data
         assert part.categorical.lists[0].values.data_ptr() == b.lists["h"].values.ctypes.data
@@ -78,8 +78,8 @@ class Stream:
     def wait_event(self, event: tuple[Stream, int]) -> None:
         self.queue.append("wait for " + ", ".join(event[0].queue[: event[1]]))
 
-    def wait_stream(self, other: Stream) -> None:
-        self.wait_event(other.record_event())
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
 
 
 def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +88,9 @@ def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPat
 
     @contextmanager
     def on(stream: Stream) -> Iterator[None]:
-        before, Stream.current = Stream.current, stream
+        previous, Stream.current = Stream.current, stream
         yield
-        Stream.current = before
+        Stream.current = previous
 
     def pin(x: Tensor) -> Tensor:
         copy = x.clone()
@@ -122,8 +122,8 @@ def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_what_was_sent() -> None:
-    given = list(batches(50, []))
-    for b, part in zip(given, prefetch_to_device(given, torch.device("cuda")), strict=True):
+    sent = list(batches(50, []))
+    for b, part in zip(sent, prefetch_to_device(sent, torch.device("cuda")), strict=True):
         assert part.continuous.is_cuda
         assert not part.categorical.codes.is_cuda
         np.testing.assert_array_equal(part.continuous.cpu().numpy(), b.continuous)

@@ -184,12 +184,12 @@ def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kin
     optimizer = Optimizer(kind=kind, learning_rate=0.01, weight_decay=0.001)
     of_rows = EmbeddingOptimizer.model_validate(optimizer.model_dump())
     conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": of_rows, "max_steps": 12})
-    whole, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
-    train_local(whole)
+    complete, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
+    train_local(complete)
     with pytest.raises(Stopped):
         train_local(stopped, stop_at(8))
     assert train_local(stopped).resumed_from_step == 5
-    assert_same_weights(whole, stopped)
+    assert_same_weights(complete, stopped)
 
 
 def test_checkpoints_in_the_background_change_nothing(

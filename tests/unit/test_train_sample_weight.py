@@ -41,11 +41,11 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
     return with_weights(home, make_dataset(home, train=1_000, valid=100), lambda n: np.arange(n) % 4)
 
 
-def with_weights(home: Workspace, found: Manifest, weights: Callable[[int], np.ndarray]) -> Manifest:
-    for path in sorted((home.locate(found.output("dataset").name).local_path() / "train").glob("*.parquet")):
+def with_weights(home: Workspace, manifest: Manifest, weights: Callable[[int], np.ndarray]) -> Manifest:
+    for path in sorted((home.locate(manifest.output("dataset").name).local_path() / "train").glob("*.parquet")):
         table = pd.read_parquet(path)
         table.assign(query=weights(len(table))).to_parquet(path, row_group_size=125, compression="none")
-    return found
+    return manifest
 
 
 def run(home: Workspace, features: Manifest, key: str, ranks: int = 1, **more: object) -> tuple[Job, TrainingReport]:
@@ -58,17 +58,17 @@ def test_a_batch_loses_what_a_loop_says(home: Workspace, features: Manifest) -> 
     layout, schema = split_of(features, home, "train", ["query"])
     model = ShardedModel(schema, job_of(home, features, "x").model, LocalCollective(), 1)
     with TrainLoader(layout, schema, WEIGHTED, carried=["query"]) as source:
-        given = next(source)
-        batch = next(prefetch_to_device([given], torch.device("cpu"), weights=SampleWeights(WEIGHTED, schema)))
+        read_batch = next(source)
+        batch = next(prefetch_to_device([read_batch], torch.device("cpu"), weights=SampleWeights(WEIGHTED, schema)))
     inputs = model.inputs_of(batch.continuous, batch.categorical, batch.labels, batch.weights)
     logits = model.outputs(inputs)["logits"].detach().double().numpy()
-    losses = np.where(given.labels > 0, np.logaddexp(0, -logits), np.logaddexp(0, logits))
-    found = EagerForward(model, 200).loss(inputs).detach()
-    assert len(set(given.carried["query"])) == 4
-    assert float(found) == pytest.approx((losses * given.carried["query"]).sum() / 200, rel=1e-6)
+    losses = np.where(read_batch.labels > 0, np.logaddexp(0, -logits), np.logaddexp(0, logits))
+    loss = EagerForward(model, 200).loss(inputs).detach()
+    assert len(set(read_batch.carried["query"])) == 4
+    assert float(loss) == pytest.approx((losses * read_batch.carried["query"]).sum() / 200, rel=1e-6)
     part = batch.rows(3, 9)
     assert part.weights is not None
-    np.testing.assert_array_equal(part.weights.numpy(), given.carried["query"][3:9])
+    np.testing.assert_array_equal(part.weights.numpy(), read_batch.carried["query"][3:9])
 
 
 def test_ranks_and_micro_batches_take_the_same_steps(home: Workspace, features: Manifest) -> None:
@@ -76,18 +76,18 @@ def test_ranks_and_micro_batches_take_the_same_steps(home: Workspace, features: 
     plain = [p["loss"] for p in run(home, features, "plain", sample_weight=None)[1].curve]
     assert not np.allclose(expected, plain, rtol=0.05)
     for key, ranks, accumulate in (("two", 2, 1), ("parts", 1, 3)):
-        found = [p["loss"] for p in run(home, features, key, ranks, accumulate=accumulate)[1].curve]
-        np.testing.assert_allclose(found, expected, rtol=2e-4)
+        losses = [p["loss"] for p in run(home, features, key, ranks, accumulate=accumulate)[1].curve]
+        np.testing.assert_allclose(losses, expected, rtol=2e-4)
 
 
 def test_weights_of_one_change_nothing(home: Workspace, make_dataset: Callable[..., Manifest]) -> None:
     ones = with_weights(home, make_dataset(home, train=1_000, valid=100, seed=5), lambda n: np.ones(n))
     job, _ = run(home, ones, "ones")
-    other, _ = run(home, ones, "none", sample_weight=None)
-    assert job.config_fingerprint != other.config_fingerprint
-    for a, b in zip(*(j.metrics_file.read_text().splitlines()[:1] for j in (job, other)), strict=True):
+    unweighted, _ = run(home, ones, "none", sample_weight=None)
+    assert job.config_fingerprint != unweighted.config_fingerprint
+    for a, b in zip(*(j.metrics_file.read_text().splitlines()[:1] for j in (job, unweighted)), strict=True):
         assert a.split("samples")[0] == b.split("samples")[0]
-    assert_same_weights(job, other)
+    assert_same_weights(job, unweighted)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
@@ -119,6 +119,6 @@ def test_the_weight_is_in_the_key(home: Workspace, features: Manifest) -> None:
 
 
 def test_a_run_with_a_bad_weight_says_so(home: Workspace, make_dataset: Callable[..., Manifest]) -> None:
-    found = with_weights(home, make_dataset(home, train=400, valid=50, seed=6), lambda n: np.full(n, -2.0))
+    bad_features = with_weights(home, make_dataset(home, train=400, valid=50, seed=6), lambda n: np.full(n, -2.0))
     with pytest.raises(UserError, match=r"'query' is -2.0 in 200 of 200 rows"):
-        train_local(job_of(home, found, "bad", WEIGHTED))
+        train_local(job_of(home, bad_features, "bad", WEIGHTED))

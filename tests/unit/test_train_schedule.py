@@ -29,24 +29,24 @@ def torchs(make: object, steps: int) -> list[float]:
     return rates
 
 
-def ours(schedule: Schedule, total: int) -> list[float]:
+def rates_of(schedule: Schedule, total: int) -> list[float]:
     return [BASE * schedule_factor(schedule, step, total) for step in range(1, total + 1)]
 
 
 def test_curves_are_torchs() -> None:
     total = 50
     expected = torchs(lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=total - 1, eta_min=0.1 * BASE), total)
-    assert ours(Schedule(kind="cosine", final=0.1), total) == pytest.approx(expected)
+    assert rates_of(Schedule(kind="cosine", final=0.1), total) == pytest.approx(expected)
     expected = torchs(lambda o: lr_scheduler.LinearLR(o, 1.0, 0.2, total_iters=total - 1), total)
-    assert ours(Schedule(kind="linear", final=0.2), total) == pytest.approx(expected)
+    assert rates_of(Schedule(kind="linear", final=0.2), total) == pytest.approx(expected)
     expected = torchs(lambda o: lr_scheduler.StepLR(o, step_size=7, gamma=0.5), total)
-    assert ours(Schedule(kind="step", every_steps=7, factor=0.5), total) == pytest.approx(expected)
+    assert rates_of(Schedule(kind="step", every_steps=7, factor=0.5), total) == pytest.approx(expected)
 
 
 def test_a_warm_up_comes_before_the_curve() -> None:
-    found = ours(Schedule(kind="cosine", warmup_steps=10), 50)
-    assert found[:10] == pytest.approx([BASE * (i + 1) / 10 for i in range(10)])
-    assert found[10:] == pytest.approx(ours(Schedule(kind="cosine"), 40))
+    warmed = rates_of(Schedule(kind="cosine", warmup_steps=10), 50)
+    assert warmed[:10] == pytest.approx([BASE * (i + 1) / 10 for i in range(10)])
+    assert warmed[10:] == pytest.approx(rates_of(Schedule(kind="cosine"), 40))
 
 
 @given(st.sampled_from(sorted(CURVES)), st.integers(1, 300), st.integers(0, 400), st.floats(0, 1), st.integers(1, 50))

@@ -112,10 +112,10 @@ def features(home: Workspace) -> Manifest:
 
 
 def _train_of(args: dict[str, Any], shared: bool) -> Train:
-    given: dict[str, Any] = {"epochs": 1}
+    changes: dict[str, Any] = {"epochs": 1}
     if args.get("loss") in ("sampled_softmax", "bce"):
-        given["negatives"] = {"column": "item", "as": "candidates", "per_positive": 3, "shared": shared}
-    return Train.model_validate(TRAIN.model_dump() | given)
+        changes["negatives"] = {"column": "item", "as": "candidates", "per_positive": 3, "shared": shared}
+    return Train.model_validate(TRAIN.model_dump() | changes)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -145,21 +145,21 @@ def test_a_model_of_histories_trains_resumes_and_answers(
         for r in run_ranks(2, lambda collective: train(two, collective)):
             np.testing.assert_allclose([p["loss"] for p in r.curve], losses, rtol=1e-4)
         for tensor, value in weights(job).items():
-            ours, theirs = weights(two)[tensor], value
+            actual, expected = weights(two)[tensor], value
             if tensor.endswith("query_key_value.bias"):  # a softmax does not see what is added to all keys
-                ours, theirs = np.delete(ours, slice(4, 8)), np.delete(theirs, slice(4, 8))
-            np.testing.assert_allclose(ours, theirs, atol=2e-3, err_msg=tensor)
+                actual, expected = np.delete(actual, slice(4, 8)), np.delete(expected, slice(4, 8))
+            np.testing.assert_allclose(actual, expected, atol=2e-3, err_msg=tensor)
 
     if name in _EXPORTED and find_spec("onnxruntime") is not None:
         _check_evaluation_by_onnx(job, report, home, features, tmp_path)
 
     table, history = _rows(100, np.random.default_rng(9))
     predictor = load_predictor(job.saved_model)
-    found = predictor.predict(_columns(table))
+    predictions = predictor.predict(_columns(table))
     # A row alone has the answer that it has among others.
     longest = max(range(100), key=lambda row: len(history[row]))
     alone = predictor.predict(_columns(table.slice(longest, 1)))
-    np.testing.assert_allclose(alone, found[longest : longest + 1], rtol=1e-5)
+    np.testing.assert_allclose(alone, predictions[longest : longest + 1], rtol=1e-5)
 
 
 #: Whose evaluation is asked of an export, too.
@@ -179,13 +179,13 @@ class _Export:
         if not len(continuous):
             return {"logits": torch.zeros(0)}
         longest = max(1, int(lists.lengths.max()))
-        given = {
+        inputs = {
             "age": continuous[:, :1].numpy(),
             "times": continuous[:, 1:].numpy(),
             "item": batch.codes[:, 0].numpy(),
             "history": lists.to_padded(longest).long().numpy(),
         }
-        return {"logits": torch.from_numpy(by_onnxruntime(self.folder, given)["model"]["label"]).logit()}
+        return {"logits": torch.from_numpy(by_onnxruntime(self.folder, inputs)["model"]["label"]).logit()}
 
 
 def _check_evaluation_by_onnx(
@@ -197,9 +197,9 @@ def _check_evaluation_by_onnx(
     write_onnx(load_model(job.saved_model), read_card(job.saved_model), local(folder), "fp32")
     layout, schema = split_of(features, home, "valid")
     ask = partial(predict_split, layout=layout, schema=schema, collective=LocalCollective(), batch_size=64, streams=4)
-    found, wanted = ask(_Export(local(folder))), ask(load_model(job.saved_model))
-    np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
-    metrics = evaluate_basic(Ranks(), found).metrics
+    by_onnx, by_torch = ask(_Export(local(folder))), ask(load_model(job.saved_model))
+    np.testing.assert_allclose(by_onnx.logits, by_torch.logits, rtol=1e-4, atol=1e-5)
+    metrics = evaluate_basic(Ranks(), by_onnx).metrics
     for metric in ("auc", "log_loss"):
         assert metrics[metric] == pytest.approx(report.metrics[metric], rel=1e-5)
 
@@ -210,7 +210,7 @@ def _columns(table: pa.Table) -> dict[str, Any]:
         lists = table[c].to_pylist()
         offsets = np.array([0, *(len(x) for x in lists)]).cumsum()
         columns[c] = JaggedArray(
-            offsets, np.array([x for one in lists for x in one], np.float32 if c == "times" else np.int64)
+            offsets, np.array([x for row in lists for x in row], np.float32 if c == "times" else np.int64)
         )
     return columns
 
@@ -228,15 +228,15 @@ def test_a_full_ranking_is_that_of_the_predictions(name: str, home: Workspace, f
     table = pa.concat_tables([pq.read_table(p) for p in sorted(_split(home, features, "valid").glob("*.parquet"))])
     table = table.filter(pc.equal(table["click"], 1.0))
     pairs = [(row, item) for row in range(table.num_rows) for item in range(2, ITEMS)]
-    asked = table.take([row for row, _ in pairs]).set_column(2, "item", pa.array([i for _, i in pairs], pa.int32()))
-    found = load_predictor(job.saved_model).predict(_columns(asked)).reshape(table.num_rows, ITEMS - 2)
+    requests = table.take([row for row, _ in pairs]).set_column(2, "item", pa.array([i for _, i in pairs], pa.int32()))
+    scores = load_predictor(job.saved_model).predict(_columns(requests)).reshape(table.num_rows, ITEMS - 2)
     hits, gains = [], []
     for row in range(table.num_rows):
         seen, target = table["history"][row].as_py(), table["item"][row].as_py()
         if target in seen:
             continue
-        others = [found[row, i - 2] for i in range(2, ITEMS) if i not in seen and i != target]
-        place = sum(score >= found[row, target - 2] for score in others)
+        other_scores = [scores[row, i - 2] for i in range(2, ITEMS) if i not in seen and i != target]
+        place = sum(score >= scores[row, target - 2] for score in other_scores)
         hits.append(place < 3)
         gains.append(1 / np.log2(place + 2) if place < 3 else 0)
     metrics = report.evaluation["valid_full"]["metrics"]

@@ -41,9 +41,9 @@ def spec() -> Spec:
 
 @pytest.fixture
 def schema(ws: Workspace, make_dataset: Callable[..., Manifest]) -> DatasetSchema:
-    found = make_dataset(ws, train=10, valid=2).dataset_schema
-    assert found is not None
-    return found
+    dataset_schema = make_dataset(ws, train=10, valid=2).dataset_schema
+    assert dataset_schema is not None
+    return dataset_schema
 
 
 def finished(ws: Workspace, ds: str, schema: DatasetSchema, model: Model, *, complete: bool = True) -> str:
@@ -94,9 +94,9 @@ def test_the_newest_earlier_model_that_fits(
     finished(ws, "2026-01-04", schema, spec.model, complete=False)
     finished(ws, "2026-01-05", schema, spec.model)  # the day itself does not count
     finished(ws, "2026-01-06", schema, spec.model)
-    found = find_warm_start(ws, spec, "2026-01-05", grown(schema, 3))
-    assert found is not None
-    assert (found.ds, found.name, found.version) == ("2026-01-02", name, "key-2026-01-02")
+    start = find_warm_start(ws, spec, "2026-01-05", grown(schema, 3))
+    assert start is not None
+    assert (start.ds, start.name, start.version) == ("2026-01-02", name, "key-2026-01-02")
     assert (
         "not starting from the model of stage train of 2026-01-03: its model.embedding_dim is 8, now 4" in caplog.text
     )
@@ -109,17 +109,17 @@ def test_a_start_that_was_removed_is_that_of_a_run_that_began_with_it(
     first = finished(ws, "2026-01-01", schema, spec.model)
     second = finished(ws, "2026-01-02", schema, spec.model)
     file = ws.manifest("clicks", "2026-01-02", "train")
-    there = Manifest.load(file)
-    assert there is not None
-    there.with_removed({second}).save(file)
+    manifest = Manifest.load(file)
+    assert manifest is not None
+    manifest.with_removed({second}).save(file)
     ws.locate(second).remove()
-    found = find_warm_start(ws, spec, "2026-01-03", schema)
-    assert found is not None
-    assert found.name == first  # a new run begins with what is there
-    began = (Input(kind="model", name=second, version="key-2026-01-02"),)
-    found = find_warm_start(ws, spec, "2026-01-03", schema, began)
-    assert found is not None
-    assert found.name == second  # one that is done keeps its key
+    start = find_warm_start(ws, spec, "2026-01-03", schema)
+    assert start is not None
+    assert start.name == first  # a new run begins with what is there
+    begun_inputs = (Input(kind="model", name=second, version="key-2026-01-02"),)
+    start = find_warm_start(ws, spec, "2026-01-03", schema, begun_inputs)
+    assert start is not None
+    assert start.name == second  # one that is done keeps its key
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,12 @@ def journal_of(job: Job, *kinds: str) -> list[dict[str, Any]]:
 
 def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, TrainingReport]) -> None:
     job, report = undisturbed
-    found = journal_of(job, "train")
-    assert [(f["step"], f["loss"]) for f in found] == [(p["step"], p["loss"]) for p in report.curve]
-    assert [f["dense_rate"] for f in found] == pytest.approx(
+    lines = journal_of(job, "train")
+    assert [(f["step"], f["loss"]) for f in lines] == [(p["step"], p["loss"]) for p in report.curve]
+    assert [f["dense_rate"] for f in lines] == pytest.approx(
         [0.01 * schedule_factor(COSINE, step, 40) for step in range(1, 41)]
     )
-    assert [f["embeddings_rate"] for f in found] == pytest.approx([0.1] * 10 + [0.01] * 10 + [1e-3] * 10 + [1e-4] * 10)
+    assert [f["embeddings_rate"] for f in lines] == pytest.approx([0.1] * 10 + [0.01] * 10 + [1e-3] * 10 + [1e-4] * 10)
     assert [f["auc"] for f in journal_of(job, "eval")] == [e["auc"] for e in report.evals]
 
 
@@ -161,17 +161,17 @@ def test_evaluations_every_n_steps_are_of_all_rows_and_decide_when_to_stop(
     assert stopped.metrics["log_loss"] == min(losses)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked_rank", [0, 1])
 def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
-    make_job: Callable[..., Job], asked: int, tmp_path: Path
+    make_job: Callable[..., Job], asked_rank: int, tmp_path: Path
 ) -> None:
-    whole, job = make_job(f"unstopped-{asked}"), make_job(f"stopped-{asked}")
-    run_ranks(2, lambda collective: train(whole, collective))
+    unstopped, job = make_job(f"unstopped-{asked_rank}"), make_job(f"stopped-{asked_rank}")
+    run_ranks(2, lambda collective: train(unstopped, collective))
     watches = [Watchdog(), Watchdog()]
 
     def say(tick: ProgressEvent) -> None:
         if tick.step == 13:
-            watches[asked].stop_requested = True
+            watches[asked_rank].stop_requested = True
 
     stopped: list[int] = []
 
@@ -187,8 +187,10 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
     assert not job.saved_model.exists()
     reports = run_ranks(2, lambda collective: train(job, collective))
     assert reports[0].resumed_from_step == stopped[0]
-    assert_same(job, whole)
-    assert [x["step"] for x in read_metrics(job.metrics_file)] == [x["step"] for x in read_metrics(whole.metrics_file)]
+    assert_same(job, unstopped)
+    assert [x["step"] for x in read_metrics(job.metrics_file)] == [
+        x["step"] for x in read_metrics(unstopped.metrics_file)
+    ]
 
 
 def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
@@ -264,9 +266,9 @@ def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
     assert all(ms > 0 for ms in parts.values())
     events = json.loads(job.trace.read_text())["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
-    whole = [e for e in spans if e["name"] == "step"]
-    assert len(whole) == 20
-    for step in whole:
+    step_spans = [e for e in spans if e["name"] == "step"]
+    assert len(step_spans) == 20
+    for step in step_spans:
         inside = [e for e in spans if e["args"]["step"] == step["args"]["step"] and e["tid"] == step["tid"]]
         names = [e["name"] for e in inside]
         assert names.count("dense forward") == names.count("dense backward") == names.count("optimizer") == 1
@@ -292,8 +294,8 @@ def test_a_journal_has_the_lines_that_lead_to_the_checkpoint(tmp_path: Path) -> 
         evals=[{"step": 2, "epoch": 1, "auc": None}],
     )
     # As a checkpoint has it, where each number may be one with a fraction.
-    kept = lines_before(LoopProgress.model_validate_json(at_3.model_dump_json()), [first, second])
-    assert [(x["kind"], x["step"], x.get("loss"), x.get("rate")) for x in kept] == [
+    lines = lines_before(LoopProgress.model_validate_json(at_3.model_dump_json()), [first, second])
+    assert [(x["kind"], x["step"], x.get("loss"), x.get("rate")) for x in lines] == [
         ("train", 1, 0.5, 0.1),
         ("train", 2, 0.25, 0.1),
         ("eval", 2, None, None),
@@ -324,8 +326,8 @@ def test_launches_at_the_same_time_have_a_journal_each(
 
     train_local(second, meanwhile)
 
-    def told(job: Job) -> list[dict[str, Any]]:
+    def journal_lines(job: Job) -> list[dict[str, Any]]:
         return [{k: v for k, v in x.items() if "second" not in k and k != "samples_per_s"} for x in journal_of(job)]
 
-    assert told(second) == told(undisturbed[0])
+    assert journal_lines(second) == journal_lines(undisturbed[0])
     assert [f.name for f in second.earlier_metrics_files()] == ["metrics-a.jsonl", "metrics-b.jsonl", "metrics.jsonl"]

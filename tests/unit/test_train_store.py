@@ -38,15 +38,15 @@ def jobs(
     ws = Workspace(tmp_path / "home")
     manifest = make_dataset(ws, train=2400, valid=300)
     memory_home(monkeypatch, tmp_path / "cache", ("s3",))
-    there = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
+    elsewhere = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
     name = manifest.output("dataset").name
-    with there.locate(name).new_folder() as folder:
+    with elsewhere.locate(name).new_folder() as folder:
         folder.copy_from(ws.locate(name))
 
     def make(key: str, **more: Any) -> tuple[Job, Job]:
         train = ONE_EPOCH.model_copy(update=more)
         return (
-            job_of(there, manifest, key, train, store="s3://bucket/store", threads=1),
+            job_of(elsewhere, manifest, key, train, store="s3://bucket/store", threads=1),
             job_of(ws, manifest, key, train, threads=1),
         )
 
@@ -96,18 +96,18 @@ class Killed(BaseException):
 _CALLS = {"upload": ("upload", "/data/step-00000008/"), "list": ("put_new", "/lists/step-00000008")}
 
 
-@pytest.mark.parametrize("at", _CALLS)
+@pytest.mark.parametrize("moment", _CALLS)
 def test_a_kill_while_a_checkpoint_goes_up_leaves_the_one_before(
-    at: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+    moment: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored, local = jobs("k")
     seen = []
-    name, where = _CALLS[at]
+    name, key_part = _CALLS[moment]
     with monkeypatch.context() as patch:
         real = getattr(calls, name)
 
         def call(bucket: Any, key: str, *more: Any) -> Any:
-            if where in key:
+            if key_part in key:
                 seen.append(key)
                 raise Killed
             return real(bucket, key, *more)
@@ -142,8 +142,8 @@ def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
         if "/lists/step-00000008" in key:
             if not late:
                 raise Killed
-            for other in sent:
-                calls.put(bucket, other, b"late")
+            for sent_key in sent:
+                calls.put(bucket, sent_key, b"late")
         return real_put_new(bucket, key, data)
 
     late = False
@@ -166,14 +166,14 @@ def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
     assert_same_weights(job, local)
 
 
-@pytest.mark.parametrize("where", ["store", "files"])
+@pytest.mark.parametrize("place", ["store", "files"])
 def test_a_chief_that_was_paused_empties_no_place_that_the_next_launch_fills(
-    where: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+    place: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chief wakes up right before the checkpoint whose files the other launch is writing."""
-    job = jobs("k")[0 if where == "store" else 1].model_copy(update={"token": "first"})
+    job = jobs("k")[0 if place == "store" else 1].model_copy(update={"token": "first"})
     job.fence.put_text(job.token)
-    step, token = job.checkpoints / "step-00000008", "second" if where == "store" else TOKEN
+    step, token = job.checkpoints / "step-00000008", "second" if place == "store" else TOKEN
     real = checkpoint.CheckpointWriter._check_finite
 
     def paused(writer: Any, model: Any, dense: Any, number: int) -> None:
@@ -182,11 +182,11 @@ def test_a_chief_that_was_paused_empties_no_place_that_the_next_launch_fills(
             job.fence.put_text("second")
             (step.begin(token) / "file").put_text("theirs")
 
-    def ended(code: int) -> None:
+    def exited(code: int) -> None:
         raise Killed
 
     monkeypatch.setattr(checkpoint.CheckpointWriter, "_check_finite", paused)
-    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setattr(os, "_exit", exited)
     with pytest.raises(Killed):
         train_local(job)
     step.commit(token)
@@ -205,9 +205,9 @@ def test_a_checkpoint_with_an_object_that_was_changed_is_refused_and_the_one_bef
     store = location.STORES[changed.scheme]
     assert isinstance(store, ObjectStore)
     tree, key = store._resolve(changed.path)
-    found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
-    assert found is not None
-    calls.put(tree.bucket, found[1].key, b"other")
+    entry = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+    assert entry is not None
+    calls.put(tree.bucket, entry[1].key, b"other")
     assert train_local(stored).resumed_from_step == 8
     assert "step-00000012 is refused" in caplog.text
     assert changed.name in caplog.text
@@ -221,14 +221,14 @@ def test_a_rank_that_ends_by_an_error_uploads_no_further_file(
 ) -> None:
     stored, _ = jobs("k")
     monkeypatch.setattr(checkpoint, "_UPLOADS", 1)
-    begun, ended, sent = threading.Event(), threading.Event(), []
+    begun, rank_ended, sent = threading.Event(), threading.Event(), []
     real = calls.upload
 
     def upload(bucket: Any, key: str, file: Path) -> None:
         if "/checkpoints/" in key:
             sent.append(key)
             begun.set()
-            assert ended.wait(timeout=100)
+            assert rank_ended.wait(timeout=100)
         real(bucket, key, file)
 
     def on_progress(event: ProgressEvent) -> None:
@@ -240,7 +240,7 @@ def test_a_rank_that_ends_by_an_error_uploads_no_further_file(
     with pytest.raises(Stopped):
         train_local(stored, on_progress)
     threads = [t for t in threading.enumerate() if t.name == "checkpoint"]
-    ended.set()
+    rank_ended.set()
     for thread in threads:
         thread.join()
     assert threads

@@ -55,9 +55,9 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
     return with_purchases(home, make_dataset(home, train=2_000, valid=600))  # 10 steps
 
 
-def with_purchases(home: Workspace, found: Manifest) -> Manifest:
+def with_purchases(home: Workspace, manifest: Manifest) -> Manifest:
     """`bought` follows some clicks, of cheap items mostly, and is not known of each tenth row; `paid` is a number."""
-    folder = home.locate(found.output("dataset").name).local_path()
+    folder = home.locate(manifest.output("dataset").name).local_path()
     for path in sorted(folder.glob("*/*.parquet")):
         table = pd.read_parquet(path)
         rng = np.random.default_rng(int(table["row"][0]))
@@ -66,13 +66,13 @@ def with_purchases(home: Workspace, found: Manifest) -> Manifest:
         bought[table["row"] % 10 == 3] = None
         paid = np.where(table["row"] % 3 == 1, np.nan, 2 * table["age"] + rng.normal(size=len(table)))
         table.assign(bought=bought, paid=paid).to_parquet(path, row_group_size=125, compression="none")
-    schema = found.dataset_schema
+    schema = manifest.dataset_schema
     assert schema is not None
     more = (
         Feature(name="bought", kind=Kind.CARRIED, dtype="bool"),
         Feature(name="paid", kind=Kind.CARRIED, dtype="float64"),
     )
-    return found.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, *more))})
+    return manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, *more))})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -110,16 +110,16 @@ def test_a_checkpoint_is_of_the_tasks_in_their_order(home: Workspace, features: 
         job_of(home, features, "order", Train.model_validate({**TRAIN.model_dump(), "tasks": tasks}), model_of("mmoe"))
         for tasks in (*orders, TASKS)
     ]
-    first, other, again = (job.config_fingerprint for job in jobs)
-    assert first == again != other
+    first, reordered, again = (job.config_fingerprint for job in jobs)
+    assert first == again != reordered
 
 
 def test_micro_batches_take_the_same_steps(home: Workspace, features: Manifest) -> None:
-    found = []
+    reports = []
     for accumulate in (1, 3):
         conf = SETTINGS.model_copy(update={"accumulate": accumulate, "max_steps": 4})
-        found.append(train_local(job_of(home, features, f"parts-{accumulate}", conf, model_of("esmm"))))
-    np.testing.assert_allclose(*([p["loss"] for p in r.curve] for r in found), rtol=2e-4)
+        reports.append(train_local(job_of(home, features, f"parts-{accumulate}", conf, model_of("esmm"))))
+    np.testing.assert_allclose(*([p["loss"] for p in r.curve] for r in reports), rtol=2e-4)
 
 
 def test_a_model_of_one_task_says_what_it_lacks(home: Workspace, features: Manifest) -> None:
@@ -163,14 +163,14 @@ def test_each_task_is_measured_on_its_rows(home: Workspace, features: Manifest) 
     rows["part"] = np.where(rows["row"] < 1_000_200, "first", "second")
     rows["y_purchase"] = rows["bought"].where(rows["click"] == 1)
     rows["y_click_and_purchase"] = rows["bought"].where(rows["click"] == 1, False)
-    told = report.evaluation["valid"]
-    found = told["tasks"]
-    assert list(found) == ["purchase", "amount", "click_and_purchase"]
+    evaluation = report.evaluation["valid"]
+    task_figures = evaluation["tasks"]
+    assert list(task_figures) == ["purchase", "amount", "click_and_purchase"]
     for name in ("purchase", "click_and_purchase"):
         known = rows[rows[f"y_{name}"].notna()]
-        assert found[name]["rows"] == len(known)
+        assert task_figures[name]["rows"] == len(known)
         parts = {("", ""): known} | {("part", str(value)): part for value, part in known.groupby("part")}
-        sliced = {(s["slice"], s["value"]): s for s in found[name]["slices"]} | {("", ""): found[name]}
+        sliced = {(s["slice"], s["value"]): s for s in task_figures[name]["slices"]} | {("", ""): task_figures[name]}
         assert sliced.keys() == parts.keys()
         for key, part in parts.items():
             y, p = part[f"y_{name}"].astype(int), part[f"p_{name}"].astype(float)
@@ -178,25 +178,25 @@ def test_each_task_is_measured_on_its_rows(home: Workspace, features: Manifest) 
             assert metrics["auc"] == pytest.approx(reference.roc_auc_score(y, p), abs=1e-6)
             assert metrics["log_loss"] == pytest.approx(reference.log_loss(y, p), abs=1e-6)
             assert metrics["base_rate"] == pytest.approx(y.mean())
-    wanted = found["purchase"]["metrics"]["pr_auc"]
+    pr_auc = task_figures["purchase"]["metrics"]["pr_auc"]
     known = rows[rows["y_purchase"].notna()]
-    assert wanted == pytest.approx(
+    assert pr_auc == pytest.approx(
         reference.average_precision_score(known["y_purchase"].astype(int), known["p_purchase"]), abs=1e-6
     )
-    assert "pr_auc" not in found["click_and_purchase"]["metrics"]
-    assert found["click_and_purchase"]["metrics"]["calibration_error"] is not None
-    low, high = found["purchase"]["intervals"]["auc"]
-    assert low <= found["purchase"]["metrics"]["auc"] + 0.2
+    assert "pr_auc" not in task_figures["click_and_purchase"]["metrics"]
+    assert task_figures["click_and_purchase"]["metrics"]["calibration_error"] is not None
+    low, high = task_figures["purchase"]["intervals"]["auc"]
+    assert low <= task_figures["purchase"]["metrics"]["auc"] + 0.2
     assert low < high
 
     known = rows[rows["paid"].notna()]
-    assert found["amount"]["rows"] == len(known)
+    assert task_figures["amount"]["rows"] == len(known)
     error = known["p_amount"] - known["paid"]
-    assert found["amount"]["metrics"]["rmse"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
-    assert found["amount"]["metrics"]["mae"] == pytest.approx(error.abs().mean(), rel=1e-5)
-    assert found["amount"]["metrics"]["rmse"] < known["paid"].std()
-    assert report.metrics["auc.purchase"] == found["purchase"]["metrics"]["auc"]
-    assert report.metrics["rmse.amount"] == found["amount"]["metrics"]["rmse"]
+    assert task_figures["amount"]["metrics"]["rmse"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+    assert task_figures["amount"]["metrics"]["mae"] == pytest.approx(error.abs().mean(), rel=1e-5)
+    assert task_figures["amount"]["metrics"]["rmse"] < known["paid"].std()
+    assert report.metrics["auc.purchase"] == task_figures["purchase"]["metrics"]["auc"]
+    assert report.metrics["rmse.amount"] == task_figures["amount"]["metrics"]["rmse"]
     assert report.metrics["auc"] == pytest.approx(reference.roc_auc_score(rows["click"], rows["p_click"]), abs=1e-6)
 
     # Of the same weights on two ranks, one of which has fewer rows of a task.

@@ -19,12 +19,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_parts_add_up_to_the_steps_and_nothing_else_counts(clock: list[float]) -> None:
     spans = Tracer()
 
-    def spend(name: str, before: float, inner: list[tuple[str, float]], after: float) -> None:
+    def spend(name: str, before_seconds: float, inner: list[tuple[str, float]], after_seconds: float) -> None:
         with spans.span(name):
-            clock[0] += before
+            clock[0] += before_seconds
             for part, seconds in inner:
                 spend(part, seconds, [], 0.0)
-            clock[0] += after
+            clock[0] += after_seconds
 
     def step() -> None:
         with spans.span("step"):
@@ -34,14 +34,14 @@ def test_parts_add_up_to_the_steps_and_nothing_else_counts(clock: list[float]) -
             spend("dense backward", 64.0, [("lookup", 128.0), ("exchange", 256.0)], 512.0)
             spend("optimizer", 1024.0, [], 0.0)
 
-    whole = 0.0
+    total = 0.0
     for number in range(8):
-        began = clock[0]
+        start = clock[0]
         step()
-        whole += clock[0] - began if number >= 3 else 0.0  # the first steps are left out
+        total += clock[0] - start if number >= 3 else 0.0  # the first steps are left out
         spend("evaluate", 5.0, [("lookup", 7.0), ("exchange", 9.0)], 0.0)
     assert spans.counted == 5
-    assert sum(spans.seconds.values()) == whole
+    assert sum(spans.seconds.values()) == total
     assert {p: spans.seconds[p] / 5 for p in PARTS} == {
         "data": 2,
         "lookup": 8 + 128,

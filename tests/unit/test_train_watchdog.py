@@ -61,7 +61,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path) -> None:
     stopped, busy = start(tmp_path, 1, 5, 1e6, True), start(tmp_path, 2, 5, 2, False)
-    other = start(tmp_path, 4, 5, 1e6, True)
+    last_rank = start(tmp_path, 4, 5, 1e6, True)
     try:
         wait_for(lambda: [step_of(tmp_path, rank) for rank in (1, 2, 4)] == [7, 7, 7])
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -76,7 +76,7 @@ def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path)
         assert "rank 3 never reported" in message
         assert "rank 4" not in message  # it waits like this one
     finally:
-        for process in (stopped, busy, other):
+        for process in (stopped, busy, last_rank):
             process.kill()
             process.wait()
 

@@ -31,7 +31,7 @@ def documents(draw: Any) -> str:
             text = f"[{', '.join(draw(st.lists(value, max_size=9)))}]"
         else:
             pairs = draw(st.dictionaries(KEYS, value, max_size=5))
-            text = f"{{{', '.join(f'{key}: {one}' for key, one in pairs.items())}}}"
+            text = f"{{{', '.join(f'{key}: {value}' for key, value in pairs.items())}}}"
         lines.append(f"k{i}: &n{i} {text}")
     return "\n".join(lines) + "\n"
 
@@ -39,7 +39,7 @@ def documents(draw: Any) -> str:
 def expanded(value: Any) -> int:
     """Nodes of a value with all aliases written out; independent of the walk. Mappings count their keys."""
     if isinstance(value, dict):
-        return 1 + sum(1 + expanded(one) for one in value.values())
+        return 1 + sum(1 + expanded(item) for item in value.values())
     return 1 + (sum(map(expanded, value)) if isinstance(value, list) else 0)
 
 
@@ -56,9 +56,9 @@ def test_work_is_that_of_the_text(text: str) -> None:
         with pytest.raises(YamlFault, match=f"its aliases stand for {size:,} values, and it spells out {spelt}"):
             parse_yaml(text)
         return
-    found = parse_yaml(text)
-    assert found == yaml.safe_load(text)
-    assert size == expanded(found)
+    parsed = parse_yaml(text)
+    assert parsed == yaml.safe_load(text)
+    assert size == expanded(parsed)
 
 
 @settings(max_examples=60, deadline=None)
