@@ -72,8 +72,8 @@ def test_its_rules_are_those_of_a_day_model_with_its_figures() -> None:
     assert of_day.keys() == challenger_rules.keys()
     assert [r.passed for r in of_day.values()] == [True, True, True, True]
     # As if it were the day's model: what it was held against is the same champion.
-    alone = {**facts, "model": facts["challenger"], **facts["challenger"]["beside_champion"]}
-    assert list(challenger_rules.values()) == judge(gate, alone, None)
+    challenger_facts = {**facts, "model": facts["challenger"], **facts["challenger"]["beside_champion"]}
+    assert list(challenger_rules.values()) == judge(gate, challenger_facts, None)
     assert {k: r.passed for k, r in challenger_rules.items()} == {
         "gate.metrics.auc.min": False,
         "gate.champion.auc": False,

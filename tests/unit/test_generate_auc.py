@@ -67,8 +67,8 @@ def test_an_event_is_the_same_alone_and_among_others() -> None:
     day, row = np.repeat(np.arange(4, 8), 500), np.tile(np.arange(500), 4)
     together = events(model, day, row)
     pick = np.array([3, 777, 1999])
-    alone = [events(model, day[i : i + 1], row[i : i + 1]) for i in pick]
-    for i, single in zip(pick, alone, strict=True):
+    single_events = [events(model, day[i : i + 1], row[i : i + 1]) for i in pick]
+    for i, single in zip(pick, single_events, strict=True):
         assert single.event_id[0] == together.event_id[i]
         assert single.users.id[single.user_row[0]] == together.users.id[together.user_row[i]]
         assert single.items.id[single.item_row[0]] == together.items.id[together.item_row[i]]

@@ -299,13 +299,13 @@ def test_killed_anywhere_it_shows_the_old_day_and_a_rerun_heals(tmp_path: Path, 
     generate(old_spec, ws, DAYS[:1])
     generate(spec_of(*changes), calm, DAYS[:1])
     folder = ws.landing("clicks").local_path() / DAYS[0]
-    old, want = read_day(folder), read_day(calm.landing("clicks").local_path() / DAYS[0])
+    old, expected = read_day(folder), read_day(calm.landing("clicks").local_path() / DAYS[0])
     command = [sys.executable, "-c", _KILLED, str(ws.home), DAYS[0], str(call_number), *changes]
     assert subprocess.run(command, check=False, capture_output=True).returncode == -signal.SIGKILL
     visible = {p.name: p.read_bytes() for p in ws.landing("clicks").local_path().glob(f"{DAYS[0]}/*.gz")}
     assert visible == old
     generate(spec_of(*changes), ws, DAYS[:1])
-    assert read_day(folder) == want
+    assert read_day(folder) == expected
     assert sorted(p.name for p in ws.landing("clicks").local_path().iterdir()) == [DAYS[0], "truth"]
     truths = [truth_path(w.landing("clicks"), DAYS[0]).read_text() for w in (ws, calm)]
     assert truths[0] == truths[1]

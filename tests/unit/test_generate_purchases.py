@@ -63,13 +63,13 @@ def test_the_ceilings_are_those_of_the_true_probabilities(tmp_path: Path) -> Non
     assert purchase_events is not None
     on_time = rows.lag == 0
     clicked = on_time & rows.clicked
-    both = 1 / (1 + np.exp(-rows.logit)) / (1 + np.exp(-purchase_events.logit))
+    probability = 1 / (1 + np.exp(-rows.logit)) / (1 + np.exp(-purchase_events.logit))
     assert truth.purchases is not None
     of_clicks, of_rows = truth.purchases.auc_of_clicks, truth.purchases.auc_of_rows
     assert of_clicks is not None
     assert of_rows is not None
     assert abs(of_clicks - roc_auc_score(purchase_events.purchased[clicked], purchase_events.logit[clicked])) < 1e-9
-    assert abs(of_rows - roc_auc_score(purchase_events.purchased[on_time], both[on_time])) < 1e-9
+    assert abs(of_rows - roc_auc_score(purchase_events.purchased[on_time], probability[on_time])) < 1e-9
     assert of_clicks > 0.65
     # Over many clicks the share is what was asked for, and purchases are as frequent as their probability.
     many = events(model, np.zeros(60_000, int), np.arange(60_000))

@@ -95,8 +95,8 @@ def test_no_list_beats_the_best_one() -> None:
     # All items in 12 places of five: what each visit would click of each item.
     full_spec = load_spec("clicks", [*SMALL, "generate.site={random: 0, length: 60}", "generate.nulls=0"])
     settings = full_spec.generate.model_copy(update={"rows_per_day": 300 * 60})  # type: ignore[union-attr]
-    every = visits_of(ClickModel(settings, 3), 3, everything)
-    p = probability(every.events.logit).reshape(300, 60)
+    all_visits = visits_of(ClickModel(settings, 3), 3, everything)
+    p = probability(all_visits.events.logit).reshape(300, 60)
     weight = examined(click_model.params.site, np.arange(5))
     day = summary(click_model, DS, 3, visits_of(click_model, 3, everything), DS, "k")
     # An item was born since the first day, which ITEMS lacks and the best lists may have.
@@ -112,17 +112,17 @@ def test_no_list_beats_the_best_one() -> None:
 def test_lists_of_a_better_model_are_clicked_more() -> None:
     """Models that know the users' tastes but for more and more noise: the rate that the site sees falls with it."""
     site_spec = spec("generate.site={random: 0, length: 5, position_bias: 0.3}", "generate.rows_per_day=30000")
-    every = np.repeat(np.arange(300), 60)
+    user_rows = np.repeat(np.arange(300), 60)
     impressions = Impressions(
-        counter=np.arange(len(every), dtype=np.uint64),
-        day=np.full(len(every), 3),
-        user=every,
+        counter=np.arange(len(user_rows), dtype=np.uint64),
+        day=np.full(len(user_rows), 3),
+        user=user_rows,
         item=np.tile(np.arange(60), 300),
-        millisecond=np.full(len(every), 43_200_000),
-        at_home=np.ones(len(every), bool),
-        other_device=np.zeros(len(every), np.int64),
+        millisecond=np.full(len(user_rows), 43_200_000),
+        at_home=np.ones(len(user_rows), bool),
+        other_device=np.zeros(len(user_rows), np.int64),
     )
-    logit = clicks(model(site_spec), impressions, np.zeros(len(every), np.int64), "test").logit.reshape(300, 60)
+    logit = clicks(model(site_spec), impressions, np.zeros(len(user_rows), np.int64), "test").logit.reshape(300, 60)
     rng = np.random.default_rng(0)
     rates = []
     for noise in (0.0, 1.0, 3.0, 100.0):
@@ -155,8 +155,8 @@ def test_days_land_whole_late_ones_later_and_alike_every_time(ws: Workspace) -> 
     for ds in days:
         assert sum(str(r["ts"]).startswith("2026-01-04") for r in rows[ds]) == expected[ds]
         assert all(str(r["ts"])[:10] <= ds for r in rows[ds])
-    every = [r["event_id"] for ds in days for r in rows[ds]]
-    assert len(every) == len(set(every))
+    event_ids = [r["event_id"] for ds in days for r in rows[ds]]
+    assert len(event_ids) == len(set(event_ids))
     clicks = sum(int(r["clicked"]) for ds in days for r in rows[ds] if str(r["ts"]).startswith("2026-01-04"))  # type: ignore[call-overload]
     assert clicks == sum(figures.clicks for figures in simulated[0].shown.values())
     landed_bytes = (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes()
@@ -185,15 +185,15 @@ def test_a_day_that_a_killed_run_replaced_is_not_done(ws: Workspace) -> None:
             generate(site_spec, ws, [DS], force=True)
         with contextlib.suppress(Killed), faulty(call_number, kills=True) as fault:
             simulate_site(site_spec, ws, DS, fixed, None, force=True)
-        done = True
+        is_done = True
         try:
             simulate_site(site_spec, ws, DS, fixed, None)
         except UserError as e:
-            done = "has landed already" not in str(e)
-        if done:
+            is_done = "has landed already" not in str(e)
+        if is_done:
             assert landed(ws, DS) == expected
             assert not (ws.landing("clicks") / "truth" / f"{DS}.json").exists()
-        seen[done] += 1
+        seen[is_done] += 1
         if fault.calls_made < call_number:
             break
     else:

@@ -97,8 +97,8 @@ def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
     # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
     wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
     full = dict.fromkeys(("x", "of_x", "vectors", "of_vectors", "out", "grad"), "*fp32")
-    both = interaction._interact, interaction._interact_back
-    return [*kernels, *((k, types) for k in both for types in (wide, full))]
+    interactions = interaction._interact, interaction._interact_back
+    return [*kernels, *((k, types) for k in interactions for types in (wide, full))]
 
 
 class Launches:

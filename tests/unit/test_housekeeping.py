@@ -234,16 +234,16 @@ def test_killed_at_any_call(filled_home: Path, tmp_path: Path, kills: bool, monk
     uninterrupted = copy(filled_home, tmp_path / "whole")
     gc(spec, uninterrupted)
     expected = sorted(str(p.relative_to(uninterrupted.home)) for p in uninterrupted.home.rglob("*") if p.is_file())
-    done = False
+    is_done = False
     # Of the many that remove one file each every fourteenth, and where it kills those half-way between.
     for n in chain(range(1, 13), count(13 + 7 * kills, 14)):
-        if done:
+        if is_done:
             break
         ws = copy(filled_home, tmp_path / str(n))
         with faulty(n, kills):
             try:
                 gc(spec, ws)
-                done = True
+                is_done = True
             except (OSError, Killed):
                 pass
         readable(spec, ws)
@@ -440,8 +440,8 @@ def test_small_files_that_nobody_can_join(
     spec = clicks(compact_files=2)
     versions_with_aliases = [(s.kind, s.name) for s in gc(spec, ws, delete=False) if s.kind == "compaction"]
     assert versions_with_aliases == [("compaction", "lake/clicks/b_joined of 1 days")]
-    done = [(s.kind, s.name) for s in gc(spec, ws)]
-    assert [step for step in done if step[0] == "compaction"] == versions_with_aliases
+    steps = [(s.kind, s.name) for s in gc(spec, ws)]
+    assert [step for step in steps if step[0] == "compaction"] == versions_with_aliases
     assert f"the small files of a table stay as they are: {left}" in caplog.text
     assert reason in caplog.text
     assert not (left / "orphan.parquet").exists()

@@ -47,11 +47,11 @@ AT_WORK = st.lists(st.tuples(st.sampled_from(["shop", "shop-search", "clicks-sea
 
 
 def age(path: Path, days: float) -> None:
-    then = (NOW - timedelta(days=days)).timestamp()
+    seconds = (NOW - timedelta(days=days)).timestamp()
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
-            os.utime(Path(folder, name), (then, then))
-        os.utime(folder, (then, then))
+            os.utime(Path(folder, name), (seconds, seconds))
+        os.utime(folder, (seconds, seconds))
 
 
 def fill(folder: Path, state: dict[str, Any]) -> bool:
@@ -61,8 +61,8 @@ def fill(folder: Path, state: dict[str, Any]) -> bool:
         (folder / name).write_text("x")
     age(folder, OLD if state["is_old"] else YOUNG)
     if state["young_file"] and state["files"]:
-        then = (NOW - timedelta(days=YOUNG)).timestamp()
-        os.utime(folder / state["files"][-1], (then, then))
+        seconds = (NOW - timedelta(days=YOUNG)).timestamp()
+        os.utime(folder / state["files"][-1], (seconds, seconds))
         return False
     return bool(state["is_old"])
 
@@ -105,8 +105,8 @@ def test_states_of_a_home(
             (stay if is_old and pipeline == "clicks" else go).discard(path)
         listed = list(collect(clicks(unfinished_days=DAYS), ws, NOW, delete=False))
         assert {ws.home / step.name for step in listed if step.name.startswith("spark/")} == go
-        done = list(collect(clicks(unfinished_days=DAYS), ws, NOW, delete=True))
-        assert {ws.home / step.name for step in done if step.name.startswith("spark/")} == go
+        steps = list(collect(clicks(unfinished_days=DAYS), ws, NOW, delete=True))
+        assert {ws.home / step.name for step in steps if step.name.startswith("spark/")} == go
         assert {path for path in stay | go if path.exists()} == stay
         for folder in held:
             os.close(folder._fd)

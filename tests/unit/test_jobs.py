@@ -95,8 +95,11 @@ def test_exit_codes_of_a_job(ws: Workspace) -> None:
     first = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
     assert first.returncode == 0, first.stderr
     assert "report: done in" in first.stdout
-    again = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
-    assert (again.returncode, again.stdout) == (0, "report: already done with the same inputs; nothing to do\n")
+    second_run = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
+    assert (second_run.returncode, second_run.stdout) == (
+        0,
+        "report: already done with the same inputs; nothing to do\n",
+    )
     for arguments, message in (
         (["klicks", "--ds", DS], "no pipeline 'klicks'"),
         (["clicks"], "needs a day"),

@@ -97,8 +97,8 @@ def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, sect
     assert list(turns(["train", "promote"], days, plain)) == [(s, ds) for s in ("train", "promote") for ds in days]
 
     yard.fakes |= {name: Judging(name) for name in ("challenger", "evaluate", "gate")}
-    done = yard.run("--until", "2026-01-04", "--from", "ingest", "--to", "promote", "--isolated", "--set", section)
-    assert done.exit_code == 0, done.output
+    result = yard.run("--until", "2026-01-04", "--from", "ingest", "--to", "promote", "--isolated", "--set", section)
+    assert result.exit_code == 0, result.output
     positions = {step: i for i, step in enumerate(zip(yard.submitted, yard.days, strict=True))}
     assert positions["promote", DS] < positions["train", "2026-01-04"]
     assert positions["features", "2026-01-04"] < positions["train", DS]

@@ -146,13 +146,13 @@ def test_equal_keys_have_equal_hashes() -> None:
 def test_rows_are_left_out_by_their_places(
     tmp_path_factory: pytest.TempPathFactory, removed: list[tuple[int, int, int]]
 ) -> None:
-    every = [(f, n, c) for f in range(4) for n in range(1, 10) for c in range(3)]
+    all_places = [(f, n, c) for f in range(4) for n in range(1, 10) for c in range(3)]
     columns = dict(zip(("_file", "_line", "_copy"), zip(*removed, strict=True), strict=True)) if removed else {}
     table = pa.table({n: pa.array(columns.get(n, []), pa.int64()) for n in ("_file", "_line", "_copy")})
     dropped = Dropped.save(table, local(tmp_path_factory.mktemp("dropped") / "dropped.npz")).load()
-    files, lines, copies = (np.array(c) for c in zip(*every, strict=True))
-    assert [r for r, keep in zip(every, rows_to_keep(dropped, files, lines, copies), strict=True) if keep] == [
-        r for r in every if r not in removed
+    files, lines, copies = (np.array(c) for c in zip(*all_places, strict=True))
+    assert [r for r, keep in zip(all_places, rows_to_keep(dropped, files, lines, copies), strict=True) if keep] == [
+        r for r in all_places if r not in removed
     ]
 
 
@@ -203,13 +203,13 @@ def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
 
 def test_a_data_file_has_dictionaries_of_values_that_repeat(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    few, all_ = rng.integers(0, 50, 4_000), np.arange(4_000)
+    few_values, all_ = rng.integers(0, 50, 4_000), np.arange(4_000)
     rows = {
-        "few": pa.array(few.astype(str)),
+        "few": pa.array(few_values.astype(str)),
         "all": pa.array(all_.astype(str)),
-        "n": pa.array(few),
+        "n": pa.array(few_values),
         "m": pa.array(all_),
-        "lists": pa.ListArray.from_arrays(np.arange(0, 4_001, 2), pa.array(few)).slice(0),
+        "lists": pa.ListArray.from_arrays(np.arange(0, 4_001, 2), pa.array(few_values)).slice(0),
         "null": pa.nulls(4_000, pa.string()),
     }
     rows = {name: column if len(column) == 4_000 else pa.concat_arrays([column] * 2) for name, column in rows.items()}

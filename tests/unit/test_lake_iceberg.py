@@ -175,11 +175,11 @@ def test_which_delete_files_touch_which_data_files(
     folder = tmp_path_factory.mktemp("table")
 
     def entry(
-        content: int, name: str, partition: str | None, live: bool, about: str | None, how: str
+        content: int, name: str, partition: str | None, live: bool, referenced: str | None, how: str
     ) -> dict[str, Any]:
         bounds = [{"key": 1, "value": b"x"}]
-        if about is not None and how == "bounds":
-            bounds.append({"key": 2147483546, "value": about.encode()})
+        if referenced is not None and how == "bounds":
+            bounds.append({"key": 2147483546, "value": referenced.encode()})
         file = {
             "content": content,
             "file_path": name,
@@ -188,15 +188,15 @@ def test_which_delete_files_touch_which_data_files(
             "partition": {"dt": partition},
             "lower_bounds": bounds,
             "upper_bounds": bounds,
-            "referenced_data_file": about if how == "reference" else None,
+            "referenced_data_file": referenced if how == "reference" else None,
         }
         return {"status": 1 if live else 2, "data_file": file}
 
     names = [f"{folder}/{i}.parquet" for i in range(4)]
     of_data = [entry(0, n, p, live, None, "") for n, (p, live) in zip(names, data, strict=True)]
     of_deletes = [
-        entry(1, f"{folder}/d{i}.parquet", p, live, None if about < 0 else names[about], how)
-        for i, (p, about, how, live) in enumerate(deletes)
+        entry(1, f"{folder}/d{i}.parquet", p, live, None if referenced < 0 else names[referenced], how)
+        for i, (p, referenced, how, live) in enumerate(deletes)
     ]
     manifests = []
     for i, entries in enumerate((of_data, of_deletes)):
@@ -219,8 +219,8 @@ def test_which_delete_files_touch_which_data_files(
         if live:
             matching = [
                 i
-                for i, (p, about, _, is_live) in enumerate(deletes)
-                if is_live and (about == number or (about < 0 and p == partition))
+                for i, (p, referenced, _, is_live) in enumerate(deletes)
+                if is_live and (referenced == number or (referenced < 0 and p == partition))
             ]
             assert list(files_by_name[names[number]].deletes) == sorted(f"{folder}/d{i}.parquet@0" for i in matching)
             assert files_by_name[names[number]].partition == {9: partition}

@@ -150,8 +150,8 @@ def test_a_file_is_read_again_where_its_tag_is_another(
         for name in ("get_small", "get_range", "download"):
             patch.setattr(calls, name, forbidden(name))
         _sha256.cache_clear()
-        again = day_files(listed(), loaded)
-        assert not again.is_new
+        relisted = day_files(listed(), loaded)
+        assert not relisted.is_new
         # A listing and a look may tell the time differently: the tag is what counts.
         assert not day_files(listed(), replace(loaded, modified=dict.fromkeys(loaded.modified, 1))).is_new
     first_listed = listed().files[0]

@@ -128,8 +128,8 @@ def test_executors_get_the_file_system_for_s3_from_the_driver(
     assert jar not in properties(Spark(master=master), Workspace(tmp_path / "home"))["spark.jars"]
     # The user's own, such as the connector of another store, come besides.
     custom = Spark(master=master, properties={"spark.jars": "/gcs-connector.jar"})
-    both = properties(custom, Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
-    assert both["spark.jars"] == f"{settings['spark.jars']},/gcs-connector.jar"
+    combined = properties(custom, Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
+    assert combined["spark.jars"] == f"{settings['spark.jars']},/gcs-connector.jar"
 
 
 def s3_jars(folder: Path) -> Path:

@@ -77,9 +77,9 @@ def test_every_kind_of_frame_gives_the_same() -> None:
     by_text = pa.concat_tables([large.slice(0, 150), large.slice(150)])
     encoded = table.set_column(0, "user", table.column("user").dictionary_encode())
     for other_frame in (table, by_text, encoded):
-        again = workflow().fit(other_frame)
-        assert again.fitted.states == fitted.fitted.states
-        pd.testing.assert_frame_equal(again.transform(other_frame).to_pandas(), expected, check_index_type=False)
+        refitted = workflow().fit(other_frame)
+        assert refitted.fitted.states == fitted.fitted.states
+        pd.testing.assert_frame_equal(refitted.transform(other_frame).to_pandas(), expected, check_index_type=False)
     batch = table.to_batches()[0]
     assert isinstance(fitted.transform(batch), pa.RecordBatch)
     assert fitted.transform(table.slice(0, 0)).num_rows == 0
@@ -116,11 +116,11 @@ def test_a_dataset_has_every_row_once_and_the_loader_gives_them(tmp_path: Path) 
     train = hr.load_dataset(tmp_path / "data", batch_size=64, seed=3)
     epochs = [[y.tolist() for _, y in train] for _ in range(2)]
     assert epochs[0] != epochs[1], "another epoch, another order"
-    again = hr.load_dataset(tmp_path / "data", batch_size=64, seed=3)
-    assert [y.tolist() for _, y in DataLoader(again, batch_size=None)] == epochs[0]
+    reloaded = hr.load_dataset(tmp_path / "data", batch_size=64, seed=3)
+    assert [y.tolist() for _, y in DataLoader(reloaded, batch_size=None)] == epochs[0]
     halves = [hr.load_dataset(tmp_path / "data", batch_size=64, seed=3, rank=r, world_size=2) for r in range(2)]
-    both = [a.tolist() + b.tolist() for (_, a), (_, b) in zip(*halves, strict=True)]
-    assert both == epochs[0], "two ranks see the steps of one"
+    joined = [a.tolist() + b.tolist() for (_, a), (_, b) in zip(*halves, strict=True)]
+    assert joined == epochs[0], "two ranks see the steps of one"
 
 
 def test_decimals_are_numbers_and_texts() -> None:
@@ -151,8 +151,8 @@ def test_an_operator_of_ones_own_is_recorded_by_its_class(tmp_path: Path) -> Non
     fitted = hr.Workflow(["price"] >> Halve(by=4.0), label="click").fit(df)
     fitted.save(tmp_path / "workflow")
     assert '"op": "tests.plugin_operators:Halve"' in (tmp_path / "workflow" / "workflow.json").read_text()
-    again = hr.FittedWorkflow.load(tmp_path / "workflow").transform(df)
-    np.testing.assert_array_equal(again["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
+    reloaded = hr.FittedWorkflow.load(tmp_path / "workflow").transform(df)
+    np.testing.assert_array_equal(reloaded["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
 
 
 def test_an_operator_of_an_installed_package_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

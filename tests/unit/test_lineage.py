@@ -77,8 +77,8 @@ def test_lineage_of_an_unknown_name_offers_the_nearest(ws: Workspace) -> None:
 def test_lineage_says_where_the_chain_is_broken(ws: Workspace) -> None:
     manifests = make_manifests()
     save(ws, manifests)
-    again = manifests["features"].model_copy(update={"key": "77" * 8})
-    again.save(ws.manifest("clicks", DS, "features"))
+    rerun = manifests["features"].model_copy(update={"key": "77" * 8})
+    rerun.save(ws.manifest("clicks", DS, "features"))
     ws.manifest("clicks", DS, "ingest").local_path().unlink()
     runs = lineage.load_runs(ws)
     tree = lineage.trace(runs, *lineage.find(runs, "clicks"))

@@ -101,7 +101,7 @@ def peak(work: Callable[[Path, int], None], folder: Path, longest: int) -> tuple
     return tracemalloc.get_traced_memory()[1], pa.default_memory_pool().max_memory() - allocated
 
 
-def alone(work: Callable[[Path, int], None], folder: Path, longest: int) -> tuple[int, int]:
+def peak_alone(work: Callable[[Path, int], None], folder: Path, longest: int) -> tuple[int, int]:
     """`peak` in a process of its own: pools remember the most that they ever held."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(peak, work, folder, longest).result()
@@ -116,7 +116,7 @@ def test_memory_follows_the_values(tmp_path: Path) -> None:
         assert offsets(longest)[-1] == ROWS * MEAN
         assert np.diff(offsets(longest)).max() == longest
         for work in (write, read):
-            peaks[work.__name__, longest] = alone(work, folder, longest)
+            peaks[work.__name__, longest] = peak_alone(work, folder, longest)
     matrix = BATCH * LENGTH * 4  # of the numbers: they are a dense layer's input
     for name, room in (("write", 0), ("read", 4 * matrix)):
         short, long = peaks[name, 2 * MEAN], peaks[name, LENGTH]
@@ -142,14 +142,14 @@ def test_batches_hold_the_rows(tmp_path: Path, batch_size: int) -> None:
     (tmp_path / "valid").mkdir()
     pq.write_table(pa.table(columns), tmp_path / "valid" / "0.parquet", row_group_size=40)
     code: dict[str, Any] = {"kind": Kind.CATEGORICAL, "cardinality": 9, "dtype": "int32"}
-    several: dict[str, Any] = {"is_list": True, "length": length}
+    list_fields: dict[str, Any] = {"is_list": True, "length": length}
     schema = DatasetSchema(
         features=(
-            Feature(name="numbers", kind=Kind.CONTINUOUS, dtype="float32", **several),
+            Feature(name="numbers", kind=Kind.CONTINUOUS, dtype="float32", **list_fields),
             Feature(name="x", kind=Kind.CONTINUOUS, dtype="float32"),
             Feature(name="a", **code),
-            Feature(name="codes", **code, **several),
-            Feature(name="ids", kind=Kind.CATEGORICAL, dtype="int64", dynamic=True, **several),
+            Feature(name="codes", **code, **list_fields),
+            Feature(name="ids", kind=Kind.CATEGORICAL, dtype="int64", dynamic=True, **list_fields),
             Feature(name="b", **code),
             Feature(name="y", kind=Kind.LABEL, dtype="float32"),
         )

@@ -219,13 +219,15 @@ raise KeyError("pass%word\\nof two lines", "second-" + "secret")
 """
     env = {**os.environ, logs.VARIABLE: form, "DB_PASS": "second-secret"}
     env["PUBLISH_PASSWORD"] = "second-secret"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 1
-    assert (done.stderr.count("OSError"), done.stderr.count("KeyError")) == ((1, 1) if form == "text" else (2, 2))
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+    assert completed.returncode == 1
+    assert (completed.stderr.count("OSError"), completed.stderr.count("KeyError")) == (
+        (1, 1) if form == "text" else (2, 2)
+    )
     for part in ("pass%", "of two lines", "second-secret"):
-        assert part not in done.stderr.replace('raise OSError("no access by pass', ""), done.stderr
+        assert part not in completed.stderr.replace('raise OSError("no access by pass', ""), completed.stderr
     if form == "json":
-        assert [json.loads(line)["level"] for line in done.stderr.splitlines()] == ["WARNING", "ERROR", "ERROR"]
+        assert [json.loads(line)["level"] for line in completed.stderr.splitlines()] == ["WARNING", "ERROR", "ERROR"]
 
 
 def test_errors_name_keys_and_hide_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +279,9 @@ def test_events_between_lines_are_none() -> None:
 def test_a_run_and_its_refusals_are_objects(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logs.VARIABLE, "json")
     yard: Yard = make_yard(tmp_path, monkeypatch)
-    done = yard.run()
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 0
+    result = yard.run()
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 0
     assert [(f["stage"], f["event"]) for f in events][:2] == [("ingest", "run"), ("ingest", "done")]
     refused = yard("run", "clicks", "--ds", "tomorrow")
     assert refused.exit_code == 2
@@ -290,7 +292,7 @@ def test_a_run_and_its_refusals_are_objects(tmp_path: Any, monkeypatch: pytest.M
 def test_the_program_of_stages_says_its_errors_as_objects(tmp_path: Any) -> None:
     line = [sys.executable, str(checkout() / "python/jobs/run_stage.py"), "drift", "nowhere", "--home", str(tmp_path)]
     env = {**os.environ, logs.VARIABLE: "json"}
-    done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 2
-    (error,) = [json.loads(line) for line in done.stderr.splitlines()]
+    completed = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+    assert completed.returncode == 2
+    (error,) = [json.loads(line) for line in completed.stderr.splitlines()]
     assert error["level"] == "ERROR"

@@ -125,8 +125,8 @@ def test_cosine_contrastive(weights: np.ndarray | None) -> None:
     def loop(positives: np.ndarray, negatives: np.ndarray) -> float:
         total = 0.0
         for i in range(7):
-            far = sum(max(0.0, n - 0.3) for n in negatives[i]) / 4
-            total += times(weights, i) * ((1 - positives[i]) + 2.5 * far)
+            excess = sum(max(0.0, n - 0.3) for n in negatives[i]) / 4
+            total += times(weights, i) * ((1 - positives[i]) + 2.5 * excess)
         return total
 
     check(

@@ -204,8 +204,8 @@ def test_outputs_that_a_model_lacks(kind: Any, missing: str, message: str) -> No
 
 def test_a_name_alone_and_no_loss_at_all() -> None:
     assert Model.model_validate({"loss": "focal"}).loss == Loss(kind="focal")
-    again = Model.model_validate(Model.model_validate({"loss": "bpr"}).model_dump(mode="json", by_alias=True))
-    assert again.loss == Loss(kind="bpr")
+    reloaded = Model.model_validate(Model.model_validate({"loss": "bpr"}).model_dump(mode="json", by_alias=True))
+    assert reloaded.loss == Loss(kind="bpr")
 
 
 def test_lists_do_not_reach_beyond_a_streams_rows() -> None:

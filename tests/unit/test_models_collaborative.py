@@ -78,8 +78,8 @@ class Batch:
             elif w.ids == "negatives":
                 embeddings[w.name] = table[negatives]
             elif w.feature == "history":
-                each = JaggedTensor(table[history.values], history.offsets)
-                embeddings[w.name] = each if w.pooling == "none" else each.pooled(w.pooling)
+                vectors = JaggedTensor(table[history.values], history.offsets)
+                embeddings[w.name] = vectors if w.pooling == "none" else vectors.pooled(w.pooling)
             else:
                 embeddings[w.name] = table[ids[w.feature]]
         empty = torch.zeros(ROWS, 0)
@@ -156,8 +156,8 @@ def simplex(args: SimpleXArgs) -> Callable[[Weights, Batch, int], tuple[Tensor, 
             mean = sum(seen, torch.zeros(D, dtype=torch.float64)) / max(1, len(seen))
             user = args.user_share * user + (1 - args.user_share) * (w["of_history.weight"] @ mean)
         z = cosine(user, items[batch.item[row]])
-        far = [torch.clamp(cosine(user, items[n]) - args.margin, min=0) for n in batch.drawn(row)]
-        total = 1 - z + args.negative_weight * sum(far, torch.zeros(())) / len(far)
+        excess = [torch.clamp(cosine(user, items[n]) - args.margin, min=0) for n in batch.drawn(row)]
+        total = 1 - z + args.negative_weight * sum(excess, torch.zeros(())) / len(excess)
         return z, batch.labels[row] * total
 
     return row
@@ -355,9 +355,9 @@ def test_queries_and_items_are_the_logits() -> None:
         logits = network(inputs)["logits"]
         torch.testing.assert_close((network.queries(inputs) * network.items(inputs)).sum(1), logits)
         if hasattr(network, "all_items"):
-            every = network.all_items(inputs)
-            assert len(every) == ITEMS
-            torch.testing.assert_close(every[inputs.ids(network.item)], network.items(inputs))
+            all_vectors = network.all_items(inputs)
+            assert len(all_vectors) == ITEMS
+            torch.testing.assert_close(all_vectors[inputs.ids(network.item)], network.items(inputs))
 
 
 def test_a_graph_is_saved_and_another_one_taken() -> None:
@@ -425,12 +425,12 @@ def test_pretrained_parts_are_mixed() -> None:
     torch.manual_seed(2)
     gmf = NeuMF(FEATURES, NeuMFArgs(**UI, part="gmf"))
     mlp_part = NeuMF(FEATURES, NeuMFArgs(**UI, part="mlp", mlp=(6, 3)))
-    both = NeuMF(FEATURES, NeuMFArgs(**UI, mlp=(6, 3), alpha=0.3))
-    both.start_from({"gmf": gmf.state_dict(), "mlp": mlp_part.state_dict()})
-    batch = Batch(both)
+    network = NeuMF(FEATURES, NeuMFArgs(**UI, mlp=(6, 3), alpha=0.3))
+    network.start_from({"gmf": gmf.state_dict(), "mlp": mlp_part.state_dict()})
+    batch = Batch(network)
     inputs = batch.inputs()
     expected = 0.3 * gmf(inputs)["logits"] + 0.7 * mlp_part(inputs)["logits"]
-    torch.testing.assert_close(both(inputs)["logits"], expected)
+    torch.testing.assert_close(network(inputs)["logits"], expected)
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_the_loop_of_the_interaction_is_that_of_torch(batch: int, count: int, wi
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
     for a, b in zip(gradients, torch.autograd.grad(expected, wide, gradient.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
-    again = dot_interaction(bottom, features)
-    assert torch.equal(got, again)
+    recomputed = dot_interaction(bottom, features)
+    assert torch.equal(got, recomputed)
     if batch > 1:  # a sample's bits are its own
         assert torch.equal(dot_interaction(bottom[1:], features[1:]), got[1:])
 
@@ -171,10 +171,10 @@ def train(c: Collective, name: str, shares: list[int], steps: int = 10) -> tuple
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("shares", [[12, 12], [24, 0], [5, 0, 19], [6, 6, 6, 6]])
 def test_ranks_equal_one_process(name: str, shares: list[int]) -> None:
-    alone, one_rank_model = train(LocalCollective(), name, [ROWS])
-    assert alone[-1] != alone[0]
+    one_rank_losses, one_rank_model = train(LocalCollective(), name, [ROWS])
+    assert one_rank_losses[-1] != one_rank_losses[0]
     for losses, model in run_ranks(len(shares), lambda c: train(c, name, shares)):
-        np.testing.assert_allclose(losses, alone, rtol=1e-5)
+        np.testing.assert_allclose(losses, one_rank_losses, rtol=1e-5)
         for key, value in one_rank_model.dense_state().items():
             torch.testing.assert_close(model.dense_state()[key], value, rtol=1e-3, atol=1e-5)
 

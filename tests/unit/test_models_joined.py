@@ -111,8 +111,8 @@ def test_predictions_are_those_of_mapped_tables_to_the_bit(
     assert network is not None
     model = network.model
     looked = set(table_bytes(folder))
-    for some in (slice(0, 300), slice(300, 700)):  # the rows of a part replace those of the one before
-        part = {name: x[some] for name, x in features.items()}
+    for section in (slice(0, 300), slice(300, 700)):  # the rows of a part replace those of the one before
+        part = {name: x[section] for name, x in features.items()}
         needed = united_codes([null_codes(model, names), needed_codes(model, names, part)])
         assert set(needed) == names & looked
         for name in names & {"user", "item"} & looked:
@@ -124,9 +124,9 @@ def test_predictions_are_those_of_mapped_tables_to_the_bit(
         assert held == sum(len(needed[t]) for t in needed if t != "device") < USERS
         np.testing.assert_array_equal(predictor.predict(part), complete.predict(part))
         if shape is TOWERS:  # an item's vector, where there is no user
-            alone = {name: x if name == "item" else np.zeros_like(x) for name, x in part.items()}
+            item_alone = {name: x if name == "item" else np.zeros_like(x) for name, x in part.items()}
             assert isinstance(complete, NetworkPredictor)
-            np.testing.assert_array_equal(network.vectors(alone, "item"), complete.vectors(alone, "item"))
+            np.testing.assert_array_equal(network.vectors(item_alone, "item"), complete.vectors(item_alone, "item"))
     if "device" in names & looked:
         assert rows["device"].codes.tolist() == [c for c in needed["device"].tolist() if -30 <= c // 7919 < 30]
     assert np.std(complete.predict(features)) > 0

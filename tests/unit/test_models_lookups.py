@@ -260,9 +260,9 @@ def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
     for a, b in ((item[0], item[2]), (more[0, 1], item[0]), (more[1, 0], item[1]), (seen[0], seen[2])):
         assert torch.equal(a, b)
     assert not torch.equal(item[0], item[1])
-    again = load_model(local(tmp_path / "model"))
-    again(torch.zeros(3, 1), raw_batch())
-    saved = again.network.seen
+    reloaded = load_model(local(tmp_path / "model"))
+    reloaded(torch.zeros(3, 1), raw_batch())
+    saved = reloaded.network.seen
     # One step of SGD further: how often an id is there is its gradient, and what it lost.
     counts = {"item": [4, 2, 4], "wide": [2, 1, 2]}
     for name, values in (("item", item), ("wide", wide)):

@@ -265,9 +265,9 @@ def test_later_items_and_other_rows_change_no_state(made_of: Any, data: st.DataO
         start, end = states_before.offsets[b : b + 2].tolist()
         known = end - start if b != changed_row else min(end - start, max(0, place - (n - (end - start))))
         assert torch.equal(states_before.values[start : start + known], states_after.values[start : start + known])
-        alone = JaggedTensor(values[int(offsets[b]) : int(offsets[b + 1])], torch.tensor([0, n]))
+        row_alone = JaggedTensor(values[int(offsets[b]) : int(offsets[b + 1])], torch.tensor([0, n]))
         with torch.no_grad():  # a batch of another size may be summed in another order
-            single = model.encode(newest_of(alone, length), inputs)
+            single = model.encode(newest_of(row_alone, length), inputs)
         torch.testing.assert_close(states_before.values[start:end], single, rtol=1e-4, atol=1e-5)
 
 

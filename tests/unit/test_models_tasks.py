@@ -101,11 +101,11 @@ def test_rows_without_a_label_change_no_gradient() -> None:
         return x.grad, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
     labelled = torch.tensor([0, 2, 3, 6, 7, 8])
-    of_all, all_gradients = gradients(torch.arange(9))
-    of_some, part = gradients(labelled)
-    assert (of_all[[1, 4, 5]] == 0).all()
-    torch.testing.assert_close(of_all[labelled], of_some)
-    for a, b in zip(all_gradients, part, strict=True):
+    all_vectors, all_gradients = gradients(torch.arange(9))
+    labelled_vectors, labelled_gradients = gradients(labelled)
+    assert (all_vectors[[1, 4, 5]] == 0).all()
+    torch.testing.assert_close(all_vectors[labelled], labelled_vectors)
+    for a, b in zip(all_gradients, labelled_gradients, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b)

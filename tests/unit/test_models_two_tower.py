@@ -122,14 +122,14 @@ def by_rows(args: dict[str, Any], batch: Batch) -> tuple[list[float], Tensor, di
     w = {n: p.detach().double().requires_grad_() for n, p in network.named_parameters()}
     tables = {n: torch.from_numpy(x).double().requires_grad_() for n, x in batch.tables.items()}
     numbers = torch.from_numpy(batch.numbers).double()
-    alone = "item_features" in args
+    has_item_features = "item_features" in args
 
     def user(row: int) -> Tensor:
         return tower(w, "user_tower", torch.cat([numbers[row, :1], tables["user"][batch.ids["user"][row]]]), settings)
 
     def item(row: int) -> Tensor:
         parts = [tables["item"][batch.ids["item"][row]]]
-        if not alone:
+        if not has_item_features:
             parts = [numbers[row, 1:], *parts, tables["brand"][batch.ids["brand"][row]]]
         return tower(w, "item_tower", torch.cat(parts), settings)
 
@@ -172,16 +172,16 @@ def test_outputs_loss_and_gradients_equal_a_loop_on_one_rank_and_two(case: str) 
     batch = Batch(shared)
     logits, loss, gradients = by_rows(args, batch)
     network = network_of(args)
-    alone = of_rank(network, batch)
+    one_rank = of_rank(network, batch)
     halves = run_ranks(2, lambda collective: of_rank(network, batch, collective))
     two = (torch.cat([h[0] for h in halves]), halves[0][1] + halves[1][1])
-    for result in (alone[:2], two):
+    for result in (one_rank[:2], two):
         torch.testing.assert_close(result[0].double(), torch.tensor(logits).double(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(result[1].double(), loss, rtol=1e-5, atol=1e-5)
     for name, expected in gradients.items():
-        torch.testing.assert_close(alone[2][name].double(), expected, rtol=1e-4, atol=1e-5, msg=f"{case}: {name}")
-        both = sum((h[2][name] for h in halves if len(h[2][name])), torch.zeros(()))
-        torch.testing.assert_close(both.double(), expected, rtol=1e-4, atol=1e-5, msg=f"{case}, 2 ranks: {name}")
+        torch.testing.assert_close(one_rank[2][name].double(), expected, rtol=1e-4, atol=1e-5, msg=f"{case}: {name}")
+        summed = sum((h[2][name] for h in halves if len(h[2][name])), torch.zeros(()))
+        torch.testing.assert_close(summed.double(), expected, rtol=1e-4, atol=1e-5, msg=f"{case}, 2 ranks: {name}")
 
 
 def test_a_step_without_positive_rows_adds_nothing() -> None:

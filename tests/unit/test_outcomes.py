@@ -125,10 +125,10 @@ def test_limits_are_of_the_newest_ripe_day() -> None:
     assert [a.kind for a in low] == ["min"]
     # Of few rows no metric is judged, and that there are few is told; as that there are none.
     for records, rows in (([record("2026-01-05", 0.05, rows=99)], 99), ([], 0)):
-        few = judge([*days, *records], section, last, served)
-        assert [(a.kind, a.served_ds, a.figure, a.limit) for a in few] == [("min_rows", "2026-01-05", rows, 100)] * 2
+        alerts = judge([*days, *records], section, last, served)
+        assert [(a.kind, a.served_ds, a.figure, a.limit) for a in alerts] == [("min_rows", "2026-01-05", rows, 100)] * 2
         message = f"click: {rows} rows served on 2026-01-05 were shown, fewer than 100 (outcomes.alerts[0].min_rows)"
-        assert str(few[0]) == message
+        assert str(alerts[0]) == message
     assert judge(days, section, last, {"2026-01-03"}) == []
     sliced = [record("2026-01-05", 0.3, dimension="slice:age", value=v, rows=n) for v, n in (("a", 500), ("b", 50))]
     (high,) = judge([*days, record("2026-01-05", 0.12), *sliced], section, last, served)

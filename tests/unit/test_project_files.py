@@ -78,8 +78,8 @@ def test_the_workflow_and_the_image_call_targets_that_exist() -> None:
 
 def test_the_image_file_is_clean() -> None:
     linter = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([linter, checkout() / "Dockerfile"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+    completed = subprocess.run([linter, checkout() / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout) == (0, "")
 
 
 def test_hooks_call_programs_of_the_environment() -> None:

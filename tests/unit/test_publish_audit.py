@@ -161,11 +161,11 @@ def test_a_reader_sees_the_old_day_or_the_new_one(
     sizes = {f"m{i}": 30 * (i + 1) for i in range(8)}
     publish(conn, good_rows(10, model="m0"), "m0")
     seen: set[tuple[int, int, str]] = set()
-    done = threading.Event()
+    finished = threading.Event()
 
     def read() -> None:
         with server[0].connect() as reader:
-            while not done.is_set():
+            while not finished.is_set():
                 seen.update(
                     reader.execute(
                         "SELECT count(*), count(DISTINCT model_version), min(model_version) FROM clicks_scores"
@@ -177,7 +177,7 @@ def test_a_reader_sees_the_old_day_or_the_new_one(
         thread.start()
     for i in range(1, 8):
         publish(conn, good_rows(10 * (i + 1), model=f"m{i}"), f"m{i}")
-    done.set()
+    finished.set()
     for thread in threads:
         thread.join()
     assert seen <= {(n, 1, model) for model, n in sizes.items()}

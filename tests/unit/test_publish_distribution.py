@@ -126,8 +126,12 @@ def test_distances_are_those_of_numpy(seed: int, n: int, m: int, power: float, s
 
 def test_the_staged_rows_are_read_once_and_once_more_by_items() -> None:
     previous, today = (lists(np.random.default_rng(seed), 40, 30) for seed in (0, 1))
-    every = Audit(max_new_items=1, min_coverage=0, min_users=0)
-    for past, limits, statements in ((previous, every, 2), (None, every, 2), (previous, Audit(max_item_psi=None), 1)):
+    all_limits = Audit(max_new_items=1, min_coverage=0, min_users=0)
+    for past, limits, statements in (
+        (previous, all_limits, 2),
+        (None, all_limits, 2),
+        (previous, Audit(max_item_psi=None), 1),
+    ):
         day = staged(today, past)
         checks_of(day, limits, candidates=50, users=50)
         assert sum(sql.count("FROM staged") for sql in day.queries) == statements

@@ -97,10 +97,10 @@ class Cut(psycopg.Connection[tuple[Any, ...]]):
         self.count += 1
         if self.count == self.cut_at and not self.after:
             self._lose()
-        done = super().execute(*args, **kwargs)
+        result = super().execute(*args, **kwargs)
         if self.count == self.cut_at and self.after:
             self._lose()
-        return done
+        return result
 
     def _lose(self) -> None:
         pid = self.info.backend_pid
@@ -306,14 +306,14 @@ def test_retention_drops_whole_days(conn: warehouse.Connection) -> None:
 def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -> None:
     publish(conn, good_rows(2))
     set_grants(conn, TABLE, {"select": ["pg_monitor"]})
-    for name, right, has in (
+    for name, right, is_granted in (
         ("clicks_scores", "SELECT", True),
         ("clicks_scores_current", "SELECT", True),
         ("clicks_scores", "INSERT", False),
         ("headrace_publications", "SELECT", False),
     ):
         granted = conn.execute("SELECT has_table_privilege('pg_monitor', %s, %s)", [name, right]).fetchone()
-        assert granted == (has,), (name, right)
+        assert granted == (is_granted,), (name, right)
     with pytest.raises(psycopg.errors.UndefinedObject, match='role "no; body" does not exist'):
         set_grants(conn, TABLE, {"select": ["no; body"]})
 

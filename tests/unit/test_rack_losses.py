@@ -15,8 +15,8 @@ def test_what_was_lost_is_counted_up_to_the_end_of_the_application(tmp_path: Pat
     ]
     removed = {"Event": "SparkListenerExecutorRemoved"}
     failed = {"Event": "SparkListenerStageCompleted", "Stage Info": {"Failure Reason": "FetchFailed"}}
-    done = {"Event": "SparkListenerStageCompleted", "Stage Info": {}}
-    events += [removed, failed, done, {"Event": "SparkListenerApplicationEnd"}, removed]
+    stage_completed = {"Event": "SparkListenerStageCompleted", "Stage Info": {}}
+    events += [removed, failed, stage_completed, {"Event": "SparkListenerApplicationEnd"}, removed]
     complete, killed = tmp_path / "whole", tmp_path / "killed"
     complete.write_text("".join(json.dumps(event) + "\n" for event in events))
     killed.write_text(json.dumps(removed) + "\n" + json.dumps(removed)[:9])

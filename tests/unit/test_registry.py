@@ -40,18 +40,18 @@ def test_a_new_store_can_be_opened_by_two_at_once(home: Workspace) -> None:
 
 
 def test_versions_by_key_move_no_alias(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
-    nowhere = Workspace(home.home / "none")  # no store yet
-    assert registry.champion(nowhere, "clicks") is None
-    assert (versions(nowhere, "clicks"), aliases(nowhere, "clicks")) == ([], {})
+    empty_home = Workspace(home.home / "none")  # no store yet
+    assert registry.champion(empty_home, "clicks") is None
+    assert (versions(empty_home, "clicks"), aliases(empty_home, "clicks")) == ([], {})
     assert (versions(home, "clicks"), aliases(home, "clicks")) == ([], {})
     metrics = {"auc": 0.71, "hr_at_k": None, "calibration": math.nan}
     first = registry.register(
         home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
     )
-    again = registry.register(
+    repeated = registry.register(
         home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
     )
-    assert first == again == "1"
+    assert first == repeated == "1"
     lineage = {"dataset": "d1", "train_days": None, "warm_start": "k1"}
     assert registry.register(home, "clicks", local(home.home / "b"), {"auc": 0.7}, "k2", lineage=lineage) == "2"
     assert registry.register(home, "clicks-baseline", local(home.home / "c"), {}, "k1") == "1"
@@ -172,21 +172,21 @@ def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPa
         client.set_registered_model_alias("old", "mine", "2")
         runs = {v.version: v.run_id for v in client.search_model_versions("name = 'old'")}
         experiment = client.get_experiment_by_name("old").experiment_id
-        alone = client.create_run(experiment, tags={KEY: "killed", DS: days[0]}).info.run_id
+        unregistered = client.create_run(experiment, tags={KEY: "killed", DS: days[0]}).info.run_id
     arguments = (home, "old", days[3], {days[2]})
     old_record = retention.OldRecord(days[0], "1", runs[1])
-    assert retention.old_records(*arguments) == [retention.OldRecord(days[0], None, alone), old_record]
+    assert retention.old_records(*arguments) == [retention.OldRecord(days[0], None, unregistered), old_record]
     with monkeypatch.context() as m:  # killed between a version and its run
         m.setattr(retention, "_remove_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             retention.remove_records(home, "old", [old_record])
     records = retention.old_records(*arguments)
-    assert {(r.version, r.run_id) for r in records} == {(None, alone), (None, runs[1])}
+    assert {(r.version, r.run_id) for r in records} == {(None, unregistered), (None, runs[1])}
     for _ in range(2):
         retention.remove_records(home, "old", records)
     assert retention.old_records(*arguments) == []
     left = rows_of(home)
-    assert not [row for row in left if str(runs[1]) in row or alone in row or days[0] in row]
+    assert not [row for row in left if str(runs[1]) in row or unregistered in row or days[0] in row]
     for version in (2, 3, 4, 5):
         assert [row for row in left if str(runs[version]) in row and row.startswith("('latest_metrics'")]
     assert [v.version for v in versions(home, "old")] == ["2", "3", "4", "5"]

@@ -100,8 +100,8 @@ def test_the_newest_day_s_model_that_passed_is_champion(home: Workspace) -> None
     assert (m.champion, m.status(older)) == (second, "promoted")
     assert [m.of_day(f"2026-01-{d:02}") for d in (8, 9, 10, 11, 12)] == [None, older, first, second, second]
     # A day that is trained again has its new version; with the settings from before, the one from before.
-    again = m.register("2026-01-11")
-    assert m.settle(again).now == m.champion == again
+    retrained = m.register("2026-01-11")
+    assert m.settle(retrained).now == m.champion == retrained
     assert m.settle(second).now == m.champion == second
     refused = m.register("2026-01-12")
     assert m.settle(refused, passed=False) == Promotion(second, second, "it was refused")
@@ -111,8 +111,8 @@ def test_the_newest_day_s_model_that_passed_is_champion(home: Workspace) -> None
     assert m.log() == [
         ("promote", None, first),
         ("promote", first, second),
-        ("promote", second, again),
-        ("promote", again, second),
+        ("promote", second, retrained),
+        ("promote", retrained, second),
         ("promote", second, refused),
     ]
 
@@ -137,11 +137,13 @@ def test_an_alias_that_was_moved_in_mlflow_is_obeyed(home: Workspace, caplog: py
 def test_a_verdict_that_turns_to_refused_takes_the_alias_back(home: Workspace) -> None:
     m = Models(home, "turned")
     first, second, third = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
-    against: dict[str, dict[str, str] | None] = {first: None}
-    against |= {new: {"version": old, "key": f"k{old}", "name": "x"} for old, new in ((first, second), (first, third))}
+    judged_by: dict[str, dict[str, str] | None] = {first: None}
+    judged_by |= {
+        new: {"version": old, "key": f"k{old}", "name": "x"} for old, new in ((first, second), (first, third))
+    }
 
     def settled(version: str, passed: bool) -> Promotion:
-        return settle(home, m.name, version, passed=passed, judged_against=against[version])
+        return settle(home, m.name, version, passed=passed, judged_against=judged_by[version])
 
     settled(first, True)
     settled(second, True)
@@ -270,9 +272,9 @@ def test_an_alias_never_moves_to_an_older_day(home: Workspace, runs: list[tuple[
         now = 0 if champion is None else int((champion.ds or "")[-1])
         assert now == max([held, *passed_days[-1:]], default=0)
         held = now
-        for each in range(1, 7):
-            known = [d for d in passed_days if d <= each]
-            champion_then = champion_of_day(home, m.name, f"2026-01-0{each}")
+        for day_number in range(1, 7):
+            known = [d for d in passed_days if d <= day_number]
+            champion_then = champion_of_day(home, m.name, f"2026-01-0{day_number}")
             assert (None if champion_then is None else int((champion_then.ds or "")[-1])) == max(known, default=None)
 
 

@@ -64,11 +64,11 @@ def save_models(store: Path) -> tuple[Location, Location]:
     schema = FittedWorkflow.load(workflow).schema
     model = ShardedModel(schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 1)
     first, second = (local(store) / "models" / "clicks" / day / key / "model" for day, key in (("1", "a"), ("2", "b")))
-    about = {"workflow": workflow, "pipeline": "clicks", "metrics": {}}
-    save_model(first, model, ds="2026-01-01", key="a", **about)
+    metadata = {"workflow": workflow, "pipeline": "clicks", "metrics": {}}
+    save_model(first, model, ds="2026-01-01", key="a", **metadata)
     for weight in model.embeddings.weights:
         weight.data[1:4] += 0.5
-    save_model(second, model, ds="2026-01-02", key="b", changes=Changes(first, 1.0), **about)
+    save_model(second, model, ds="2026-01-02", key="b", changes=Changes(first, 1.0), **metadata)
     return first, second
 
 
@@ -117,7 +117,7 @@ def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
         logged = Path(client.download_artifacts(run, FOLDER, str(tmp_path)))
         requirements = (logged / "requirements.txt").read_text().splitlines()
         environment(tmp_path / "site", requirements)
-        done = subprocess.run(
+        completed = subprocess.run(
             # -S: nothing of this environment besides, nor the checkout, which is installed in place there.
             [sys.executable, "-S", "-P", Path(__file__).with_name("pyfunc_side.py"), "models:/clicks@champion"],
             input=rows().drop(columns="click").to_json(orient="split", double_precision=15),
@@ -132,8 +132,8 @@ def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
             check=False,
             cwd=tmp_path,
         )
-    assert done.returncode == 0, done.stderr[-4000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    report = json.loads(completed.stdout.splitlines()[-1])
     assert report["headrace"].endswith("/code/headrace.zip/headrace/__init__.py")
     assert not report["before"]
     assert (report["native"], report["level"]) == (native.library() is not None, RETRIEVAL.path().parent.name)

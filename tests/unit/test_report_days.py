@@ -64,8 +64,8 @@ def outcomes_manifest(ds: str, rates: Mapping[str, float], ripe: str, alerts: in
     def record(served: str, metric: str, value: float, dimension: str = "all", group: str = "") -> dict[str, Any]:
         known = {"ripe": served <= ripe, "known": 1.0 if served <= ripe else 0.8, "expected": value * 1.1}
         counts = {"rows": 1234, "users": 321, "positives": 77}
-        about = {"served_ds": served, "label": "click", "dimension": dimension, "value": group, "metric": metric}
-        return about | counts | known | {"estimate": value, "low": value - 0.01, "high": value + 0.01}
+        columns = {"served_ds": served, "label": "click", "dimension": dimension, "value": group, "metric": metric}
+        return columns | counts | known | {"estimate": value, "low": value - 0.01, "high": value + 0.01}
 
     days = [record(served, name, rate) for served, rate in rates.items() for name in ("rate", "auc")]
     groups = [record(max(rates), "rate", 0.25, "model", "<b>m7"), record(max(rates), "rate", 0.35, "arm:look", "b")]

@@ -216,8 +216,8 @@ def test_models_stand_side_by_side() -> None:
     table = words[words.index("Models side by side") :]
     for sentence in ("neural XGBoost version 8", "AUC 0.7694 0.7411", "trained in 1 min 02 s", "880 MiB"):
         assert sentence in table, sentence
-    alone = {stage: m for stage, m in manifests.items() if stage != "baseline"}
-    assert "Models side by side" not in page(make_day(alone))
+    without_baseline = {stage: m for stage, m in manifests.items() if stage != "baseline"}
+    assert "Models side by side" not in page(make_day(without_baseline))
     # The challenger is a model of the day, where it was due; on the same rows it is one of three.
     spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"])
     challenger = manifests["train"].model_copy(update={"stage": "challenger", "seconds": 7.0, "outputs": ()})

@@ -178,9 +178,9 @@ def test_exploration_keeps_caps_and_shares(
         rows, rule, propensity = of_user(lists, reranked, user)
         planned = of_user(lists, unexplored, user)[0]
         # What the other users of a block have changes nothing.
-        alone = rerank(only(lists, user), explored, k, DS)
-        assert (alone.rows + lists.offsets[user]).tolist() == rows
-        assert (alone.rule.tolist(), alone.propensity.tolist()) == (rule, propensity)
+        user_alone = rerank(only(lists, user), explored, k, DS)
+        assert (user_alone.rows + lists.offsets[user]).tolist() == rows
+        assert (user_alone.rule.tolist(), user_alone.propensity.tolist()) == (rule, propensity)
         assert len(set(rows)) == len(rows)
         assert all(0 < p <= 1 for p in propensity)
         for column, most in caps.items():
@@ -355,11 +355,11 @@ def test_lists_that_break_a_rule_are_counted_and_what_is_called_impossible_is(
             longer = itertools.combinations(range(n), len(rows) + 1)
             assert all(
                 any(
-                    max(Counter(v for v in user_lists.values[c][list(some)].tolist() if v >= 0).values(), default=0)
+                    max(Counter(v for v in user_lists.values[c][list(order)].tolist() if v >= 0).values(), default=0)
                     > most
                     for c, most in caps.items()
                 )
-                for some in longer
+                for order in longer
             ), "a longer list keeps the caps"
     assert {name: totals[name, "lists"] for name in counted} == counted
 
@@ -369,12 +369,12 @@ def test_users_and_days_are_drawn_apart() -> None:
         np.array([3, 9], np.uint64), np.array([0, 9, 18]), np.tile(np.linspace(1, 0, 9), 2).astype(np.float32)
     )
     rules = Rerank.model_validate({"explore": {"epsilon": 1}})
-    both = rerank(lists, rules, 5, DS)
-    alone = rerank(RankedLists(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
-    assert (both.rows[5:] - 9).tolist() == alone.rows.tolist() != both.rows[:5].tolist()
-    assert rerank(lists, rules, 5, "2026-01-06").rows.tolist() != both.rows.tolist()
+    both_users = rerank(lists, rules, 5, DS)
+    second_user = rerank(RankedLists(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
+    assert (both_users.rows[5:] - 9).tolist() == second_user.rows.tolist() != both_users.rows[:5].tolist()
+    assert rerank(lists, rules, 5, "2026-01-06").rows.tolist() != both_users.rows.tolist()
     seeded = Rerank.model_validate({"explore": {"epsilon": 1, "seed": 2}})
-    assert rerank(lists, seeded, 5, DS).rows.tolist() != both.rows.tolist()
+    assert rerank(lists, seeded, 5, DS).rows.tolist() != both_users.rows.tolist()
 
 
 def test_reasons_name_the_rule_and_the_sources() -> None:

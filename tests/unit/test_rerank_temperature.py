@@ -96,8 +96,8 @@ def test_a_temperature_keeps_caps_and_shares(
         for column, most in caps.items():
             counts = Counter(v for v in lists.values[column][rows].tolist() if v >= 0)
             assert max(counts.values(), default=0) <= most
-        alone = rerank(only(lists, user), make_rules(caps, fresh, new, 0.0, relevance, **settings), k, DS)
-        assert (alone.rows + lists.offsets[user]).tolist() == rows
+        user_alone = rerank(only(lists, user), make_rules(caps, fresh, new, 0.0, relevance, **settings), k, DS)
+        assert (user_alone.rows + lists.offsets[user]).tolist() == rows
         if not caps:
             for share, members in ((fresh, lists.fresh), (new, lists.new)):
                 assert members is not None

@@ -27,8 +27,8 @@ print(io["write_bytes"])
 
 
 def rusage_seconds() -> float:
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(r.ru_utime + r.ru_stime for r in both)
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(r.ru_utime + r.ru_stime for r in usages)
 
 
 def test_processor_time_is_that_of_this_process_and_its_children_that_have_ended() -> None:
@@ -57,10 +57,10 @@ def test_a_child_at_work_counts_before_it_ends() -> None:
 
 def test_what_ended_children_wrote_counts(tmp_path: Path) -> None:
     use = ResourceUse.begin()
-    done = subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "f")], check=True, capture_output=True)
+    completed = subprocess.run([sys.executable, "-c", WRITE, str(tmp_path / "f")], check=True, capture_output=True)
     used = use.used()
     assert used is not None
-    assert used.written_bytes >= int(done.stdout)
+    assert used.written_bytes >= int(completed.stdout)
 
 
 def test_what_is_used_elsewhere_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,10 @@ def test_what_ranks_tell_is_added_where_nobody_has_waited_for_them() -> None:
     assert 500 <= used.core_seconds < 501
     use = ResourceUse.begin()
     subprocess.run([sys.executable, "-c", WORK.format(seconds=0.3)], check=True)
-    alone, with_ranks = use.used(), use.used(ranks=0.2)
-    assert alone is not None
+    without_ranks, with_ranks = use.used(), use.used(ranks=0.2)
+    assert without_ranks is not None
     assert with_ranks is not None
-    assert with_ranks.core_seconds == pytest.approx(alone.core_seconds, abs=0.1)
+    assert with_ranks.core_seconds == pytest.approx(without_ranks.core_seconds, abs=0.1)
 
 
 def test_manifests_from_before_it_was_measured_are_read_and_written_as_they_were() -> None:

@@ -60,9 +60,9 @@ def test_weights_of_days_and_of_rows_multiply() -> None:
     schema = DatasetSchema(features=(_TIME, _WEIGHT))
     weighted = TRAIN.model_copy(update={"sample_weight": "w"})
     rows = {"ts": np.array([micros("2026-01-09"), micros("2026-01-07")]), "w": np.array([3.0, 5.0])}
-    both = SampleWeights(weighted, schema, _DECAY)
-    assert both.carried == ("w", "ts")
-    np.testing.assert_allclose(both.weights(rows), _DECAY.weights(rows["ts"]) * [3, 5], rtol=1e-6)
+    combined = SampleWeights(weighted, schema, _DECAY)
+    assert combined.carried == ("w", "ts")
+    np.testing.assert_allclose(combined.weights(rows), _DECAY.weights(rows["ts"]) * [3, 5], rtol=1e-6)
     assert SampleWeights(TRAIN, schema).carried == ()
     assert SampleWeights(TRAIN, schema).weights(rows) is None
     with pytest.raises(UserError, match="rows of a batch have no ts"):
@@ -108,8 +108,8 @@ def test_training_with_decay_is_training_with_weights(home: Workspace, make_data
     once = TRAIN.model_copy(update={"epochs": 1})
     job = job_of(home, by_days, "decay", once, decay=decay)
     weighted = job_of(home, by_rows, "weights", once.model_copy(update={"sample_weight": "query"}))
-    for each in (job, weighted):
-        run_ranks(2, lambda c, each=each: train(each, c))
+    for trained_job in (job, weighted):
+        run_ranks(2, lambda c, own_job=trained_job: train(own_job, c))
     assert_same_weights(job, weighted)
     assert job.config_fingerprint != job_of(home, by_days, "decay", once).config_fingerprint
 

@@ -137,12 +137,12 @@ def test_what_is_drawn_is_evenly_of_all_days_and_no_row_twice(home: Workspace, o
     assert of_day == pytest.approx(expected, abs=len(groups))
     # Of each stream a pass: of each of its row groups so many rows, each at most once.
     in_pass = [sum(plan.taken[i :: TRAIN.streams]) for i in range(TRAIN.streams)]
-    each = plan.batch_rows // TRAIN.streams
-    steps = max(in_pass) // each + 1
+    rows_per_stream = plan.batch_rows // TRAIN.streams
+    steps = max(in_pass) // rows_per_stream + 1
     batches = drawn(home, older, plan, steps)
     assert all(len(b) == plan.batch_rows for b in batches)
     for i in range(TRAIN.streams):
-        stream_rows = [row for b in batches for row in b[i * each : (i + 1) * each]][: in_pass[i]]
+        stream_rows = [row for b in batches for row in b[i * rows_per_stream : (i + 1) * rows_per_stream]][: in_pass[i]]
         counts = Counter(stream_rows)
         for taken, rows in zip(plan.taken[i :: TRAIN.streams], groups[i :: TRAIN.streams], strict=True):
             group_rows = Counter(rows)
@@ -165,9 +165,9 @@ def test_a_step_has_rows_of_both(home: Workspace, older: list[Manifest], today: 
     plan = ReplayRows.plan(layouts, 120, 40, "row", TRAIN.streams, seed=5)
     settings = TRAIN.model_copy(update={"batch_size": 160})
     layout, _ = split_of(today, home, "train")
-    alone = TrainLoader(layout, schema, settings)
-    with alone:
-        expected = [rows_of(b) for b in islice(alone, 4)]
+    day_loader = TrainLoader(layout, schema, settings)
+    with day_loader:
+        expected = [rows_of(b) for b in islice(day_loader, 4)]
     replayed = drawn(home, older, plan, 4)
     loader = ReplayLoader(plan.layout, schema, TRAIN, batch_rows=40, taken=plan.taken, seed=plan.seed)
     with WithReplay(TrainLoader(layout, schema, settings), loader) as source:
@@ -188,23 +188,23 @@ def test_batches_are_joined_row_by_row() -> None:
         return Batch(numbers, codes, rng.random(rows, np.float32), {"ts": rng.integers(0, 9, rows)}, lists)
 
     a, b = batch(5), batch(3)
-    both = joined(a, b)
-    assert both.rows == 8
+    joined_batch = joined(a, b)
+    assert joined_batch.rows == 8
     for name in ("continuous", "codes", "labels"):
-        np.testing.assert_array_equal(getattr(both, name), np.concatenate([getattr(x, name) for x in (a, b)]))
-    assert both.continuous.flags.f_contiguous
-    assert both.codes.flags.f_contiguous
-    np.testing.assert_array_equal(both.carried["ts"], np.append(a.carried["ts"], b.carried["ts"]))
+        np.testing.assert_array_equal(getattr(joined_batch, name), np.concatenate([getattr(x, name) for x in (a, b)]))
+    assert joined_batch.continuous.flags.f_contiguous
+    assert joined_batch.codes.flags.f_contiguous
+    np.testing.assert_array_equal(joined_batch.carried["ts"], np.append(a.carried["ts"], b.carried["ts"]))
     expected = [x.lists["tags"].rows(i, i + 1).flat().tolist() for x in (a, b) for i in range(x.rows)]
-    assert [both.lists["tags"].rows(i, i + 1).flat().tolist() for i in range(8)] == expected
+    assert [joined_batch.lists["tags"].rows(i, i + 1).flat().tolist() for i in range(8)] == expected
 
 
 def test_training_with_replay_goes_on_to_the_bit(home: Workspace, older: list[Manifest], today: Manifest) -> None:
     names = tuple(m.output("dataset").name for m in older)
-    few = TRAIN.model_copy(update={"patience": None, "checkpoint_steps": 3})
+    settings = TRAIN.model_copy(update={"patience": None, "checkpoint_steps": 3})
 
     def job(key: str, **more: Any) -> Any:
-        return job_of(home, today, key, few, **more)
+        return job_of(home, today, key, settings, **more)
 
     replay = {"replay": Replay(share=0.2), "replayed": names}
     replayed_job, plain_job = job("replayed", **replay), job("plain")
@@ -212,11 +212,11 @@ def test_training_with_replay_goes_on_to_the_bit(home: Workspace, older: list[Ma
     run_ranks(1, lambda c: train(plain_job, c))
     assert reports[0].steps == 2 * (800 // 160)
     assert any((weights(replayed_job)[n] != w).any() for n, w in weights(plain_job).items())
-    again = replayed_job.model_copy(update={"ds": "2026-01-11"})
+    resumed_job = replayed_job.model_copy(update={"ds": "2026-01-11"})
     with pytest.raises(Stopped):
-        run_ranks(1, lambda c: train(again, c, on_progress=stop_at(7)))
-    run_ranks(1, lambda c: train(again, c))
-    assert_same_weights(replayed_job, again)
+        run_ranks(1, lambda c: train(resumed_job, c, on_progress=stop_at(7)))
+    run_ranks(1, lambda c: train(resumed_job, c))
+    assert_same_weights(replayed_job, resumed_job)
     # Fewer row groups than streams: none are replayed.
     none = job("none", replay=Replay(share=0.2), replayed=())
     run_ranks(1, lambda c: train(none, c))
@@ -257,8 +257,8 @@ def test_a_day_draws_from_days_before_its_window() -> None:
     # Each dataset has the rows of its day and the one before: that of the 4th shares the 3rd with that of the 3rd.
     for measured_on, left in (("03", []), ("04", ["2026-01-02"]), ("05", ["2026-01-02"]), ("01", ["2026-01-04"])):
         retrain = {"replay": {"share": 0.1, "days": 4}, "forgetting_day": f"2026-01-{measured_on}"}
-        some = spec_of(retrain=retrain, features=_FEATURES | {"split": {"by": "time", "valid_days": 2}})
-        assert replay_days(some, "2026-01-10") == left
+        window_spec = spec_of(retrain=retrain, features=_FEATURES | {"split": {"by": "time", "valid_days": 2}})
+        assert replay_days(window_spec, "2026-01-10") == left
     assert replay_days(spec_of(retrain={}), "2026-01-10") == replay_days(spec_of(), "2026-01-10") == []
 
 

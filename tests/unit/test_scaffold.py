@@ -572,10 +572,10 @@ def test_times_beyond_the_years_of_a_calendar(tmp_path: Path) -> None:
     """One time of the year 57,988 is none, and the days of the others stand."""
     micros = [1_767_225_600_000_000 + n * 3_600_000_000 for n in range(60)]
     near = pa.array(micros, pa.timestamp("us", tz="UTC"))
-    far = pa.array([1_767_225_600_000_000_000, *micros[1:]]).cast(pa.timestamp("us", tz="UTC"))
+    nanoseconds = pa.array([1_767_225_600_000_000_000, *micros[1:]]).cast(pa.timestamp("us", tz="UTC"))
     days = pa.array([5_000_000, *range(59)], pa.int32()).cast(pa.date32())
     target = tmp_path / "p.yaml"
-    spec = written(parquet_log(tmp_path / "log", ts=far, near=near, day=days), target, time="ts")
+    spec = written(parquet_log(tmp_path / "log", ts=nanoseconds, near=near, day=days), target, time="ts")
     assert spec.ds == "2026-01-03"
     assert target.read_text().count("1 times before year 1 or after year 9999") == 2
 

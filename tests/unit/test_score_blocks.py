@@ -252,8 +252,8 @@ def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:
     assert [tuple(r.values()) for r in result.drop(["propensity"]).to_pylist()] == expected
     assert result["propensity"].to_numpy().min() > 0
     # Without candidates all items are ranked, and the lists are made of these.
-    alone = pa.Table.from_batches(list(score_batches(task, iter([people]), lambda n: None)))
-    assert len(alone) == 2 * len(people)
+    unranked = pa.Table.from_batches(list(score_batches(task, iter([people]), lambda n: None)))
+    assert len(unranked) == 2 * len(people)
     assert len(lists) == 6
 
 
@@ -322,10 +322,10 @@ def test_features_belong_to_the_side_that_they_are_made_of() -> None:
 def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:
     fitted_features = fitted()
     (place,) = (i for i, c in enumerate(fitted_features.workflow.chains) if "pair" in c.outputs)
-    lying = replace(fitted_features.workflow.chains[place], sources={"pair": ("user",)})
+    wrong_chain = replace(fitted_features.workflow.chains[place], sources={"pair": ("user",)})
     fitted_features.workflow.chains = (
         *fitted_features.workflow.chains[:place],
-        lying,
+        wrong_chain,
         *fitted_features.workflow.chains[place + 1 :],
     )
     s = sides()

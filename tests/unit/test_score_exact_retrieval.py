@@ -93,9 +93,9 @@ def test_a_users_result_depends_on_nobody_else(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(4)
     queries, items = (rng.standard_normal((n, 37)).astype(np.float32) for n in (50, 3_000))
     together = best_items(queries, [(0, items)], 20, threads=2)
-    alone = [best_items(queries[i : i + 1], [(0, items[:17]), (17, items[17:])], 20) for i in range(50)]
-    assert together.scores.tobytes() == np.concatenate([a.scores for a in alone]).tobytes()
-    assert together.items.tobytes() == np.concatenate([a.items for a in alone]).tobytes()
+    single_results = [best_items(queries[i : i + 1], [(0, items[:17]), (17, items[17:])], 20) for i in range(50)]
+    assert together.scores.tobytes() == np.concatenate([a.scores for a in single_results]).tobytes()
+    assert together.items.tobytes() == np.concatenate([a.items for a in single_results]).tobytes()
 
 
 def test_numbers_that_are_none_are_refused(way: str) -> None:

@@ -51,12 +51,14 @@ def test_some_users_scored_again_have_the_scores_of_all(
     listed, _ = with_candidates(people, things, seed)
     task = make_job(network, things, part_rows=40, top_k=20)
     all_rows = rows_of(list(score_batches(task, iter([listed]), lambda n: None)))
-    some = listed.take(pa.array(sorted(changed)))
+    changed_users = listed.take(pa.array(sorted(changed)))
     task = make_job(network, things, part_rows=90, top_k=20, block_pairs=block_pairs)
-    again = rows_of(list(score_batches(task, iter([some.slice(0, 5), some.slice(5)]), lambda n: None)))
+    rescored = rows_of(
+        list(score_batches(task, iter([changed_users.slice(0, 5), changed_users.slice(5)]), lambda n: None))
+    )
     assert len({score for *_, score, _ in all_rows}) > len(all_rows) / 2
-    names = set(some.column(0).to_pylist())
-    assert again == [row for row in all_rows if row[0] in names]
+    names = set(changed_users.column(0).to_pylist())
+    assert rescored == [row for row in all_rows if row[0] in names]
 
 
 def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:

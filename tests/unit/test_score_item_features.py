@@ -85,8 +85,8 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
         assert values(ItemFeatures(host_folder, stored.files, stored.ends).open(), n) == expected
     # A few of them, without a host's folder.
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "driver"))
-    few = min(n, 8)
-    assert values(stored.first(few), few) == {name: column[:few] for name, column in expected.items()}
+    count = min(n, 8)
+    assert values(stored.first(count), count) == {name: column[:count] for name, column in expected.items()}
     # Their copies on a host are the first to go.
     parts = [copy for copy in copies.cached_files() if copy.name.startswith("feature-")]
     assert {copy.stat().st_mtime for copy in parts} == {0}
@@ -103,19 +103,19 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
     table = ItemTable.of_arrow(things(n), "item", lake / "items", 5)
     lost = []
 
-    def twice(spark: None, count: int, work: Callable[[int], Iterable[Any]]) -> list[Any]:
+    def run_twice(spark: None, count: int, work: Callable[[int], Iterable[Any]]) -> list[Any]:
         run_tasks(spark, count, work)
         lost.append(lambda: run_tasks(spark, count, work))
         return run_tasks(spark, count, work)
 
-    monkeypatch.setattr(item_features, "run_tasks", twice)
+    monkeypatch.setattr(item_features, "run_tasks", run_twice)
     hosts = RunFolder(HostScratch("mapped/shop"), "run", ())
     stored = ItemFeatures.write(table, model, features, lake / "features", None, hosts)
-    few = values(stored.first(8), 8)
+    first_values = values(stored.first(8), 8)
     for task in lost:
         with pytest.raises(LeaseLost):  # all is published since
             task()
-    assert values(stored.first(8), 8) == few
+    assert values(stored.first(8), 8) == first_values
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "another"))
-    assert values(stored.open(), 8) == few
+    assert values(stored.open(), 8) == first_values

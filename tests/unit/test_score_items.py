@@ -62,10 +62,10 @@ def test_rows_and_keys_are_those_of_a_sorted_list(
 def test_fingerprint_is_the_items_alone(tmp_path: Path) -> None:
     table = pa.table({"id": ["b", "a", None, "c"], "price": [Decimal(1), None, Decimal(2), Decimal(3)]})
     item_table = ItemTable.of_arrow(table, "id", local(tmp_path / "a"))
-    again = ItemTable.of_arrow(table.take([3, 1, 0]), "id", local(tmp_path / "b"), part_rows=1)
-    assert item_table.fingerprint == again.fingerprint
-    assert item_table.rows == again.rows == 3
-    assert len(again.parts) == 3
+    reordered = ItemTable.of_arrow(table.take([3, 1, 0]), "id", local(tmp_path / "b"), part_rows=1)
+    assert item_table.fingerprint == reordered.fingerprint
+    assert item_table.rows == reordered.rows == 3
+    assert len(reordered.parts) == 3
     smaller = ItemTable.of_arrow(table.slice(0, 2), "id", local(tmp_path / "c"))
     assert smaller.fingerprint != item_table.fingerprint
     # What is the same item has the same hashes in both.

@@ -50,8 +50,8 @@ def test_union_equals_a_plain_one(case: tuple[Users, int, list[int]]) -> None:
         for s in range(len(places)):
             assert union.alone[u, s] == sum(b == 1 << s for b in bits)
             for t in range(len(places)):
-                both = 1 << s | 1 << t
-                assert union.shared[u, s, t] == sum(b & both == both for b in bits)
+                both_sources = 1 << s | 1 << t
+                assert union.shared[u, s, t] == sum(b & both_sources == both_sources for b in bits)
 
 
 @given(

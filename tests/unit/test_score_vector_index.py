@@ -114,9 +114,9 @@ def test_index(tmp_path: Path) -> None:
     fewer = search_index(index, queries, 50, 32, threads=1).items
     assert (more[:, :50] == fewer).mean() > 0.999
     # Built again, it is the same.
-    again = build_index(stored, local(tmp_path / "again"), threads=1)
+    rebuilt = build_index(stored, local(tmp_path / "again"), threads=1)
     assert np.array_equal(
-        search_index(again, queries, 50, 8, threads=1).items, search_index(index, queries, 50, 8, 1).items
+        search_index(rebuilt, queries, 50, 8, threads=1).items, search_index(index, queries, 50, 8, 1).items
     )
 
 
@@ -126,10 +126,10 @@ def test_users_whose_cells_have_too_few_get_the_best_others(tmp_path: Path) -> N
     index = build_index(stored, local(tmp_path / "index"), threads=1)
     neighbours = search_index(index, queries, 300, 1, threads=1).items
     best = best_items(queries, stored.blocks(), 640).items
-    for f, b, few in zip(
+    for f, b, five_best in zip(
         neighbours.tolist(), best.tolist(), search_index(index, queries, 5, 1, 1).items.tolist(), strict=True
     ):
-        assert f[:5] == few
+        assert f[:5] == five_best
         assert len(set(f)) == 300
         among_best = [i for i, item in enumerate(f) if item in b[: len(f)]]
         assert len(among_best) > 200  # most are the best ones of all
@@ -249,14 +249,14 @@ def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> Non
         (measures,) = work([batch.slice(0, 300), batch.slice(300)])
         return cast(dict[str, Any], measures.to_pylist()[0])
 
-    some = measured(60)
-    assert (some["users"], some["recall"] >= 0.9) == (60, True)
+    measurement = measured(60)
+    assert (measurement["users"], measurement["recall"] >= 0.9) == (60, True)
     best = best_items(queries, stored.blocks(), 20).items
-    assert some["recall"] == recall_share(search_index(index, queries, 20, some["probes"], 1).items, best)
+    assert measurement["recall"] == recall_share(search_index(index, queries, 20, measurement["probes"], 1).items, best)
     # Of nobody a recall of 1 would be reached by one cell.
-    for few in (0, 5):
-        none = measured(few)
-        assert (none["users"], none["probes"], none["recall"]) == (few, None, None)
+    for user_count in (0, 5):
+        none = measured(user_count)
+        assert (none["users"], none["probes"], none["recall"]) == (user_count, None, None)
 
 
 def test_recall_of_lists_with_gaps() -> None:

@@ -141,8 +141,8 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     assert [t.value for t in healed.trials] == [t.value for t in uninterrupted.trials]
     assert len({t.values[RATE] for t in healed.trials[1:]}) == 5
     assert len(runs) == 1 + 5 + 1
-    again = tuner(home, search).run()
-    assert again.trials == healed.trials
+    finished = tuner(home, search).run()
+    assert finished.trials == healed.trials
     assert len(runs) == 7
 
 
@@ -244,8 +244,8 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
     # The whole split takes no room.
     assert all(p.samefile(folder.parent / "valid" / p.name) for p in (target / "valid").glob("*.parquet"))
     assert (target / "workflow" / "workflow.json").is_file()
-    few = sample_dataset(features, home, local(tmp_path / "few"), {"train": 40}, streams=4, seed=1)
-    assert sizes(few)["train"] == 40
+    small_sample = sample_dataset(features, home, local(tmp_path / "few"), {"train": 40}, streams=4, seed=1)
+    assert sizes(small_sample)["train"] == 40
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,10 @@ def test_a_search_over_several_models(home: Workspace, tmp_path: Path, make_data
     base.write_text(yaml.safe_dump(spec_with(search).model_dump(mode="json", by_alias=True)))
 
     def run(ws: Workspace, trials: int = 7) -> SearchResult:
-        few = [f"train.search.trials={trials}"]
-        return Tuner(load_spec(base, few), lambda v: load_spec(base, [*few, *overrides_of(v)]), ws, DS).run()
+        overrides = [f"train.search.trials={trials}"]
+        return Tuner(
+            load_spec(base, overrides), lambda v: load_spec(base, [*overrides, *overrides_of(v)]), ws, DS
+        ).run()
 
     result = run(home)
     first, *later_trials = result.trials
@@ -371,8 +373,10 @@ def test_a_search_over_several_models(home: Workspace, tmp_path: Path, make_data
     other_home = Workspace(tmp_path)
     make_dataset(other_home, train=4_000, valid=1_000, rank=30)
     run(other_home, 3)
-    again = run(other_home)
-    assert [(t.model, t.values, t.value) for t in again.trials] == [(t.model, t.values, t.value) for t in result.trials]
+    repeated = run(other_home)
+    assert [(t.model, t.values, t.value) for t in repeated.trials] == [
+        (t.model, t.values, t.value) for t in result.trials
+    ]
 
 
 def test_a_budget_of_seconds_ends_a_search(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,8 @@ class Transport:
 class Echo:
     """Says the path and the body of each request; by `when` at once, or later. /no is refused before its body."""
 
-    def __init__(self, when: Callable[[Callable[[], None]], object]) -> None:
-        self.when, self.pending = when, 0
+    def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
+        self.when, self.pending = schedule, 0
 
     def admit(self, head: Head) -> object:
         if head.path == "/no":

@@ -38,7 +38,7 @@ def started(
     repository: Path,
     control: Control,
     models: tuple[str, ...],
-    then: Callable[[CountingLoader], Coroutine[Any, Any, None]],
+    body: Callable[[CountingLoader], Coroutine[Any, Any, None]],
 ) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(1) as runs:
@@ -46,7 +46,7 @@ def started(
             loader = CountingLoader(options, runs)
             try:
                 await loader.start()
-                await then(loader)
+                await body(loader)
             finally:
                 loader.close()
 

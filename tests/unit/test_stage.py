@@ -77,9 +77,9 @@ def test_a_run_commits_a_manifest_and_a_second_one_does_nothing(ws: Workspace, s
     assert saved.peak_memory_mib["python"] > 0
     assert saved.resources is not None
     assert saved.resources.core_seconds >= 0
-    again = run_stage(stage, spec, ws, DS)
-    assert again.skipped
-    assert again.manifest == saved
+    second_run = run_stage(stage, spec, ws, DS)
+    assert second_run.skipped
+    assert second_run.manifest == saved
     assert len(stage.worked) == 1
 
 

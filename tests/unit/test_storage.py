@@ -54,11 +54,11 @@ def test_a_link_that_was_made_though_its_answer_was_lost(home: Location, monkeyp
     monkeypatch.setattr(system, "_renameat2", lambda: None)
     link = os.link
 
-    def twice(source: Path, target: Path) -> None:
+    def link_twice(source: Path, target: Path) -> None:
         link(source, target)
         link(source, target)
 
-    monkeypatch.setattr(os, "link", twice)
+    monkeypatch.setattr(os, "link", link_twice)
     assert (home / "lease").put_new_text("mine")
     assert not (home / "lease").put_new_text("another's")
     assert (home / "lease").read_text() == "mine"

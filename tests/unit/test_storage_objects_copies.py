@@ -32,9 +32,9 @@ def publish(folder: Location, *names: str) -> Location:
 
 def age(path: Path, seconds: float) -> None:
     """Set the times of a folder and of all in it back by an age."""
-    then = time.time() - seconds
+    moment = time.time() - seconds
     for p in (*path.rglob("*"), path):
-        os.utime(p, (then, then))
+        os.utime(p, (moment, moment))
 
 
 def fill(monkeypatch: pytest.MonkeyPatch) -> None:

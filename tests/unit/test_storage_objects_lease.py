@@ -46,9 +46,9 @@ class Clock:
         monkeypatch.setattr(leases, "datetime", Moved)
 
 
-def until(done: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     for _ in range(2000):
-        if done():
+        if condition():
             return
         time.sleep(0.005)
     raise AssertionError("it never was")
@@ -201,8 +201,8 @@ def test_its_end_does_not_wait_for_a_store_that_is_away(
     try:
         assert "clicks.lock was not given back (the store does not answer)" in caplog.text
         assert other_host.holder() is not None
-        with host.lease() as again:  # the next stage of the process that ended it
-            assert again.holder.token == 2
+        with host.lease() as next_lease:  # the next stage of the process that ended it
+            assert next_lease.holder.token == 2
     finally:
         is_back.set()
     until(lambda: other_host.holder() is None)
@@ -239,11 +239,11 @@ def test_the_answer_to_a_write_is_lost(hosts: tuple[Location, Location], monkeyp
     """The client tries again and is told that the condition does not hold: by its own first try."""
     real = calls.put_new
 
-    def twice(bucket: object, key: str, data: bytes) -> str | None:
+    def put_twice(bucket: object, key: str, data: bytes) -> str | None:
         real(bucket, key, data)
         return real(bucket, key, data)
 
-    monkeypatch.setattr(calls, "put_new", twice)
+    monkeypatch.setattr(calls, "put_new", put_twice)
     with hosts[0].lease() as lease:
         lease.check()
 

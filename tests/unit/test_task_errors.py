@@ -80,8 +80,8 @@ def test_an_error_of_a_task_is_itself(error: UserError | StoreAway, code: int) -
         code,
     )
     # With spark.sql.execution.pyspark.udf.hideTraceback.enabled.
-    alone = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
-    assert exit_message(job(alone)) == (str(error), code)
+    bare_trace = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
+    assert exit_message(job(bare_trace)) == (str(error), code)
 
 
 def test_a_store_that_does_not_do_as_asked() -> None:

@@ -145,26 +145,26 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, earlier: M
     assert start(behind=0.5) == other_model
     shutil.rmtree(home.locate(other_model).local_path())
     assert start(behind=0.5) == own_model
-    alone = find_warm_start(home, spec_of(challenger=None), "2026-01-12", schema)
-    assert alone is not None
-    assert alone.name == own_model
+    start_alone = find_warm_start(home, spec_of(challenger=None), "2026-01-12", schema)
+    assert start_alone is not None
+    assert start_alone.name == own_model
 
     # What the gate has refused is no start, but of a run that has begun with it.
     gated = spec_of(challenger=None, gate={})
     for verdict, key, expected in (
-        ("passed", alone.version, alone),
-        ("refused", alone.version, None),
-        ("refused", "another", alone),
+        ("passed", start_alone.version, start_alone),
+        ("refused", start_alone.version, None),
+        ("refused", "another", start_alone),
     ):
         gate = Manifest(stage="gate", pipeline="clicks", ds="2026-01-10", key="g", spec_hash="")
         gate = gate.model_copy(update={"facts": {"verdict": verdict, "model": {"key": key}}})
         gate.save(home.manifest("clicks", "2026-01-10", "gate"))
         assert find_warm_start(home, gated, "2026-01-12", schema) == expected
-        assert find_warm_start(home, gated, "2026-01-12", schema, [alone.input]) == alone
+        assert find_warm_start(home, gated, "2026-01-12", schema, [start_alone.input]) == start_alone
 
     # Nor is a challenger that it has refused; one that became champion is, whoever was behind.
     shutil.copytree(home.locate(own_model).local_path(), home.locate(other_model).local_path())
-    both = spec_of(gate={})
+    gated_spec = spec_of(gate={})
     for margin, verdict, expected in (
         (0.5, {"verdict": "passed", "becomes_champion": False}, other_model),
         (0.5, {"verdict": "refused", "becomes_champion": False}, own_model),
@@ -172,12 +172,12 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, earlier: M
         (-0.3, {"verdict": "passed", "becomes_champion": True}, other_model),
     ):
         trained(home, "2026-01-10", "challenger", other_model, due="it was", behind=margin)
-        model = {"verdict": "passed", "model": {"key": alone.version}}
+        model = {"verdict": "passed", "model": {"key": start_alone.version}}
         facts = model | {"challenger": {"key": "challenger-2026-01-10", **verdict}}
         Manifest(stage="gate", pipeline="clicks", ds="2026-01-10", key="g", spec_hash="", facts=facts).save(
             home.manifest("clicks", "2026-01-10", "gate")
         )
-        warm_start = find_warm_start(home, both, "2026-01-12", schema)
+        warm_start = find_warm_start(home, gated_spec, "2026-01-12", schema)
         assert warm_start is not None
         assert warm_start.name == expected
     shutil.rmtree(home.locate(other_model).local_path())
@@ -188,10 +188,10 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, earlier: M
         version = registry.register(home, "clicks", home.locate(name), {}, f"train-{ds}", ds=ds)
         settle(home, "clicks", version)
     trained(home, "2026-01-10", model=own_model, registered={"name": "clicks", "version": version})
-    assert find_warm_start(home, gated, "2026-01-12", schema) == alone
+    assert find_warm_start(home, gated, "2026-01-12", schema) == start_alone
     roll_back(home, "clicks")
-    for each in (gated, spec_of(challenger=None)):
-        assert find_warm_start(home, each, "2026-01-12", schema) is None
+    for spec_variant in (gated, spec_of(challenger=None)):
+        assert find_warm_start(home, spec_variant, "2026-01-12", schema) is None
 
 
 def measured_dataset(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:
@@ -227,9 +227,9 @@ def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, earlier
 def test_rows_of_another_day_that_are_gone_end_no_training(
     ws: Workspace, make_dataset: Callable[..., Manifest], caplog: pytest.LogCaptureFixture
 ) -> None:
-    then = make_dataset(ws, train=400, valid=200, users=60, ds="2026-01-10")
+    earlier_day = make_dataset(ws, train=400, valid=200, users=60, ds="2026-01-10")
     now = make_dataset(ws, train=400, valid=100, users=60, ds="2026-01-12", seed=1)
-    name = then.output("dataset").name
+    name = earlier_day.output("dataset").name
     once = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
     file = next((ws.locate(name).local_path() / "valid").glob("*.parquet"))
     content = file.read_bytes()
@@ -245,7 +245,7 @@ def test_rows_of_another_day_that_are_gone_end_no_training(
 
     # And before: neither started with it, nor once it is known to be removed.
     assert measured_dataset(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
-    then.with_removed({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
+    earlier_day.with_removed({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
     assert measured_dataset(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
     assert "retention" in caplog.text
 
@@ -287,7 +287,7 @@ def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dat
     def finish() -> None:
         planned = plan_run(Train(), gated, ws, now)
         output = Output(kind="model", name="models/clicks/today", version="today")
-        done = Manifest(
+        manifest = Manifest(
             stage="train",
             pipeline="clicks",
             ds=now,
@@ -296,7 +296,7 @@ def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dat
             inputs=planned.inputs,
             outputs=(output,),
         )
-        done.save(ws.manifest("clicks", now, "train"))
+        manifest.save(ws.manifest("clicks", now, "train"))
 
     judge("refused")
     key, start, reason = plan()
@@ -304,9 +304,9 @@ def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dat
     finish()
     assert plan() == (key, start, None)
     # The refused day trained and refused again: the same start, nothing to do.
-    again = "models/clicks/2026-01-09/other/model"
-    trained(ws, "2026-01-09", model=again, registered={"name": "clicks", "version": "2"})
-    shutil.copytree(job.saved_model.local_path(), ws.locate(again).local_path())
+    retrained_model = "models/clicks/2026-01-09/other/model"
+    trained(ws, "2026-01-09", model=retrained_model, registered={"name": "clicks", "version": "2"})
+    shutil.copytree(job.saved_model.local_path(), ws.locate(retrained_model).local_path())
     assert plan() == (key, start, None)
     # Its verdict turned by other rules, or overruled: the next day is to be done again, from it.
     judge("passed")

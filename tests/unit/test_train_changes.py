@@ -117,9 +117,9 @@ def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
     for day, job in zip(_DAYS, jobs, strict=False):
         output = Output(kind="model", name=home.name_of(job.saved_model), version=job.key)
         ds = f"2026-01-{day}"
-        done = Manifest(stage="train", pipeline="clicks", ds=ds, key=job.key, spec_hash="", outputs=(output,))
-        done.save(home.manifest("clicks", ds, "train"))
-        manifests.append(done)
+        manifest = Manifest(stage="train", pipeline="clicks", ds=ds, key=job.key, spec_hash="", outputs=(output,))
+        manifest.save(home.manifest("clicks", ds, "train"))
+        manifests.append(manifest)
 
     def stale() -> list[bool]:
         reasons = [Train().verify(Context(spec, home, m.ds), m) for m in manifests]

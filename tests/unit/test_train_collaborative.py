@@ -82,9 +82,9 @@ def test_pretrained_models_are_found_and_of_the_same_vocabularies(
         train_local(job)
         name = home.name_of(job.saved_model)
         names[part, day] = name
-        done = Manifest(stage="train", pipeline=f"my_{part}", ds=day, key=job.key, spec_hash="x")
-        done = done.model_copy(update={"outputs": (Output(kind="model", name=name, version=job.key),)})
-        done.save(home.manifest(f"my_{part}", day, "train"))
+        manifest = Manifest(stage="train", pipeline=f"my_{part}", ds=day, key=job.key, spec_hash="x")
+        manifest = manifest.model_copy(update={"outputs": (Output(kind="model", name=name, version=job.key),)})
+        manifest.save(home.manifest(f"my_{part}", day, "train"))
 
     spec = load_spec("movielens", ["train.pretrained={mlp: my_mlp, gmf: my_gmf}"])
     pretrained = find_pretrained(home, spec, "2026-02-02")
@@ -201,10 +201,12 @@ def test_a_pretrained_start_is_the_mean_of_two_models(home: Workspace, features:
         p = load_predictor(path).predict(columns).astype(float)
         logits[name] = np.log(p) - np.log1p(-p)
     np.testing.assert_allclose(logits["both"], 0.25 * logits["gmf"] + 0.75 * logits["mlp"], atol=1e-4)
-    again = job_of(home, features, "pretrained-2", still, model_of("neumf", alpha=0.25), pretrained=names)
-    run_ranks(2, lambda collective: train(again, collective))
+    two_rank_job = job_of(home, features, "pretrained-2", still, model_of("neumf", alpha=0.25), pretrained=names)
+    run_ranks(2, lambda collective: train(two_rank_job, collective))
     np.testing.assert_allclose(
-        load_predictor(again.saved_model).predict(columns), load_predictor(job.saved_model).predict(columns), atol=1e-6
+        load_predictor(two_rank_job.saved_model).predict(columns),
+        load_predictor(job.saved_model).predict(columns),
+        atol=1e-6,
     )
 
     def refused(model: Model, **models: str) -> str:
@@ -227,8 +229,8 @@ def test_all_items_are_ranked_by_the_logits(name: str, home: Workspace, features
     dataset = home.home / features.output("dataset").name
     table = read_padded(sorted((dataset / "valid").glob("*.parquet")), features.dataset_schema)
     rows = table[table.click > 0].reset_index(drop=True)
-    every = rows.loc[np.repeat(rows.index, 38)].assign(item=np.tile(np.arange(2, 40), len(rows)).astype(np.int32))
-    scores = load_predictor(job.saved_model).predict({c: every[c].to_numpy() for c in every}).reshape(-1, 38)
+    all_pairs = rows.loc[np.repeat(rows.index, 38)].assign(item=np.tile(np.arange(2, 40), len(rows)).astype(np.int32))
+    scores = load_predictor(job.saved_model).predict({c: all_pairs[c].to_numpy() for c in all_pairs}).reshape(-1, 38)
     target_scores = scores[np.arange(len(rows)), rows.item - 2]
     places = (scores >= target_scores[:, None]).sum(1) - 1
     # Probabilities of close logits may round to one number.

@@ -34,7 +34,7 @@ from tests.dataset_support import read_padded
 from tests.train_support import Stopped, stop_at
 
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
-ALL, SOME = ("user", "item", "tags"), ("user", "tags")
+ALL, PARTLY_RAW = ("user", "item", "tags"), ("user", "tags")
 #: Few rows, so that many are evicted.
 TIGHT = {"user": DynamicTable(admit_after=2, max_rows=40), "item": DynamicTable(max_rows=16, evict="lru")}
 
@@ -98,13 +98,13 @@ def test_with_every_id_admitted_it_is_the_model_of_codes(
     home: Workspace, coded: Manifest, pooling: Any, more: dict[str, Any]
 ) -> None:
     runs = {}
-    for names in (ALL, SOME, ()):
+    for names in (ALL, PARTLY_RAW, ()):
         job = job_of(home, coded, f"equal-{pooling}-{len(names)}", settings(**more), names)
         job = job.model_copy(update={"model": MODEL.model_copy(update={"pooling": pooling})})
         runs[names] = train_local(job), predictions(job)
     report, expected = runs[()]
     assert losses(report)[-1] < losses(report)[0]
-    for names in (ALL, SOME):
+    for names in (ALL, PARTLY_RAW):
         np.testing.assert_allclose(losses(runs[names][0]), losses(report), rtol=1e-4)
         np.testing.assert_allclose(runs[names][1], expected, atol=1e-3)
         assert runs[names][0].dynamic.keys() == set(names)
@@ -115,7 +115,7 @@ def test_with_every_id_admitted_it_is_the_model_of_codes(
 
 @pytest.fixture(scope="module")
 def tight(home: Workspace, coded: Manifest) -> tuple[Job, TrainingReport]:
-    job = job_of(home, coded, "tight", settings(TIGHT), (*SOME, "item"))
+    job = job_of(home, coded, "tight", settings(TIGHT), (*PARTLY_RAW, "item"))
     return job, train_local(job)
 
 
@@ -149,13 +149,13 @@ def test_the_limits_hold_and_are_told(tight: tuple[Job, TrainingReport]) -> None
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_take_the_same_steps(home: Workspace, coded: Manifest, ranks: int) -> None:
     conf = settings({"user": DynamicTable(admit_after=3), "item": DynamicTable(admit_chance=0.5)})
-    alone = train_local(job_of(home, coded, f"alone-{ranks}", conf))
+    one_rank = train_local(job_of(home, coded, f"alone-{ranks}", conf))
     job = job_of(home, coded, f"ranks-{ranks}", conf)
     for report in run_ranks(ranks, lambda c: train(job, c)):
-        np.testing.assert_allclose(losses(report), losses(alone), rtol=2e-4)
+        np.testing.assert_allclose(losses(report), losses(one_rank), rtol=2e-4)
         for name in ALL:
             for figure in ("rows", "waiting", "admitted", "hit_share", "oov_share"):
-                assert report.dynamic[name][figure] == alone.dynamic[name][figure], (name, figure)
+                assert report.dynamic[name][figure] == one_rank.dynamic[name][figure], (name, figure)
 
 
 @pytest.mark.parametrize(("ranks", "background"), [(1, False), (1, True), (2, False)])
@@ -251,7 +251,7 @@ def test_a_plan_names_the_tables_beside_it(
     home: Workspace, coded: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert coded.dataset_schema is not None
-    mixed = coded.model_copy(update={"dataset_schema": raw(coded.dataset_schema, SOME)})
+    mixed = coded.model_copy(update={"dataset_schema": raw(coded.dataset_schema, PARTLY_RAW)})
     mixed.save(home.manifest("clicks", coded.ds, "features"))
     try:
         limits = "train.embeddings.dynamic={user: {max_rows: 1000, memory_mib: 64}}"
@@ -277,17 +277,17 @@ def test_a_model_of_codes_is_no_start(coded: Manifest) -> None:
 def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
     schema = coded.dataset_schema
     assert schema is not None
-    some = raw(schema, SOME)
+    partly_raw = raw(schema, PARTLY_RAW)
 
     def model(**more: Any) -> ShardedModel:
-        return ShardedModel(some, MODEL, LocalCollective(), 1, settings=EmbeddingOptimizer(**more))
+        return ShardedModel(partly_raw, MODEL, LocalCollective(), 1, settings=EmbeddingOptimizer(**more))
 
     with pytest.raises(UserError, match=r"train\.embeddings\.dynamic: 'usr' is not .*did you mean 'user'"):
         model(dynamic={"usr": DynamicTable()})
     with pytest.raises(UserError, match=r"'user' has raw ids, and so no vocabulary .*method to in_batch"):
-        NegativeSampler.from_config(some, Negatives(column="user"))
-    assert "user" not in matrix_columns(some)
-    assert "item" in matrix_columns(some)
+        NegativeSampler.from_config(partly_raw, Negatives(column="user"))
+    assert "user" not in matrix_columns(partly_raw)
+    assert "item" in matrix_columns(partly_raw)
 
 
 def test_a_saved_model_without_its_table_is_refused(

@@ -315,14 +315,14 @@ def test_a_rank_computes_on_the_gpu_that_spark_assigned_to_its_task(job: Job, tm
     job = job.model_copy(update={"train": job.train.model_copy(update={"device": "cuda"})})
     (tmp_path / "job.json").write_text(job.model_dump_json())
     environ = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ASSIGNED, str(tmp_path / "job.json")],
         capture_output=True,
         text=True,
         check=False,
         env=environ,
     )
-    assert done.stdout == "5 PCI_BUS_ID\n", done.stderr
+    assert completed.stdout == "5 PCI_BUS_ID\n", completed.stderr
 
 
 def test_a_stall_is_found_though_the_store_was_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,8 +355,8 @@ def test_a_driver_whose_store_is_away_tries_again(
         raise StoreAway("s3://b/checkpoints: the store is away")
 
     monkeypatch.setattr(module, "list_steps", away)
-    done = RankResult(report=REPORT, phase_ends={"ranks": time.time()})
-    ranks = run([LOST, LOST], [done, done])
+    trained = RankResult(report=REPORT, phase_ends={"ranks": time.time()})
+    ranks = run([LOST, LOST], [trained, trained])
     report = launch(job, SPARK, ranks=2, retries=2, check_lease=check_lease)
     assert report.steps == REPORT.steps
     assert (ranks.launches, len(looks)) == (2, 3)
@@ -469,16 +469,16 @@ def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> 
     job = job.model_copy(update={"token": "t"})
     (tmp_path / "job.json").write_text(job.model_dump_json())
     line = [sys.executable, "-c", MOUNT_AWAY, str(tmp_path / "job.json")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    completed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    answer = RankResult.model_validate_json(completed.stdout.splitlines()[-1])
     assert answer.error is not None
     assert answer.error.message.startswith(f"{job.ranks_folder}: Stale file handle. Its file system is away.")
     assert answer.error.exception().exit_code == EXIT_INCOMPLETE
 
 
 @pytest.mark.parametrize(
-    ("number", "message", "again", "code"),
+    ("number", "message", "is_retried", "code"),
     [
         (
             errno.ETIMEDOUT,
@@ -491,14 +491,14 @@ def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> 
         (errno.EROFS, "/mnt/a: Read-only file system. Mount it for writing", False, EXIT_USER_ERROR),
     ],
 )
-def test_what_a_rank_says_of_a_file(number: int, message: str, again: bool, code: int, job: Job) -> None:
+def test_what_a_rank_says_of_a_file(number: int, message: str, is_retried: bool, code: int, job: Job) -> None:
     """Ranks give the errors of other stages; what a mount or a disk may recover from is attempted again."""
     error = OSError(number, os.strerror(number), "/mnt/a")
     rank_error = worker._file_error(3, error, job)
     assert rank_error is not None
     raised = rank_error.exception()
     assert str(raised).startswith(message)
-    assert (rank_error.rank, isinstance(raised, StoreFailed), raised.exit_code) == (3, again, code)
+    assert (rank_error.rank, isinstance(raised, StoreFailed), raised.exit_code) == (3, is_retried, code)
     # A write to a file of a checkpoint that is open: the error names none.
     writer = CheckpointWriter(job.checkpoints, LocalCollective(), config="", keep=1, check_fence=lambda: None)
     unwritten = writer._unwritten(OSError(number, os.strerror(number)), 5, job.folder)
@@ -529,12 +529,12 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     job = job.model_copy(update={"model": Model(embedding_dim=64), "threads": 1, "token": "t"})
     job.fence.local_path().write_text("t")
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", RANK, str(tmp_path / "job.json")], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
-    assert "set()" in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    answer = RankResult.model_validate_json(completed.stdout.splitlines()[-1])
+    assert "set()" in completed.stderr
     assert answer.error is not None
     assert answer.error.full_disk
     assert "the checkpoint of step 5 could not be written (File too large" in answer.error.message
@@ -570,9 +570,9 @@ def test_a_rank_whose_scratch_is_full_names_it_and_not_the_store(job: Job, tmp_p
     (tmp_path / "job.json").write_text(job.model_dump_json())
     line = [sys.executable, "-c", NO_ROOM, str(tmp_path / "job.json")]
     environ = os.environ | {copies.VARIABLE: str(tmp_path / "cache")}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environ)
-    assert done.returncode == 0, done.stderr
-    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    completed = subprocess.run(line, capture_output=True, text=True, check=False, env=environ)
+    assert completed.returncode == 0, completed.stderr
+    answer = RankResult.model_validate_json(completed.stdout.splitlines()[-1])
     assert answer.error is not None
     assert answer.error.full_disk
     free = re.escape(str(tmp_path))

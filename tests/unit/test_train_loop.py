@@ -235,8 +235,10 @@ def test_warm_start_keeps_a_share_of_adagrads_sums(
 
 def test_it_stops_when_valid_gets_worse_and_takes_the_best_epoch(home: Workspace, features: Manifest) -> None:
     # Steps so large that it learns the training rows by heart.
-    hasty = TRAIN.model_copy(update={"embeddings": EmbeddingOptimizer(kind="adagrad", learning_rate=0.5), "epochs": 12})
-    job = job_of(home, features, "hasty", hasty)
+    fast_learning = TRAIN.model_copy(
+        update={"embeddings": EmbeddingOptimizer(kind="adagrad", learning_rate=0.5), "epochs": 12}
+    )
+    job = job_of(home, features, "hasty", fast_learning)
     report = train_local(job)
     losses = [e["log_loss"] for e in report.evals]
     best = int(np.argmin(losses))
@@ -245,21 +247,23 @@ def test_it_stops_when_valid_gets_worse_and_takes_the_best_epoch(home: Workspace
     assert (report.best_step, report.steps) == (20 * (best + 1), 20 * (best + 2))
     assert report.metrics["log_loss"] == losses[best]
     # The same weights as a run that ends there.
-    plain = job_of(home, features, "plain", hasty.model_copy(update={"epochs": best + 1, "patience": None}))
+    plain = job_of(home, features, "plain", fast_learning.model_copy(update={"epochs": best + 1, "patience": None}))
     assert train_local(plain).best_step == report.best_step
     assert_same_weights(job, plain)
     # A run that was killed between its last step and its end.
     shutil.rmtree(job.saved_model)
-    again = train_local(job)
-    assert (again.resumed_from_step, again.best_step, again.metrics) == (report.steps, report.best_step, report.metrics)
+    rerun = train_local(job)
+    assert (rerun.resumed_from_step, rerun.best_step, rerun.metrics) == (report.steps, report.best_step, report.metrics)
     assert_same_weights(job, plain)
-    patient = job_of(home, features, "patient", hasty.model_copy(update={"patience": 2}))
+    patient = job_of(home, features, "patient", fast_learning.model_copy(update={"patience": 2}))
     assert len(train_local(patient).evals) == best + 3
 
 
 def test_a_damaged_best_checkpoint_is_named(home: Workspace, features: Manifest) -> None:
-    hasty = TRAIN.model_copy(update={"embeddings": EmbeddingOptimizer(kind="adagrad", learning_rate=0.5), "epochs": 12})
-    job = job_of(home, features, "torn", hasty)
+    fast_learning = TRAIN.model_copy(
+        update={"embeddings": EmbeddingOptimizer(kind="adagrad", learning_rate=0.5), "epochs": 12}
+    )
+    job = job_of(home, features, "torn", fast_learning)
     report = train_local(job)
     shutil.rmtree(job.saved_model)
     torn = (job.checkpoints / f"step-{report.best_step:08d}" / "dense.safetensors").local_path()
@@ -274,11 +278,11 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
     job = job_of(home, features, "complaint", hot)
     job.folder.local_path().mkdir(parents=True)
     code = "import sys; from headrace.train.launch.worker import rank_main; rank_main(sys.argv[1])"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, job.model_dump_json()], capture_output=True, text=True, check=False, env=os.environ
     )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "Traceback" not in completed.stderr
     assert "training diverged" in json.loads(job.error_file.read_text())["message"]
     assert '"phase": "train"' in job.progress_file.read_text()
 
@@ -296,10 +300,10 @@ def test_evaluation_does_not_depend_on_ranks(
         model.eval()
         return predict_split(model, layout, schema, collective, batch_size=64, streams=8).logits
 
-    alone = np.sort(ask(LocalCollective()))
-    assert len(alone) == 1_000
+    one_rank_scores = np.sort(ask(LocalCollective()))
+    assert len(one_rank_scores) == 1_000
     for ranks in (2, 4):
         # Each keeps its own.
         parts = run_ranks(ranks, ask)
         assert max(len(part) for part in parts) < 1_000
-        np.testing.assert_allclose(np.sort(np.concatenate(parts)), alone, atol=1e-6)
+        np.testing.assert_allclose(np.sort(np.concatenate(parts)), one_rank_scores, atol=1e-6)

@@ -19,11 +19,11 @@ def test_sockets_of_horovod_ask_within_the_block_alone() -> None:
     with notice_lost_hosts(20):
         with network.socket.socket(network.socket.AF_INET, network.socket.SOCK_STREAM) as asks:
             assert asks.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            idle, every, count = (
+            idle, interval, count = (
                 asks.getsockopt(socket.IPPROTO_TCP, option)
                 for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
             )
-            assert idle + every * count == 20
+            assert idle + interval * count == 20
             assert asks.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
         with socket.socket() as other_socket:
             assert not other_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -72,16 +72,16 @@ def test_what_is_reserved_follows_from_the_layers(accumulate: int) -> None:
 
 def test_what_is_reserved_grows_with_the_rows_of_a_micro_batch() -> None:
     train = Train(batch_size=65_536, streams=4, device="cuda")
-    alone = reserved_gib(SCHEMA, MODEL, train, World())
+    one_micro_batch = reserved_gib(SCHEMA, MODEL, train, World())
     # Of each row about 4 k floats of layers, and 3.5 k of vectors, and as many gradients.
-    assert 3.5 < alone < 5.5
+    assert 3.5 < one_micro_batch < 5.5
     halves = {
         reserved_gib(SCHEMA, MODEL, train, World(size=2)),
         reserved_gib(SCHEMA, MODEL, train_of(accumulate=2), World()),
     }
     assert len(halves) == 1
-    assert halves.pop() == pytest.approx(0.5 + (alone - 0.5) / 2, rel=0.02)
-    assert reserved_gib(SCHEMA, MODEL, train_of(cuda_graphs=True), World()) > 1.8 * alone - 0.5
+    assert halves.pop() == pytest.approx(0.5 + (one_micro_batch - 0.5) / 2, rel=0.02)
+    assert reserved_gib(SCHEMA, MODEL, train_of(cuda_graphs=True), World()) > 1.8 * one_micro_batch - 0.5
     settings = train_of(sharding=Sharding(reserve_gib=12))
     assert reserved_gib(SCHEMA, MODEL, settings, World()) == 12
 

@@ -44,9 +44,9 @@ def test_on_the_cpu_tensors_are_the_batches() -> None:
         assert part.categorical.codes.data_ptr() == b.codes.ctypes.data
         assert part.categorical.lists[0].values.data_ptr() == b.lists["h"].values.ctypes.data
         assert part.labels.data_ptr() == b.labels.ctypes.data
-        some = part.rows(1, 3).categorical
-        assert some.codes.tolist() == b.codes[1:3].tolist()
-        assert (some.samples, some.lists[0].flat().values.tolist()) == (2, b.lists["h"].values[2:3].tolist())
+        middle = part.rows(1, 3).categorical
+        assert middle.codes.tolist() == b.codes[1:3].tolist()
+        assert (middle.samples, middle.lists[0].flat().values.tolist()) == (2, b.lists["h"].values[2:3].tolist())
 
 
 @pytest.mark.parametrize("n", [0, 1, 4])

@@ -198,17 +198,17 @@ def test_checkpoints_in_the_background_change_nothing(
     background = TRAIN.model_copy(update={"background_checkpoints": True})
     job = job_of(home, features, "background", background)
     # The writers wait until training has gone on for a step: what they write must be what was then.
-    gone_on = threading.Event()
+    may_go_on = threading.Event()
     threads = []
     real = checkpoint.save_tensors
 
     def late(path: Path, tensors: Any) -> Any:
         threads.append(threading.current_thread().name)
-        assert gone_on.wait(60)
+        assert may_go_on.wait(60)
         return real(path, tensors)
 
     def say(tick: ProgressEvent) -> None:
-        (gone_on.set if tick.step % 5 == 1 or tick.step == 40 else gone_on.clear)()
+        (may_go_on.set if tick.step % 5 == 1 or tick.step == 40 else may_go_on.clear)()
         if tick.step == 28:
             assert list_steps(job.checkpoints) == [25, 20]
             raise Stopped

@@ -50,9 +50,9 @@ def test_a_warm_up_comes_before_the_curve() -> None:
 
 
 @given(st.sampled_from(sorted(CURVES)), st.integers(1, 300), st.integers(0, 400), st.floats(0, 1), st.integers(1, 50))
-def test_rates_stay_within_bounds(kind: str, total: int, warmup: int, final: float, every: int) -> None:
+def test_rates_stay_within_bounds(kind: str, total: int, warmup: int, final: float, every_steps: int) -> None:
     schedule = Schedule.model_validate(
-        {"kind": kind, "warmup_steps": warmup, "final": final, "every_steps": every if kind == "step" else None}
+        {"kind": kind, "warmup_steps": warmup, "final": final, "every_steps": every_steps if kind == "step" else None}
     )
     shares = [schedule_factor(schedule, step, total) for step in range(1, total + 1)]
     assert all(0 <= s <= 1 + 1e-12 for s in shares)

@@ -158,8 +158,8 @@ def test_a_model_of_histories_trains_resumes_and_answers(
     predictions = predictor.predict(_columns(table))
     # A row alone has the answer that it has among others.
     longest = max(range(100), key=lambda row: len(history[row]))
-    alone = predictor.predict(_columns(table.slice(longest, 1)))
-    np.testing.assert_allclose(alone, predictions[longest : longest + 1], rtol=1e-5)
+    row_alone = predictor.predict(_columns(table.slice(longest, 1)))
+    np.testing.assert_allclose(row_alone, predictions[longest : longest + 1], rtol=1e-5)
 
 
 #: Whose evaluation is asked of an export, too.

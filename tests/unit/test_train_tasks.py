@@ -110,8 +110,8 @@ def test_a_checkpoint_is_of_the_tasks_in_their_order(home: Workspace, features: 
         job_of(home, features, "order", Train.model_validate({**TRAIN.model_dump(), "tasks": tasks}), model_of("mmoe"))
         for tasks in (*orders, TASKS)
     ]
-    first, reordered, again = (job.config_fingerprint for job in jobs)
-    assert first == again != reordered
+    first, reordered, repeated = (job.config_fingerprint for job in jobs)
+    assert first == repeated != reordered
 
 
 def test_micro_batches_take_the_same_steps(home: Workspace, features: Manifest) -> None:
@@ -200,9 +200,9 @@ def test_each_task_is_measured_on_its_rows(home: Workspace, features: Manifest) 
     assert report.metrics["auc"] == pytest.approx(reference.roc_auc_score(rows["click"], rows["p_click"]), abs=1e-6)
 
     # Of the same weights on two ranks, one of which has fewer rows of a task.
-    again = job_of(home, features, "evaluated-2", conf, model_of("mmoe"))
-    shutil.copytree(job.checkpoints.local_path(), again.checkpoints.local_path())
-    for r in run_ranks(2, lambda collective: train(again, collective)):
+    two_rank_job = job_of(home, features, "evaluated-2", conf, model_of("mmoe"))
+    shutil.copytree(job.checkpoints.local_path(), two_rank_job.checkpoints.local_path())
+    for r in run_ranks(2, lambda collective: train(two_rank_job, collective)):
         for name, value in report.metrics.items():
             assert r.metrics[name] == pytest.approx(value, abs=1e-5), name
 
