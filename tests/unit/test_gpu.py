@@ -146,7 +146,7 @@ def test_batches_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_compile_for_both_generations(capability: int) -> None:
-    """With the assembler that Triton brings; no GPU."""
+    """The assembler is the one that Triton brings; no GPU is needed."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 

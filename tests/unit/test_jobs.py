@@ -370,7 +370,7 @@ def test_each_stage_has_a_log_of_its_own(ws: Workspace, tmp_path: Path, monkeypa
     cuts=st.lists(st.integers(1, 30), min_size=1, max_size=40),
 )
 def test_events_are_told_from_output_wherever_it_is_cut(parts: list[bytes | StageEvent], cuts: list[int]) -> None:
-    """Against the list of parts: events in order, each with what came before it; all else byte for byte."""
+    """The reference is the list of parts: events in order, each with what came before it; all else byte for byte."""
     data, reasons = b"", list[StageEvent]()
     for part in parts:
         if isinstance(part, StageEvent):

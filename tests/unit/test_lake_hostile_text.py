@@ -104,7 +104,7 @@ def test_records_are_those_of_a_search_from_each_line(text: str, most: int, bloc
 @settings(max_examples=40)
 @given(PATTERNS, st.sampled_from([60, 1000, 1 << 20]), st.booleans())
 def test_work_of_joining_records_grows_with_their_bytes(pattern: str, most: int, trim: bool) -> None:
-    """At most 12 calls a byte of any repeated pattern, however often it comes."""
+    """Any repeated pattern costs at most 12 calls a byte, however often it comes."""
     for times in (60, 240, 960):
         data = (pattern * times).encode()
         calls = Calls()

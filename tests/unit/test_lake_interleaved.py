@@ -233,7 +233,7 @@ HISTORY = st.lists(st.tuples(STEPS, st.lists(CONCURRENT, max_size=2)), min_size=
 @settings(max_examples=25, deadline=None)
 @given(HISTORY)
 def test_any_interleaving_of_writers(tmp_path_factory: pytest.TempPathFactory, history: list[Any]) -> None:
-    """Against a model of rows: those that others commit during a step's commit come before the step."""
+    """The reference is a model of rows: those that others commit during a step's commit come before the step."""
     table, model, numbers = local(tmp_path_factory.mktemp("table")), dict[int, str](), iter(range(1000))
     make_table(table)
     for users in (USERS, [*USERS, *USERS]):

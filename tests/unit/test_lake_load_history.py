@@ -216,7 +216,7 @@ def test_deleted_rows_are_no_damage(lake: Lake, ws: Workspace) -> None:
 
 
 def test_a_deletion_is_remembered_by_later_loads(lake: Lake, ws: Workspace) -> None:
-    """Also by one from other files, after which a day nearby may still have the deleted rows as duplicates."""
+    """A load from other files remembers it, too; afterwards a day nearby may have the deleted rows as duplicates."""
     lake.load(D1, rows={"kept": 5, "deleted": 2}, erased=True)
     assert lake.history.state(D1) == DayState(5)
     deliver(ws, D2, name="late.json")

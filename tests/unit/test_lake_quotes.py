@@ -56,7 +56,7 @@ def test_escaped_quotes_in_the_form_of_rfc_4180(fields: list[str]) -> None:
 
 @given(st.lists(FIELDS, min_size=1, max_size=6), st.sampled_from(["\\", "^", None]), st.sampled_from([",", ";", "|"]))
 def test_arrow_reads_what_was_written(rows: list[list[str]], escape: str | None, separator: str) -> None:
-    """No line is left to other rules but those with a quote in a field without quotes."""
+    """Arrow leaves to other rules only lines that have a quote in a field without quotes."""
     width = max(map(len, rows))
     rows = [[*row, *[""] * (width - len(row))] for row in rows]
 

@@ -103,7 +103,7 @@ def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_yarn_brings_to_its_containers_is_where_all_hosts_see_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, staging: str
 ) -> None:
-    """Not in the folder of this host that `spark.hadoop.fs.defaultFS` would make of it; the user's own counts more."""
+    """The files are not in the folder that `spark.hadoop.fs.defaultFS` would give; the user's own setting wins."""
     key = "spark.yarn.stagingDir"
     monkeypatch.setattr(object_stores, "s3_dir", lambda: s3_jars(tmp_path / "s3"))
     ws = Workspace(tmp_path / "home", store_uri=store)
@@ -118,7 +118,7 @@ def test_what_yarn_brings_to_its_containers_is_where_all_hosts_see_it(
 def test_executors_get_the_file_system_for_s3_from_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str
 ) -> None:
-    """They need not have the folder of this host that it is in."""
+    """Executors need not have the folder of this host that holds the file system's jar."""
     monkeypatch.setattr(object_stores, "s3_dir", lambda: s3_jars(tmp_path / "s3"))
     jar = str(tmp_path / "s3" / "hadoop-aws.jar")
     settings = properties(Spark(master=master), Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))

@@ -373,7 +373,7 @@ def test_dice_counts_in_float32_whatever_the_precision() -> None:
 
 
 def test_the_order_of_histories_in_a_spec_changes_nothing() -> None:
-    """Nor do names that a torch module has itself."""
+    """Names that a torch module has itself change nothing either."""
     shape = InputFeatures(
         {}, ("items", "type", "seen", "types"), D, ("seen", "types"), dict.fromkeys(("items", "type"), ITEMS)
     )

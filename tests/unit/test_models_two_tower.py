@@ -221,7 +221,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_it_learns_what_users_like(tmp_path: Any, make_dataset: Callable[..., Manifest]) -> None:
-    """On one rank and on two; whoever clicked is ranked for better than by chance."""
+    """The model learns on one rank and on two: clicked items rank better than by chance."""
     home = Workspace(tmp_path)
     features = make_dataset(home, train=3_000, valid=600, groups=16)
     args = {"item": "item", "user_features": ["user"], "item_mlp": [8], "user_mlp": [8], "drawn": True}

@@ -97,7 +97,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No file of the user's, and nothing stays that the client puts into the environment."""
+    """Hide the user's configuration files, and remove what the client puts into the environment."""
     environment = dict(os.environ)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

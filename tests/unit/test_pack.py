@@ -104,7 +104,7 @@ def test_the_requirements_of_an_archive_name_what_it_has() -> None:
 
 
 def test_a_package_brings_its_files_and_what_is_compiled_of_them(tmp_path: Path) -> None:
-    """Not its console scripts, nor where its wheel lay when it was installed."""
+    """The package brings neither its console scripts nor the paths where its wheel lay when it was installed."""
     info = tmp_path / "one-1.dist-info"
     (tmp_path / "one" / "__pycache__").mkdir(parents=True)
     info.mkdir()

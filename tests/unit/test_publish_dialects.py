@@ -79,7 +79,7 @@ class Connection:
 
 
 def target_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SqlTarget, Connection]:
-    """Nothing but the catalog's answers stands for the server."""
+    """Return a target and its connection; only the catalog's answers stand for the server."""
     connection = Connection(DIALECTS[name])
     monkeypatch.setattr(SqlAlchemyClient, "columns", lambda self, name: connection.tables.get(name, []))
     monkeypatch.setattr(SqlAlchemyClient, "tables", lambda self, prefix: [])

@@ -209,7 +209,7 @@ def read_lmdb(store: Any, ws: Workspace) -> None:
 
 
 def test_users_named_like_the_version(tmp_path: Path) -> None:
-    """No user's key is in the way of the version, of this release or of the one before."""
+    """A user's key never hides the version, be it of this release or of the one before."""
     spec = load_spec("clicks", ["publish.online.kind=lmdb", f"publish.online.path={tmp_path}/s.lmdb"])
     names = ["\0headrace", "headrace", "version", "ÿheadrace", "\0", "u" * 511]
     users = Users(len(names), "x")

@@ -105,7 +105,7 @@ def test_slices_with_intervals_are_drawn() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50)), max_size=12))
 def test_lift_is_that_of_the_rows_themselves(bins: list[tuple[float, float, int]]) -> None:
-    """Against rows written out one by one, each with its bin's rate."""
+    """The reference writes rows out one by one, each with its bin's rate."""
     rows = sorted(((p, o) for p, o, n in bins for _ in range(n)), reverse=True)
     rates = [o for _, o in rows]
     lift_curve = lift_of([(p, o, float(n)) for p, o, n in bins])

@@ -194,7 +194,7 @@ def test_a_row_that_cannot_be_computed_fails_alone(server: Server) -> None:
 
 
 def test_load_and_unload_by_requests(tmp_path: Path) -> None:
-    """And a token that each request must bring, over TLS."""
+    """The server asks for a token with each request, and speaks TLS."""
     repository = tmp_path / "models"
     add_version(repository, "a", 1, exact_graph(1))
     add_version(repository, "b", 1, exact_graph(1))

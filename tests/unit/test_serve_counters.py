@@ -287,7 +287,7 @@ def test_each_request_of_http(runner: asyncio.Runner, name: str, kind: str) -> N
 @pytest.mark.parametrize("kind", ["read", "cancel", "deadline"])
 @pytest.mark.parametrize("name", sorted(GRPC))
 def test_each_request_of_grpc(runner: asyncio.Runner, name: str, kind: str) -> None:
-    """With one before that fills the memory that requests may have."""
+    """One request before it fills the memory that requests may have."""
     runner.run(play([("grpc", "big", "read"), ("grpc", name, kind), ("grpc", "big", "read"), ("grpc", name, kind)]))
 
 

@@ -261,7 +261,7 @@ def test_random_bytes_by_grpc(server: Server, data: bytes, raw: list[bytes]) -> 
 
 
 def test_a_shape_whose_elements_overflow(server: Server) -> None:
-    """Their number modulo 2^64 is that of the values."""
+    """The number of elements modulo 2^64 is that of the values."""
     from headrace.serve.grpc_service import _of_contents
     from headrace.serve.tensors import TensorSpec
 

@@ -83,7 +83,7 @@ def test_a_header_that_comes_again_is_not_read_again() -> None:
 
 
 def test_what_does_not_come_again_is_not_kept() -> None:
-    """Nor does it displace what does."""
+    """A plan that does not come again displaces none that does."""
     plans = Plans()
     header = request(arrays(4))[0]
     first_plan = plans.find(model(), header, Limits())

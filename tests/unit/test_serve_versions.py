@@ -167,7 +167,7 @@ def test_files_that_are_the_same_are_shared(tmp_path: Path) -> None:
 
 
 def test_the_first_push_leaves_other_models_served(tmp_path: Path) -> None:
-    """They were by their newest versions; what has no graph of ours is not released."""
+    """Other models were served by their newest versions; a model without a graph of ours is not released."""
     repository = local(tmp_path / "models")
     for folder in ("old/2", "old/10", "mine/3"):
         export(tmp_path / "models" / folder, 1)

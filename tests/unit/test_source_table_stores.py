@@ -135,7 +135,7 @@ def test_nothing_beside_the_table_is_asked_for(
 def test_of_parquet_files_the_footers_are_fetched(
     bucket: Location, tmp_path: Path, store_calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of a folder one listing, however many files there are."""
+    """A folder is listed once, however many files it has."""
     rows = pa.table({"ts": rows_of(0, 100_000)["ts"]})
     (tmp_path / "events").mkdir()
     for name in ("a", "b", "c"):

@@ -21,7 +21,7 @@ def bucket() -> Iterator[Any]:
 
 
 def test_a_put_replaces_the_generation_that_was_read_and_no_other(bucket: Any) -> None:
-    """Also where the content, and so the tag, is the same again."""
+    """The generation counts even where the content, and so the tag, is the same again."""
     assert calls.put_new(bucket, "a/b", b"1") is not None
     assert calls.put_new(bucket, "a/b", b"1") is None
     first = calls.head(bucket, "a/b")

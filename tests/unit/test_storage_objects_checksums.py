@@ -90,7 +90,7 @@ def test_files_written_twice_have_one_where_both_were_alike(home: Location) -> N
 
 
 def test_the_files_of_a_token_that_is_used_again_keep_theirs(home: Location) -> None:
-    """They are moved out of its way."""
+    """The files are moved out of the way of the second use."""
     thing = home / "thing"
     for name in ("a", "b"):
         thing.begin("shared")

@@ -154,7 +154,7 @@ ALL = sections(Spec, {})
 
 @pytest.mark.parametrize("section", ALL, ids=[section.__name__ for section in ALL])
 def test_keys_of_stages_see_each_key_of_a_section(section: type[BaseModel]) -> None:
-    """They are made of what sections are written as, so none is left out there, at its default neither."""
+    """Keys are made of sections as they are written: no key is left out, not even at its default."""
     plain = section.model_construct(**required(section))
     hidden = {"args"} if section is Model else set()
     assert set(section.model_fields) - set(plain.model_dump(warnings=False)) == hidden
@@ -171,7 +171,7 @@ def test_keys_of_stages_see_each_key_of_a_section(section: type[BaseModel]) -> N
     ],
 )
 def test_what_was_seen(text: str) -> None:
-    """After a finished run, `--set` of a key that changes weights is something to do."""
+    """A `--set` of a key that changes weights is something to do after a finished run."""
     keys_before, keys_after = keys(SPEC), keys(load_spec("clicks", ["publish=null", text]))
     assert keys_before[0] != keys_after[0]
     assert keys_before[1] != keys_after[1]
@@ -207,7 +207,7 @@ def test_a_key_without_an_effect_is_refused() -> None:
 
 
 def test_sections_whose_keys_differ_say_so_by_key() -> None:
-    """Else a key below would have its section's effect, whatever it says."""
+    """A key below would have its section's effect otherwise, whatever it says."""
     for section in (Train, Model):
         for info in section.model_fields.values():
             below = section_in(info.annotation)

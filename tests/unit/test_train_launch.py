@@ -343,7 +343,7 @@ def test_a_stall_is_found_though_the_store_was_away(job: Job, monkeypatch: pytes
 def test_a_driver_whose_store_is_away_tries_again(
     job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the attempts it asks the store itself: whether it has the lease, what there is to resume from."""
+    """The driver asks the store itself between attempts: whether it has the lease, and what there is to resume from."""
     looks: list[str] = []
 
     def check_lease() -> None:
@@ -582,7 +582,7 @@ def test_a_rank_whose_scratch_is_full_names_it_and_not_the_store(job: Job, tmp_p
 
 
 def test_a_task_counts_its_lifetime_from_the_start_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the time that the command itself notes."""
+    """The reference is the time that the command itself notes."""
     monkeypatch.setattr(SparkTaskService, "_run_command", SparkTaskService._run_command)  # put back at the end
     service = SparkTaskService(0, b"key" * 8, None, 3)
     noted = tmp_path / "noted"

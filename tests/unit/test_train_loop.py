@@ -85,7 +85,7 @@ def test_half_precision_of_the_dense_part_learns_as_much(
 def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the CPU in the place of the GPU: most rows are elsewhere, through evaluations, checkpoints and a resume."""
+    """The CPU stands for the GPU: most rows are elsewhere, through evaluations, checkpoints and a resume."""
     schema, plan_tables = features.dataset_schema, setup.plan_tables
     assert schema is not None
     tables = {f.vocabulary or f.name for f in schema.of(Kind.CATEGORICAL)}

@@ -83,7 +83,7 @@ class Stream:
 
 
 def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the one behind it, which is sent before; and all of it comes from pinned memory."""
+    """The batch behind it, which is sent before, is not waited for; and all of it comes from pinned memory."""
     computing, pinned = Stream(), set()
 
     @contextmanager

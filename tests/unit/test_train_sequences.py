@@ -191,7 +191,7 @@ class _Export:
 def _check_evaluation_by_onnx(
     job: Job, report: TrainingReport, home: Workspace, features: Manifest, folder: Path
 ) -> None:
-    """On the rows that training's evaluation looked at, its metrics."""
+    """Check the metrics of the rows that training's evaluation looked at."""
     from headrace.export.onnx_model import write_onnx
 
     write_onnx(load_model(job.saved_model), read_card(job.saved_model), local(folder), "fp32")

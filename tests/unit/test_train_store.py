@@ -126,7 +126,7 @@ def test_a_kill_while_a_checkpoint_goes_up_leaves_the_one_before(
 def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
     jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are cut off from the driver, and not from the store: they write just before the next launch publishes."""
+    """Lost ranks are cut off from the driver, not from the store: they write just before the next launch publishes."""
     lost, local = jobs("k")
     lost = lost.model_copy(update={"token": "first"})
     lost.fence.put_text(lost.token)
