@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.commands.run import resolve, run
 from headrace.commands.screen import out, print_json, table
-from headrace.config import load_spec
+from headrace.config import Spec, load_spec
 from headrace.config.load import flow, read_mapping
 from headrace.errors import EXIT_DONE, UserError
 from headrace.manifest import Manifest
@@ -70,7 +70,7 @@ def compare(
     if as_json:
         print_json({"pipeline": spec.pipeline, "ds": day, "key": manifest.key, **manifest.facts})
     else:
-        _show(manifest, [*_SHOWN, *spec.train.evaluation.metrics])
+        _show(spec, manifest, [*_SHOWN, *spec.train.evaluation.metrics])
     return code
 
 
@@ -104,7 +104,7 @@ def compare_versions(
     if as_json:
         print_json({"pipeline": spec.pipeline, "ds": day, "key": manifest.key, **manifest.facts})
     else:
-        _show(manifest, [*_SHOWN, "calibration", *spec.train.evaluation.metrics])
+        _show(spec, manifest, [*_SHOWN, "calibration", *spec.train.evaluation.metrics])
     return code
 
 
@@ -125,7 +125,7 @@ def _further(pipeline: str, overrides: Sequence[str], models: Sequence[Path], ag
     return settings if against is None else [*settings, f"compare.against={against}"]
 
 
-def _show(manifest: Manifest, metric_names: Sequence[str]) -> None:
+def _show(spec: Spec, manifest: Manifest, metric_names: Sequence[str]) -> None:
     models, reference = facts.records(manifest.facts.get("models")), manifest.facts["reference"]
     names = [n for n in dict.fromkeys(metric_names) if any(n in m["metrics"] for m in models)]
     tested = any(m["against"] for m in models)
@@ -145,7 +145,7 @@ def _show(manifest: Manifest, metric_names: Sequence[str]) -> None:
         out.print("No intervals: set train.evaluation.user, a carried column, and train.evaluation.bootstrap={}")
     if manifest.stage != "compare":
         return
-    out.print(f"In the report: headrace report {manifest.pipeline} --ds {manifest.ds}", markup=False)
+    out.print(f"In the report: headrace report {spec.argument} --ds {manifest.ds}", markup=False)
 
 
 def _cells(model: Mapping[str, Any], name: str, tested: bool) -> list[str]:

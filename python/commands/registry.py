@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -42,7 +41,7 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
     name = _name(spec, stage)
     found, at = versions(ws, name), aliases(ws, name)
     if not found:
-        raise UserError(f"no version of model '{name}' is registered. Run: headrace run {pipeline} --ds DATE")
+        raise UserError(f"no version of model '{name}' is registered. Run: headrace run {spec.argument} --ds DATE")
     told = [_told(ws, spec, v, at) for v in sorted(found, key=lambda v: (v.ds or "", int(v.version)), reverse=True)]
     if as_json:
         print_json({"model": name, "versions": told})
@@ -116,7 +115,7 @@ def override(
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
     name = _name(spec, None)
-    _tell(ws, pipeline, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
+    _tell(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
 
 
 def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, overrides: Sequence[str]) -> None:
@@ -128,10 +127,10 @@ def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, override
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
     name = _name(spec, None)
-    _tell(ws, pipeline, spec, name, roll_back(ws, name, to, reason))
+    _tell(ws, spec, name, roll_back(ws, name, to, reason))
 
 
-def _tell(ws: Workspace, pipeline: str, spec: Spec, name: str, done: Promotion) -> None:
+def _tell(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
     found = {v.version: v for v in versions(ws, name)}
     before = "none" if done.previous is None else f"version {done.previous}, of {found[done.previous].ds}"
     assert done.now is not None
@@ -142,7 +141,7 @@ def _tell(ws: Workspace, pipeline: str, spec: Spec, name: str, done: Promotion) 
     )
     out.print(f"logged in {ws.promotions(name)}", markup=False, soft_wrap=True)
     if spec.score is not None and spec.gate is not None:
-        again = f"headrace run {shlex.quote(pipeline)} --ds DATE --from score"
+        again = f"headrace run {spec.argument} --ds DATE --from score"
         out.print(f"To score a day anew with it: {again}", markup=False, soft_wrap=True)
 
 

@@ -113,7 +113,7 @@ def run(
                         progress.show(StageEvent(pending[0], "skip", ds=ds))
                     pending.pop(0)
             except RefusedError:  # no champion to score with
-                tell_refusals(pipeline, spec, ws, stages, days)
+                tell_refusals(spec, ws, stages, days)
                 raise
             if not pending:
                 continue
@@ -127,11 +127,11 @@ def run(
                 if progress.unended:
                     observed.fail_stage(progress.stage, progress.day, progress.unended, how)
                 if code == EXIT_REFUSED:
-                    tell_refusals(pipeline, spec, ws, stages, days)
+                    tell_refusals(spec, ws, stages, days)
                 return code if code in _EXPLAINED else EXIT_FAILURE
     if show_results and not logs.is_json():
         summary.show(spec, ws, days[-1], progress.states)
-    return tell_refusals(pipeline, spec, ws, stages, days)
+    return tell_refusals(spec, ws, stages, days)
 
 
 class _Progress:

@@ -75,8 +75,12 @@ def status(
     """
     states, busy = look(ws, pipeline, ds, last, verify, overrides)
     if not states:
-        where = f" of pipeline '{load_spec(pipeline, overrides).pipeline}'" if pipeline else ""
-        raise UserError(f"nothing{where} has run in {ws.home}. Run: headrace run {pipeline or 'PIPELINE'} --ds DATE")
+        if pipeline is None:
+            raise UserError(f"nothing has run in {ws.home}. Run: headrace run PIPELINE --ds DATE")
+        spec = load_spec(pipeline, overrides)
+        raise UserError(
+            f"nothing of pipeline '{spec.pipeline}' has run in {ws.home}. Run: headrace run {spec.argument} --ds DATE"
+        )
     if as_json:
         at_work = [{"pipeline": name, "holder": who} for name, who in busy.items()]
         print_json({"home": str(ws.home), "stages": [s.as_json() for s in states], "at_work": at_work})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,7 +98,7 @@ def tune(
     out.print(
         f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_value(found.best.value)} "
         f"(as it is: {first}). Its settings: {path}\n"
-        f"headrace run {pipeline} --ds {day} --from train --overlay {path}",
+        f"headrace run {spec.argument} --ds {day} --from train --overlay {shlex.quote(str(path))}",
         markup=False,
         soft_wrap=True,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,11 +73,10 @@ def is_refused(ws: Workspace, gate: Manifest | None) -> bool:
     return found is None or found.status != OVERRIDDEN
 
 
-def tell_refusals(pipeline: str, spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequence[str]) -> int:
+def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequence[str]) -> int:
     """Say which days' models were refused, and by what.
 
     Args:
-        pipeline: what the user calls it, a shipped pipeline's name or a YAML file.
         spec: the pipeline.
         ws: the workspace.
         stages: those that were brought up to date; nothing is said where the gate is none of them.
@@ -100,6 +98,6 @@ def tell_refusals(pipeline: str, spec: Spec, ws: Workspace, stages: Sequence[str
         out.print(f"\n[red]The model of {ds} is refused[/] (version {version}); {goes_on}:")
         for text in broken_rules(gate):
             out.print(f"  {text}", markup=False, soft_wrap=True)
-        again = f"headrace promote {shlex.quote(pipeline)} {version} --reason TEXT"
+        again = f"headrace promote {spec.argument} {version} --reason TEXT"
         out.print(f"To overrule it: {again}", markup=False, soft_wrap=True)
     return code

@@ -66,7 +66,7 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     if spec.publish is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
     day = parse_ds(ds) if ds else _newest(ws, spec)
-    again = f"Run: headrace run {pipeline} --ds {day}"
+    again = f"Run: headrace run {spec.argument} --ds {day}"
     with open_target(spec, ws) as target:
         try:
             found = target.sample(day, rows)

@@ -130,7 +130,7 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
                 raise RefusedError(
                     f"the scores of {ctx.spec.pipeline} for {ctx.ds} failed {len(failed)} of {len(checks)} checks and "
                     f"were not published; {target.label} is as it was. The rows are in {staged.label}, to look at "
-                    f"(`headrace warehouse drop-kept {ctx.spec.pipeline}` drops them):\n"
+                    f"(`headrace warehouse drop-kept {ctx.spec.argument}` drops them):\n"
                     + "\n".join(f"  {check}" for check in failed)
                 )
             target.swap(staged, source, checks)

@@ -16,11 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from headrace.config import Spark
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.lake.delta import data_files as data_file
 from headrace.lake.delta.data_files import DataFileWriter
+from headrace.lake.spark import session as spark_session
 from headrace.lake.spark.errors import exit_message
 from headrace.storage import file_faults, local
+from headrace.workspace import Workspace
 
 
 def os_error(number: int, name: str | None = "/mnt/a") -> OSError:
@@ -148,6 +151,15 @@ def test_what_needs_room_asks_for_it_first(tmp_path: Path, monkeypatch: pytest.M
         f"there, then run this again"
     )
     assert raised.value.exit_code == EXIT_INCOMPLETE
+
+
+def test_spark_does_not_start_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any JVM: a session that began all the same would end this test by its own error."""
+    monkeypatch.setattr(file_faults, "_room", lambda folder: (4096, 17))
+    monkeypatch.setattr(spark_session, "require_java", lambda: None)
+    monkeypatch.setattr(spark_session.SparkSession, "builder", None)
+    with pytest.raises(file_faults.DiskFull, match=r"Spark's start needs [0-9,]+ bytes, and 4,096 bytes are free in"):
+        spark_session._start(Spark(), Workspace(tmp_path), "test")
 
 
 def test_no_inodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

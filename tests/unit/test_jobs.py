@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from headrace.lake.spark import session
 from headrace.lake.spark.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace
+from headrace.workspace import Workspace, checkout
 from tests.clicks_stages import CLICKS_STAGES
 
 DS = "2026-01-03"
@@ -475,6 +476,14 @@ def test_a_submitter_that_is_killed_takes_its_application_with_it(tmp_path: Path
         wait_for(lambda: has_ended(application), "the application stops")
     finally:
         os.kill(helper, signal.SIGKILL)  # beyond the kernel's reach: jobs watch their parents for that
+
+
+def test_no_program_runs_python_between_fork_and_exec() -> None:
+    """A function there may wait for ever for a lock of another thread. (Lint looks at `subprocess.Popen` alone.)"""
+    modules = [file for folder in ("python", "bench", "plugins") for file in checkout().joinpath(folder).rglob("*.py")]
+    texts = {file: file.read_text() for file in modules}
+    assert any("start_new_session=" in text for text in texts.values())
+    assert [file for file, text in texts.items() if re.search(r"\bpreexec_fn\s*=", text)] == []
 
 
 WATCHED = """

@@ -20,17 +20,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_spec
+from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
+from headrace.features.build.stage import BuildFeatures
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.log_files import newest_checkpoint, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_counts
-from headrace.manifest import Output
+from headrace.manifest import Manifest, Output
 from headrace.models.predictor import damaged_model
+from headrace.publish.stage import Publish
 from headrace.registry.store import missing_version
 from headrace.score.day_table import verify_day
-from headrace.stage import run_stage
+from headrace.score.stage import ScoreCandidates
+from headrace.stage import Context, Stage, run_stage
 from headrace.storage import Location, local, system
 from headrace.storage.once import made_once
 from headrace.workspace import Workspace
@@ -66,9 +70,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-def day_table(tmp_path: Path, days: int = 2) -> Location:
+def day_table(tmp_path: Path, days: int = 2, table: str = "events") -> Location:
     """A table with a data file a day, each written by a commit of its own."""
-    folder = local(tmp_path / "lake" / "shop" / "events")
+    folder = local(tmp_path / "lake" / "shop" / table)
     create_table(folder, FIELDS, ["ds"])
     for number in range(1, days + 1):
         commit_day(folder, f"d{number}")
@@ -255,6 +259,34 @@ def test_a_short_data_file_is_told_with_both_sizes_and_never_read(damage: str, t
     # Before Spark is asked.
     with pytest.raises(UserError, match=message):
         read_version(None, folder, 2, lambda partition: partition["ds"] == "d2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", [ScoreCandidates(), Publish(), BuildFeatures()], ids=lambda stage: str(stage.name))
+def test_a_stage_does_not_stand_on_a_short_file_of_its_table(stage: Stage, tmp_path: Path) -> None:
+    """Scores, published scores, and statistics of a dataset; without Spark, and before the warehouse is asked."""
+    table = {"score": "scores", "publish": "published", "features": "statistics"}[stage.name]
+    folder = day_table(tmp_path, table=table)
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / LISTING).write_text("[]")
+    outputs = (
+        Output(kind="delta", name=f"lake/shop/{table}", version="2", rows=1),
+        Output(kind="dataset", name="dataset", version="k"),
+    )
+    manifest = Manifest(stage=stage.name, pipeline="shop", ds="d2", key="k", spec_hash="", outputs=outputs)
+    ctx = Context(load_spec("clicks", ["pipeline=shop"]), Workspace(tmp_path), "d2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.publish.stage.open_target", lambda *_: pytest.fail("the warehouse was asked"))
+        patch.setattr("headrace.features.build.stage.damage_of", lambda *_: None)
+        for damage in ("empty", "cut"):
+            file = folder.local_path() / "ds=d2" / "a.parquet"
+            content = file.read_bytes()
+            file.write_bytes(DAMAGE[damage](content))
+            assert stage.verify(ctx, manifest) == f"{file} has {file.stat().st_size} bytes, not 9"
+            file.write_bytes(content)
+        # Another day's file is not this day's matter.
+        (folder.local_path() / "ds=d1" / "a.parquet").write_bytes(b"")
+        if stage.name != "publish":
+            assert stage.verify(ctx, manifest) is None
 
 
 def test_a_mapped_folder_with_a_short_file_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

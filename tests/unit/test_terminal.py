@@ -7,8 +7,11 @@ import io
 import json
 import logging
 import os
+import re
 import shlex
 import stat
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from headrace.cli import app
@@ -185,3 +189,33 @@ def test_advised_commands_name_the_pipeline_as_it_was_given(tmp_path: Path) -> N
     assert shlex.split(spec.argument) == [str(path)]
     assert load_spec(shlex.split(spec.argument)[0]).pipeline == "clicks"
     assert spec.model_copy(update={"description": "x"}).argument == spec.argument
+
+
+def advised_pipelines(path: Path, commands: str) -> Iterator[str]:
+    """Yield what f-strings of a module fill in right behind the words of a command."""
+    module = path.read_text()
+    advises = re.search(rf"headrace (?:{commands}) ", module) is not None
+    for node in ast.walk(ast.parse(module)) if advises else ():
+        values = node.values if isinstance(node, ast.JoinedStr) else []
+        for text, filled_in in pairwise(values):
+            is_text = isinstance(text, ast.Constant) and isinstance(filled_in, ast.FormattedValue)
+            if is_text and re.search(rf"headrace (?:{commands}) $", str(text.value)):
+                yield ast.unparse(filled_in.value)
+
+
+def test_every_message_advises_commands_by_the_argument() -> None:
+    """By `spec.argument`; `headrace init`, which has no spec yet, quotes the file that it wrote."""
+    root = get_command(app)
+    groups = {name: list(getattr(command, "commands", ())) for name, command in root.commands.items()}  # type: ignore[attr-defined]
+    # The first argument of `headrace experiment` is the experiment's name.
+    del groups["experiment"]
+    commands = "|".join(f"{name} {word}" if word else name for name, words in groups.items() for word in words or [""])
+    assert "run" in groups
+    assert "warehouse drop-kept" in commands
+    advised = [
+        (path.name, source)
+        for path in checkout().joinpath("python").rglob("*.py")
+        for source in advised_pipelines(path, commands)
+    ]
+    assert len(advised) > 20
+    assert [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")] == []
