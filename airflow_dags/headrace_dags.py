@@ -10,8 +10,8 @@ from headrace_airflow.dags import dags_of
 from headrace_airflow.pipelines import pipelines
 
 # The process of a task reads this file for one DAG.
-_wanted = get_parsing_context().dag_id
+_dag_id = get_parsing_context().dag_id
 # Airflow looks for this word in a file before it reads it: dag.
-for _pipeline in pipelines(with_specs=_wanted is None):
-    for _dag in dags_of(_pipeline, _wanted):
+for _pipeline in pipelines(with_specs=_dag_id is None):
+    for _dag in dags_of(_pipeline, _dag_id):
         globals()[_dag.dag_id] = _dag

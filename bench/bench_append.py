@@ -22,7 +22,7 @@ _FIT, _WRITE = re.compile(r"fit took ([\d.]+) s"), re.compile(r"wrote [\d,]+ row
 
 
 def headrace(home: Path, *words: str) -> str:
-    """What a command of headrace says.
+    """Run a command of headrace and return its output.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -34,8 +34,8 @@ def headrace(home: Path, *words: str) -> str:
 
 def features(home: Path, ds: str, *settings: str) -> tuple[float, float]:
     """Run a day up to its dataset; seconds of the fit, and of transform and write."""
-    said = headrace(home, "run", "clicks", "--ds", ds, "--to", "features", *settings)
-    fit, write = (pattern.findall(said) for pattern in (_FIT, _WRITE))
+    output = headrace(home, "run", "clicks", "--ds", ds, "--to", "features", *settings)
+    fit, write = (pattern.findall(output) for pattern in (_FIT, _WRITE))
     return float(fit[-1]), float(write[-1])
 
 

@@ -27,19 +27,19 @@ Attention = Callable[[Tensor, Tensor], Tensor]
 
 def by_groups(x: Tensor, offsets: Tensor) -> Tensor:
     groups = LengthGroups.from_offsets(offsets)
-    found = []
+    parts = []
     for group in groups.padded(x):
         q, k, v = group.permute(2, 0, 3, 1, 4)
-        found.append(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2))
-    return groups.packed(found)
+        parts.append(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2))
+    return groups.packed(parts)
 
 
 def to_the_longest(x: Tensor, offsets: Tensor) -> Tensor:
     lengths = offsets.diff()
-    there = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    padded = x.new_zeros(*there.shape, *x.shape[1:]).index_put((there,), x)
+    is_filled = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    padded = x.new_zeros(*is_filled.shape, *x.shape[1:]).index_put((is_filled,), x)
     q, k, v = padded.permute(2, 0, 3, 1, 4)
-    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)[there]
+    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)[is_filled]
 
 
 def block_diagonal(x: Tensor, offsets: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ LAYOUTS: dict[str, Attention] = {
 
 
 def lengths_of(rows: int, longest: int, generator: torch.Generator) -> Tensor:
-    """At least 3, 7 in the mean, geometric."""
+    """Draw lengths of at least 3, 7 in the mean, from a geometric distribution."""
     drawn = torch.empty(rows).exponential_(1 / 4.5, generator=generator)
     return (3 + drawn).long().clamp(max=longest)
 
@@ -68,24 +68,24 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=50)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--steps", type=int, default=30)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     batches = []
-    for _ in range(given.steps):
-        lengths = lengths_of(given.rows, given.longest, generator)
+    for _ in range(args.steps):
+        lengths = lengths_of(args.rows, args.longest, generator)
         offsets = pad(lengths.cumsum(0), (1, 0))
-        batches.append(JaggedTensor(torch.randn(int(offsets[-1]), 3, 1, given.dim, generator=generator), offsets))
+        batches.append(JaggedTensor(torch.randn(int(offsets[-1]), 3, 1, args.dim, generator=generator), offsets))
     expected = [by_groups(b.values, b.offsets) for b in batches]
     for name, attention in LAYOUTS.items():
         taken = []
         for batch, known in zip(batches, expected, strict=True):
             x = batch.values.clone().requires_grad_()
             begin = time.process_time()
-            found = attention(x, batch.offsets)
-            found.sum().backward()
+            result = attention(x, batch.offsets)
+            result.sum().backward()
             taken.append(time.process_time() - begin)
-            torch.testing.assert_close(found, known, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result, known, rtol=1e-4, atol=1e-5)
         print(f"{name:26} {1e3 * statistics.median(taken):7.2f} ms")
 
 

@@ -1,4 +1,4 @@
-"""How each stage's time and memory grow with the log, and what one application for the day's stages saves.
+"""Growth of each stage's time and memory with the log, and what one application for the day's stages saves.
 
     make bench-day                           # days of 1 M, 2 M and 4 M generated rows
     python -m bench.bench_day 0.1 0.2        # millions of rows
@@ -44,14 +44,14 @@ NO_SYNCS = checkout() / "build" / "native" / "libno_syncs.so"
 
 
 @dataclass(frozen=True)
-class Day:
+class DayRun:
     """A day that was run: its stages' manifests, and the seconds of the whole command."""
 
     manifests: dict[str, Manifest]
     seconds: float
 
 
-def measure(millions: float) -> tuple[Day, Day]:
+def measure(millions: float) -> tuple[DayRun, DayRun]:
     """Generate a log, and run its day in a home of its own, twice: in one application, and isolated."""
     with _generated(millions) as (folder, overrides):
         shutil.copytree(folder / "shared" / "landing", folder / "isolated" / "landing")
@@ -60,17 +60,20 @@ def measure(millions: float) -> tuple[Day, Day]:
 
 def measure_pairs(millions: float, pairs: int) -> list[tuple[float, float]]:
     """Generate a log, and run its day in new homes; return for each pair the seconds with syncs and without."""
-    found = []
+    measured = []
     with _generated(millions) as (folder, overrides):
         for number in range(2 * pairs):
             home = folder / str(number)
             shutil.copytree(folder / "shared" / "landing", home / "landing")
             # The first of a pair finds other caches than the second: with and without take turns.
             syncs = number % 4 in (0, 3)
-            found.append((number // 2, syncs, _run(home, overrides, syncs).seconds))
+            measured.append((number // 2, syncs, _run(home, overrides, syncs).seconds))
             shutil.rmtree(home)
     return [
-        (next(s for n, syncs, s in found if n == pair and syncs), next(s for n, y, s in found if n == pair and not y))
+        (
+            next(s for n, syncs, s in measured if n == pair and syncs),
+            next(s for n, y, s in measured if n == pair and not y),
+        )
         for pair in range(pairs)
     ]
 
@@ -87,7 +90,7 @@ def _generated(millions: float) -> Iterator[tuple[Path, list[str]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(home: Path, arguments: Sequence[str], syncs: bool = True) -> Day:
+def _run(home: Path, arguments: Sequence[str], syncs: bool = True) -> DayRun:
     ws = Workspace(home)
     try:
         tick = time.perf_counter()
@@ -95,8 +98,8 @@ def _run(home: Path, arguments: Sequence[str], syncs: bool = True) -> Day:
         seconds = time.perf_counter() - tick
     finally:
         _headrace("warehouse", "stop", "--home", str(home), check=False)
-    found = {stage: Manifest.load(ws.manifest("clicks", DS, stage)) for stage in ORDER}
-    return Day({stage: m for stage, m in found.items() if m is not None}, seconds)
+    manifests = {stage: Manifest.load(ws.manifest("clicks", DS, stage)) for stage in ORDER}
+    return DayRun({stage: m for stage, m in manifests.items() if m is not None}, seconds)
 
 
 def _headrace(*arguments: str, check: bool = True, syncs: bool = True) -> None:
@@ -151,21 +154,23 @@ def main(sizes: list[float]) -> None:
 def of_pairs(size: float, pairs: Sequence[tuple[float, float]]) -> list[Figure]:
     """Return the day's seconds with syncs beside those without, and what syncs take beside 5 % of the day: medians."""
     day = statistics.median(with_syncs for with_syncs, _ in pairs)
-    without = statistics.median(seconds for _, seconds in pairs)
+    unsynced = statistics.median(seconds for _, seconds in pairs)
     cost = statistics.median(with_syncs - seconds for with_syncs, seconds in pairs)
     return [
-        Figure(f"day {size:g} M rows, of {len(pairs)} pairs, peer without syncs", day, "s", peer=without),
+        Figure(f"day {size:g} M rows, of {len(pairs)} pairs, peer without syncs", day, "s", peer=unsynced),
         Figure(f"day {size:g} M rows, syncs of {len(pairs)} pairs", cost, "s", peer=day * MOST_SYNCED),
     ]
 
 
-def synced(day: Day) -> float:
+def synced(day: DayRun) -> float:
     """Return the seconds that the stages' own processes waited for files to be on the disk."""
     return sum(m.sync_seconds or 0.0 for m in day.manifests.values())
 
 
-def table(size: float, shared: Day, isolated: Day) -> str:
-    """The seconds of a day's stages, in one application and in one each; `between`: starts and ends of applications."""
+def table(size: float, shared: DayRun, isolated: DayRun) -> str:
+    """Return a table of the seconds of a day's stages, in one application and in one each; `between`: starts and ends
+    of applications.
+    """
     lines = [f"{size:g} M rows  one application  isolated"]
     for stage, manifest in shared.manifests.items():
         lines.append(f"{stage:<10}{manifest.seconds:>15.1f} s{isolated.manifests[stage].seconds:>8.1f} s")

@@ -40,7 +40,7 @@ OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
 
 
 def draw(kind: str, seed: int) -> np.ndarray:
-    """Codes int64 [IDS] in [1, ROWS)."""
+    """Draw codes int64 [IDS] in [1, ROWS)."""
     rng = np.random.default_rng(seed)
     if kind == "uniform":
         return rng.integers(1, ROWS, IDS)
@@ -49,18 +49,18 @@ def draw(kind: str, seed: int) -> np.ndarray:
 
 
 def best(*works: Callable[[int], object]) -> list[float]:
-    """Seconds of each call, the best of several turns, one after the other; each is told the turn."""
-    found = [float("inf")] * len(works)
-    for turn in range(TURNS):
+    """Measure seconds of each call, the best of several repeats, one after the other; each gets the repeat's number."""
+    fastest = [float("inf")] * len(works)
+    for repeat in range(TURNS):
         for i, work in enumerate(works):
-            began = time.perf_counter()
-            work(turn)
-            found[i] = min(found[i], time.perf_counter() - began)
-    return found
+            start = time.perf_counter()
+            work(repeat)
+            fastest[i] = min(fastest[i], time.perf_counter() - start)
+    return fastest
 
 
 def planned() -> Callable[[Tensor, Tensor], None]:
-    """A step of a planned table; no code is 0."""
+    """Return a step of a planned table; no code is 0."""
     plan = row_wise([Table("t", ROWS, DIM)], [Lookup("t", "t", 1, False)], 1)
     embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
     embeddings.configure_optimizer(OPTIMIZER)
@@ -73,16 +73,16 @@ def planned() -> Callable[[Tensor, Tensor], None]:
 
 
 def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbeddings, Callable[[Tensor, Tensor], None]]:
-    """A step of a table of raw ids that knows `ids`."""
+    """Return a step of a table of raw ids that knows `ids`."""
     tables = DynamicEmbeddings([DynamicSpec("t", DIM, max_rows=max_rows)], LocalCollective(), seed=1)
     tables.configure_optimizer(OPTIMIZER)
     embeddings = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=tables)
-    nothing = torch.zeros(0, 0, dtype=torch.int64)
+    no_codes = torch.zeros(0, 0, dtype=torch.int64)
     with torch.no_grad():
-        embeddings(embeddings.prepare(nothing, raw=[torch.from_numpy(ids)]))
+        embeddings(embeddings.prepare(no_codes, raw=[torch.from_numpy(ids)]))
 
-    def step(given: Tensor, gradient: Tensor) -> None:
-        prepared = embeddings.prepare(nothing, raw=[given])
+    def step(raw_ids: Tensor, gradient: Tensor) -> None:
+        prepared = embeddings.prepare(no_codes, raw=[raw_ids])
         embeddings(prepared)
         prepared.found[0][0].backward(gradient)
         tables.step()
@@ -91,16 +91,18 @@ def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbedd
 
 
 def day_figures(stream: Stream) -> list[Figure]:
-    """Tables of ours beside TorchRec's."""
-    found, seen = run(stream)
+    """Measure our tables beside TorchRec's."""
+    measured, seen = run(stream)
     figures = []
-    for ours, theirs in zip(found[::2], found[1::2], strict=True):
-        where = f"{stream.days} days, {stream.rows:,} rows, {ours.name} (peer: TorchRec, {theirs.name})"
+    for table, peer in zip(measured[::2], measured[1::2], strict=True):
+        label = f"{stream.days} days, {stream.rows:,} rows, {table.name} (peer: TorchRec, {peer.name})"
         figures += [
-            Figure(f"lookup and admission, {where}", ours.nanoseconds, "ns an id", peer=theirs.nanoseconds),
-            Figure(f"lookups of ids with a row of their own, {where}", ours.own, "share", peer=theirs.own),
-            Figure(f"lookups of rows held since an earlier batch, {where}", ours.kept, "share", seen, theirs.kept),
-            Figure(f"memory, {where}", ours.bytes_a_row, "bytes a row", 4.0 * stream.dim + 4, theirs.bytes_a_row),
+            Figure(f"lookup and admission, {label}", table.nanoseconds, "ns an id", peer=peer.nanoseconds),
+            Figure(f"lookups of ids with a row of their own, {label}", table.own_row, "share", peer=peer.own_row),
+            Figure(
+                f"lookups of rows held since an earlier batch, {label}", table.held_row, "share", seen, peer.held_row
+            ),
+            Figure(f"memory, {label}", table.bytes_a_row, "bytes a row", 4.0 * stream.dim + 4, peer.bytes_a_row),
         ]
     return figures
 
@@ -112,13 +114,13 @@ def main() -> None:
     figures = []
 
     table, target = torch.zeros(ROWS, DIM), torch.empty(IDS, DIM)
-    codes = [np.unique(draw("uniform", turn))[: IDS // 2] for turn in range(TURNS)]
-    asked = [known[c] for c in codes]
+    codes = [np.unique(draw("uniform", repeat))[: IDS // 2] for repeat in range(TURNS)]
+    requested = [known[c] for c in codes]
     rows = [torch.from_numpy(c) for c in codes]
     held = IdMap(known)
     find, gather = best(
-        lambda turn: held.find(asked[turn]),
-        lambda turn: torch.index_select(table, 0, rows[turn], out=target[: len(rows[turn])]),
+        lambda repeat: held.find(requested[repeat]),
+        lambda repeat: torch.index_select(table, 0, rows[repeat], out=target[: len(rows[repeat])]),
     )
     each = 1e9 / (IDS // 2)
     figures.append(Figure("find, of 1 M ids", find * each, "ns an id", floor=gather * each))
@@ -126,32 +128,32 @@ def main() -> None:
     by_plan = planned()
     tables, by_id = dynamic(known)
     for kind in ("uniform", "Zipf(1.05)"):
-        drawn = [torch.from_numpy(draw(kind, 100 + turn)) for turn in range(TURNS)]
+        drawn = [torch.from_numpy(draw(kind, 100 + repeat)) for repeat in range(TURNS)]
         raw = [torch.from_numpy(known[d.numpy()]) for d in drawn]
-        floor, peer, own = best(
-            lambda turn, d=drawn: torch.index_select(table, 0, d[turn], out=target),  # type: ignore[misc]
-            lambda turn, d=drawn: by_plan(d[turn], gradient),  # type: ignore[misc]
-            lambda turn, r=raw: by_id(r[turn], gradient),  # type: ignore[misc]
+        floor, peer, own_seconds = best(
+            lambda repeat, d=drawn: torch.index_select(table, 0, d[repeat], out=target),  # type: ignore[misc]
+            lambda repeat, d=drawn: by_plan(d[repeat], gradient),  # type: ignore[misc]
+            lambda repeat, r=raw: by_id(r[repeat], gradient),  # type: ignore[misc]
         )
-        figures.append(Figure(f"step, {kind}", own * 1e3, "ms", floor=floor * 1e3, peer=peer * 1e3))
+        figures.append(Figure(f"step, {kind}", own_seconds * 1e3, "ms", floor=floor * 1e3, peer=peer * 1e3))
 
     # A tenth of each batch was never seen; the table is full.
     limited, churning = dynamic(known[: ROWS // 4], max_rows=ROWS // 4)
-    base = [draw("uniform", 200 + turn) % (ROWS // 4) for turn in range(TURNS)]
+    base = [draw("uniform", 200 + repeat) % (ROWS // 4) for repeat in range(TURNS)]
     raw = []
-    for turn, b in enumerate(base):
+    for repeat, b in enumerate(base):
         ids = known[b].copy()
-        ids[::10] = mix(np.arange(len(ids[::10])) + 2**40 * (turn + 1)).view(np.int64)
+        ids[::10] = mix(np.arange(len(ids[::10])) + 2**40 * (repeat + 1)).view(np.int64)
         raw.append(torch.from_numpy(ids))
-    began = time.perf_counter()
+    start = time.perf_counter()
     for r in raw:
         churning(r, gradient)
-    mean = (time.perf_counter() - began) / TURNS * 1e3
+    mean = (time.perf_counter() - start) / TURNS * 1e3
     plain = next(f.value for f in figures if f.name == "step, uniform")
     figures.append(Figure("step, a tenth new, 250 k rows at most (mean)", mean, "ms", peer=plain))
-    told = limited.report()["t"]
-    assert told.evicted
-    print(f"churn: {told.admitted:,} admitted, {told.evicted:,} evicted, {told.rows:,} rows", file=sys.stderr)
+    report = limited.report()["t"]
+    assert report.evicted
+    print(f"churn: {report.admitted:,} admitted, {report.evicted:,} evicted, {report.rows:,} rows", file=sys.stderr)
     print(
         f"memory of 1 M rows: {tables.report()['t'].nbytes / ROWS:.0f} bytes a row, of which "
         f"{4 * DIM + 4} are weights and states",

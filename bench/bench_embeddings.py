@@ -46,13 +46,13 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8589934592", "MALL
 
 
 def draw(ids: str, batch: int, seed: int) -> Tensor:
-    """Codes int64 [batch, TABLES * IDS], none 0 (which pads)."""
+    """Draw codes int64 [batch, TABLES * IDS], none 0 (which pads)."""
     rng = np.random.default_rng(seed)
     if ids == "uniform":
         return torch.from_numpy(rng.integers(1, ROWS, (batch, TABLES * IDS)))
     edges = np.cumsum(np.arange(1, ROWS + 1) ** -1.05)
-    found = np.searchsorted(edges / edges[-1], rng.random((batch, TABLES * IDS)))
-    return torch.from_numpy(found.clip(1, ROWS - 1))
+    codes = np.searchsorted(edges / edges[-1], rng.random((batch, TABLES * IDS)))
+    return torch.from_numpy(codes.clip(1, ROWS - 1))
 
 
 def spec() -> tuple[list[Table], list[Lookup]]:
@@ -61,25 +61,25 @@ def spec() -> tuple[list[Table], list[Lookup]]:
 
 
 def best(turns: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each, the best of several turns; all take their turns one after the other."""
-    found = {name: float("inf") for name in turns}
+    """Measure seconds of each, the best of several turns; all take their turns one after the other."""
+    fastest = {name: float("inf") for name in turns}
     for _ in range(TURNS):
         for name, work in turns.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
-            found[name] = min(found[name], time.perf_counter() - began)
-    return found
+            fastest[name] = min(fastest[name], time.perf_counter() - start)
+    return fastest
 
 
 def median_ratio(work: Callable[[], object], peer: Callable[[], object]) -> float:
-    """Seconds of the one over those of the other, the median of pairs of turns whose order alternates."""
+    """Measure seconds of the one over those of the other, the median of pairs of turns whose order alternates."""
     ratios = []
     for pair in range(PAIRS):
         seconds = {}
-        for name, turn in sorted({"work": work, "peer": peer}.items(), reverse=pair % 2 == 0):
-            began = time.perf_counter()
-            turn()
-            seconds[name] = time.perf_counter() - began
+        for name, call in sorted({"work": work, "peer": peer}.items(), reverse=pair % 2 == 0):
+            start = time.perf_counter()
+            call()
+            seconds[name] = time.perf_counter() - start
         ratios.append(seconds["work"] / seconds["peer"])
     return statistics.median(ratios)
 
@@ -101,7 +101,7 @@ class Torch:
 
 
 def fbgemm() -> Any:
-    """FBGEMM's table-batched operator; None where it is not installed."""
+    """Return FBGEMM's table-batched operator; None where it is not installed."""
     peers = checkout() / "build" / "peers" / "fbgemm"
     if not (peers / "fbgemm_gpu").is_dir():
         return None
@@ -125,11 +125,11 @@ def fbgemm() -> Any:
 
 def step_figures() -> list[Figure]:
     tables, lookups = spec()
-    ours = ShardedEmbeddings(row_wise(tables, lookups, 1), LocalCollective(), seed=1)
-    ours.configure_optimizer(OPTIMIZER)
+    embeddings = ShardedEmbeddings(row_wise(tables, lookups, 1), LocalCollective(), seed=1)
+    embeddings.configure_optimizer(OPTIMIZER)
     features = [EmbeddingFeature(t.name, DIM, ROWS, ids=IDS) for t in tables]
     named = EmbeddingCollection(features, optimizer=OPTIMIZER, reduction="sum", seed=1)
-    plain, other = Torch(), fbgemm()
+    plain, fbgemm_table = Torch(), fbgemm()
     gradient = torch.randn(BATCH, TABLES, DIM)
     figures = []
     for ids in ("uniform", "zipf"):
@@ -143,12 +143,12 @@ def step_figures() -> list[Figure]:
         flat_gradient = gradient.view(BATCH, TABLES * DIM)
 
         def train_ours(codes: Tensor = codes) -> None:
-            ours(codes).backward(gradient)
-            ours.step()
+            embeddings(codes).backward(gradient)
+            embeddings.step()
 
         def look_up(codes: Tensor = codes) -> None:
             with torch.no_grad():
-                ours(codes)
+                embeddings(codes)
 
         def look_up_plain(codes: Tensor = codes) -> None:
             with torch.no_grad():
@@ -170,7 +170,7 @@ def step_figures() -> list[Figure]:
             named.step()
 
         turns: dict[str, Callable[[], object]] = {
-            "floor": lambda flat=flat, room=room: torch.index_select(ours.weight, 0, flat, out=room),
+            "floor": lambda flat=flat, room=room: torch.index_select(embeddings.weight, 0, flat, out=room),
             "forward": look_up,
             "step": train_ours,
             "named forward": look_up_named,
@@ -179,37 +179,37 @@ def step_figures() -> list[Figure]:
             "torch forward": look_up_plain,
             "torch step": lambda codes=codes: plain.step(codes, gradient),
         }
-        if other is not None:
+        if fbgemm_table is not None:
 
             def look_up_other(values: Tensor = values, offsets: Tensor = offsets) -> None:
                 with torch.no_grad():
-                    other(values, offsets)
+                    fbgemm_table(values, offsets)
 
             turns["fbgemm forward"] = look_up_other
-            turns["fbgemm step"] = lambda v=values, o=offsets, g=flat_gradient: other(v, o).backward(g)
+            turns["fbgemm step"] = lambda v=values, o=offsets, g=flat_gradient: fbgemm_table(v, o).backward(g)
             # The same start, the same answer.
             with torch.no_grad():
-                for i, w in enumerate(other.split_embedding_weights()):
-                    w.copy_(ours.weight[i * ROWS : (i + 1) * ROWS])
-                torch.testing.assert_close(other(values, offsets).view(BATCH, TABLES, DIM), ours(codes))
+                for i, w in enumerate(fbgemm_table.split_embedding_weights()):
+                    w.copy_(embeddings.weight[i * ROWS : (i + 1) * ROWS])
+                torch.testing.assert_close(fbgemm_table(values, offsets).view(BATCH, TABLES, DIM), embeddings(codes))
         seconds = best(turns)
-        for how, what in (("named", "forward"), ("named", "step"), ("apart", "step")):
-            name = f"{what} by name{', vectors apart' if how == 'apart' else ''}, {ids} ids (peer: without names)"
-            mine, floor, peer = (seconds[turn] * 1e3 for turn in (f"{how} {what}", "floor", what))
-            figures.append(Figure(name, mine, "ms", floor, peer))
+        for how, part in (("named", "forward"), ("named", "step"), ("apart", "step")):
+            name = f"{part} by name{', vectors apart' if how == 'apart' else ''}, {ids} ids (peer: without names)"
+            value, floor, peer = (seconds[key] * 1e3 for key in (f"{how} {part}", "floor", part))
+            figures.append(Figure(name, value, "ms", floor, peer))
             if how == "named":
-                ratio = median_ratio(turns[f"named {what}"], turns[what])
-                figures.append(Figure(f"{what} by name over without names, {ids} ids", ratio, "ratio"))
-        for what in ("forward", "step"):
+                ratio = median_ratio(turns[f"named {part}"], turns[part])
+                figures.append(Figure(f"{part} by name over without names, {ids} ids", ratio, "ratio"))
+        for part in ("forward", "step"):
             for peer in ("torch", "fbgemm"):
-                if f"{peer} {what}" in seconds:
+                if f"{peer} {part}" in seconds:
                     figures.append(
                         Figure(
-                            f"{what}, {ids} ids (peer: {peer})",
-                            seconds[what] * 1e3,
+                            f"{part}, {ids} ids (peer: {peer})",
+                            seconds[part] * 1e3,
                             "ms",
                             seconds["floor"] * 1e3,
-                            seconds[f"{peer} {what}"] * 1e3,
+                            seconds[f"{peer} {part}"] * 1e3,
                         )
                     )
     return figures

@@ -45,14 +45,14 @@ from headrace.workspace import Workspace
 OTHER_PARTS = ("vocabulary", "real")
 PEERS = (*APART, "textbook")
 _WARM_ROWS = 40_000
-_PARTS = Parts.of("etl")
+_PARTS = Parts.named("etl")
 #: Before the millions of rows of a part of pairs.
 _PAIRS = "pairs-"
 _TOTAL = re.compile(r"^fit, transform and write, ([0-9.]+) M rows$")
 
 
 def measure(part: str, peers: set[str]) -> list[Figure]:
-    """One part in a session that a small day has warmed."""
+    """Measure one part in a session that a small day has warmed."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         work = Path(name)
         with session(load_spec("criteo").spark, Workspace(work), "bench-etl") as spark:
@@ -73,12 +73,14 @@ def measure(part: str, peers: set[str]) -> list[Figure]:
 
 
 def combined(parts: Parts = _PARTS) -> list[Figure]:
-    """The figures of all parts that were measured, by size, then the others; and how the rate grows with the rows."""
+    """Return the figures of all parts that were measured, by size, then the others; and how the rate grows with the
+    rows.
+    """
     measured = parts.measured()
     pairs = sorted(p for p in measured if p.startswith(_PAIRS))
     sizes = sorted(set(measured) - {*OTHER_PARTS, *pairs}, key=float)
     figures = [f for part in [*sizes, *(p for p in OTHER_PARTS if p in measured), *pairs] for f in parts.figures(part)]
-    totals = {found[1]: f.value for f in figures if (found := _TOTAL.match(f.name))}
+    totals = {match[1]: f.value for f in figures if (match := _TOTAL.match(f.name))}
     smallest = next(iter(totals), "")
     grown = [
         Figure(f"growth with rows: {size} M against {smallest} M", rate, "rows/s", peer=totals[smallest])
@@ -98,7 +100,7 @@ def main(parts: list[str], peers: list[str], resume: bool) -> int:
 
 
 def part_named(text: str) -> str:
-    """A part's name: `vocabulary`, `real`, or millions of rows as `2`, `0.25`, `pairs-16`."""
+    """Return the name of a part: `vocabulary`, `real`, or millions of rows as `2`, `0.25`, `pairs-16`."""
     if text in OTHER_PARTS:
         return text
     pairs = _PAIRS if text.startswith(_PAIRS) else ""
@@ -119,17 +121,15 @@ if __name__ == "__main__":
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or some of " + ",".join(PEERS))
     parser.add_argument("--resume", action="store_true", help="skip parts that this commit has measured")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        wanted = [part_named(part) for part in given.parts]
-        named = [p for p in given.peers.split(",") if p != "none"]
+        parts = [part_named(part) for part in args.parts]
+        named = [p for p in args.peers.split(",") if p != "none"]
         if unknown := set(named) - set(PEERS):
-            raise UserError(
-                f"--peers {given.peers}: there is no {', '.join(sorted(unknown))}; write {', '.join(PEERS)}"
-            )
+            raise UserError(f"--peers {args.peers}: there is no {', '.join(sorted(unknown))}; write {', '.join(PEERS)}")
     except UserError as e:
         parser.error(str(e))
-    if not given.in_process:
-        sys.exit(1 if main(wanted, named, given.resume) else 0)
-    for one in wanted:
-        _PARTS.save(one, measure(one, set(named)))
+    if not args.in_process:
+        sys.exit(1 if main(parts, named, args.resume) else 0)
+    for part in parts:
+        _PARTS.save(part, measure(part, set(named)))

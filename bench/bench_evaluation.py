@@ -37,14 +37,14 @@ _REPLICATES = 10
 
 
 def auc(ranks: Ranks, rows: ScoredRows) -> float:
-    """The AUC alone."""
+    """Return the AUC alone."""
     order, labels = unpacked(by_range(ranks, sort_keys(rows))[0])
-    of = SortedRows(1, np.zeros(len(order), np.int64), order, labels)
-    return float(curve_areas(ranks, of, NO_REPLICATES)["auc"][0, 0])
+    sorted_rows = SortedRows(1, np.zeros(len(order), np.int64), order, labels)
+    return float(curve_areas(ranks, sorted_rows, NO_REPLICATES)["auc"][0, 0])
 
 
 def rank_sum(rows: ScoredRows) -> float:
-    """The AUC by a stable argsort and mean ranks of ties."""
+    """Return the AUC by a stable argsort and mean ranks of ties."""
     order = np.argsort(rows.scores, kind="stable")
     ordered = rows.scores[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
@@ -56,7 +56,7 @@ def rank_sum(rows: ScoredRows) -> float:
 
 
 def best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest turn."""
+    """Measure seconds of the fastest turn."""
     seconds = []
     for _ in range(_TURNS):
         tick = time.perf_counter()
@@ -66,7 +66,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def measure(millions: float) -> list[Figure]:
-    """All figures of one size."""
+    """Measure all figures of one size."""
     n = int(millions * 1e6)
     rng = np.random.default_rng(0)
     logits = rng.normal(-1.5, 1.0, n).astype(np.float32)
@@ -88,16 +88,16 @@ def measure(millions: float) -> list[Figure]:
 
 
 def measure_full_ranking(users: int = 40_000, items: int = 54_000, width: int = 64, k: int = 20) -> Figure:
-    """Users ranked for a second."""
+    """Measure how many users are ranked in a second."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     queries = rng.normal(size=(users, width)).astype(np.float32)
     vectors = torch.from_numpy(rng.normal(size=(items, width)).astype(np.float32))
     relevant, seen = ((np.repeat(np.arange(users), n), rng.integers(2, items, users * n)) for n in (5, 20))
-    nothing = np.empty(0, np.float32)
+    empty = np.empty(0, np.float32)
     each = np.arange(users)
     excluded = JaggedArray(np.zeros(users + 1, np.int64), np.zeros(0, np.int64))
-    rows = RelevantRows(*relevant, Predictions(nothing, nothing), each, np.zeros(users), each, each, queries, excluded)
+    rows = RelevantRows(*relevant, Predictions(empty, empty), each, np.zeros(users), each, each, queries, excluded)
     blocks, transposed = torch.from_numpy(queries).split(310), vectors.T.contiguous()
     out = torch.empty(310, items)
 
@@ -105,7 +105,7 @@ def measure_full_ranking(users: int = 40_000, items: int = 54_000, width: int = 
         for block in blocks:
             then(torch.mm(block, transposed, out=out[: len(block)]))
 
-    floor, peer, found = (
+    floor, peer, rate = (
         users / best(work) / 1e3
         for work in (
             products,
@@ -113,7 +113,7 @@ def measure_full_ranking(users: int = 40_000, items: int = 54_000, width: int = 
             lambda: rank_all_items(Ranks(), rows, [], vectors, 2, k, [seen]),
         )
     )
-    return Figure(f"full ranking, {items:,} items", found, "k users/s", floor, peer)
+    return Figure(f"full ranking, {items:,} items", rate, "k users/s", floor, peer)
 
 
 if __name__ == "__main__":

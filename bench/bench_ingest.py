@@ -53,11 +53,11 @@ PEERS = ("duckdb", "polars")
 _PYTHON = checkout() / "build" / "peers" / "duckdb-polars" / "bin" / "python"
 #: Up to so many rows both are measured a second time.
 TWICE_ROWS = 4_000_000
-_PARTS = Parts.of("ingest")
+_PARTS = Parts.named("ingest")
 
 
 def spec_of(form: str) -> Spec:
-    """A pipeline that ingests them."""
+    """Return a pipeline that ingests landing files of a form."""
     clicks = form != "criteo"
     return build_spec(
         {
@@ -72,13 +72,13 @@ def spec_of(form: str) -> Spec:
     )
 
 
-def ours(form: str, ws: Workspace) -> int:
-    """The stage."""
+def ingest_by_stage(form: str, ws: Workspace) -> int:
+    """Run the stage; return how many rows it kept."""
     return int(run_stage(Ingest(), spec_of(form), ws, DAY).manifest.rows["kept"])
 
 
 def plain_spark(spark: SparkSession, form: str, paths: list[Path], out: Path) -> int:
-    """What one writes without thinking: a declared schema, and a write."""
+    """Write a table as one does without thinking: a declared schema, and a write. Return its rows."""
     schema = ", ".join(f"`{n}` {t}" for n, t in COLUMNS[form].items())
     reader, names = spark.read.schema(schema), [str(p) for p in paths]
     if form == "jsonl":
@@ -91,7 +91,7 @@ def plain_spark(spark: SparkSession, form: str, paths: list[Path], out: Path) ->
 
 
 def floor(form: str, paths: list[Path], out: Path) -> tuple[float, int]:
-    """(seconds, rows) of pyarrow's own readers and a Parquet file."""
+    """Measure (seconds, rows) of pyarrow's own readers and a Parquet file."""
     types = {"int": pa.int32(), "bigint": pa.int64(), "double": pa.float64(), "string": pa.string()}
     types["timestamp"] = pa.timestamp("us", tz="UTC")
     columns = {n: types[t] for n, t in COLUMNS[form].items()}
@@ -118,7 +118,7 @@ def floor(form: str, paths: list[Path], out: Path) -> tuple[float, int]:
 
 
 def peer(name: str, form: str, paths: list[Path], out: Path) -> tuple[float, float] | None:
-    """(seconds, peak MiB) of a program in its own environment; None where it is not there or failed."""
+    """Measure (seconds, peak MiB) of a program in its own environment; None where it is not there or failed."""
     if not _PYTHON.exists():
         print(f"left out: {name} is not installed: make bench-etl-peers")
         return None
@@ -127,15 +127,17 @@ def peer(name: str, form: str, paths: list[Path], out: Path) -> tuple[float, flo
     command = [str(_PYTHON), str(script), name, form, str(out), files, json.dumps(COLUMNS[form])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with peak_of_tree(process.pid) as peak:
-        said, complaint = process.communicate()
+        stdout, complaint = process.communicate()
     if process.returncode:
         print(f"left out: {name} ended with {process.returncode}: {complaint.strip().splitlines()[-1:]}")
         return None
-    return float(json.loads(said.strip().splitlines()[-1])["seconds"]), peak.mib
+    return float(json.loads(stdout.strip().splitlines()[-1])["seconds"]), peak.mib
 
 
-def in_session(which: str, form: str, paths: list[Path], rows: int, work: Path, times: int) -> tuple[list[float], Peak]:
-    """(seconds of each time, memory of the first) of `ours` or `plain_spark`, in a session of its own."""
+def in_session(
+    reader_name: str, form: str, paths: list[Path], rows: int, work: Path, times: int
+) -> tuple[list[float], Peak]:
+    """Measure (seconds of each time, memory of the first) of the stage or of `plain_spark`, in a session of its own."""
     seconds, first = [], Peak()
     with session(Spark(), Workspace(work), "bench ingest") as spark:
         spark.range(1000).count()
@@ -147,52 +149,52 @@ def in_session(which: str, form: str, paths: list[Path], rows: int, work: Path, 
                 (landing / path.name).hardlink_to(path)
             with peak_of_tree() as peak:
                 tick = time.perf_counter()
-                if which == "ours":
-                    found = ours(form, ws)
+                if reader_name == "headrace":
+                    row_count = ingest_by_stage(form, ws)
                 else:
-                    found = plain_spark(spark, form, sorted(landing.iterdir()), work / f"plain-{k}")
+                    row_count = plain_spark(spark, form, sorted(landing.iterdir()), work / f"plain-{k}")
                 seconds.append(time.perf_counter() - tick)
             first = first if k else peak
-            print(f"{which}, {form}: {found:,} rows in {seconds[-1]:.1f} s", flush=True)
-            assert found == rows, found
+            print(f"{reader_name}, {form}: {row_count:,} rows in {seconds[-1]:.1f} s", flush=True)
+            assert row_count == rows, row_count
             shutil.rmtree(work / f"home-{k}")
     shutil.rmtree(work)
     return seconds, first
 
 
 def measure(part: str, peers: Sequence[str], work: Path) -> list[Figure]:
-    """The figures of one form at one size."""
+    """Measure the figures of one form at one size."""
     form, millions = part.rsplit("-", 1)
     rows = round(float(millions) * 1_000_000)
     paths = write_text(form, work / "text", rows)
     title, times = f"{form}, {millions} M rows", 2 if rows <= TWICE_ROWS else 1
 
-    def apart(do: Callable[..., Any], *given: Any) -> Any:
+    def apart(do: Callable[..., Any], *arguments: Any) -> Any:
         with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-            return alone.submit(do, *given).result()
+            return alone.submit(do, *arguments).result()
 
     floor_s, read = apart(floor, form, paths, work / "floor.parquet")
     assert read == rows, (read, rows)
     spark_s, spark_peak = apart(in_session, "plain Spark", form, paths, rows, work / "spark", times)
-    ours_s, peak = apart(in_session, "ours", form, paths, rows, work / "ours", times)
+    stage_s, peak = apart(in_session, "headrace", form, paths, rows, work / "headrace", times)
     figures = [
-        Figure(f"{title}: headrace{name}", rows / mine, "rows/s", floor=rows / floor_s, peer=rows / theirs)
-        for name, mine, theirs in zip(("", ", again"), ours_s, spark_s, strict=False)
+        Figure(f"{title}: headrace{name}", rows / own_s, "rows/s", floor=rows / floor_s, peer=rows / plain_s)
+        for name, own_s, plain_s in zip(("", ", again"), stage_s, spark_s, strict=False)
     ]
     figures += [
         Figure(f"{title}: memory in all", peak.mib, "MiB", peer=spark_peak.mib),
         Figure(f"{title}: memory beyond the JVM", peak.python_mib, "MiB"),
     ]
     for name in peers:
-        found = peer(name, form, paths, work / f"{name}.parquet")
-        if found is not None:
-            figures.append(Figure(f"{title}: beside {name}", rows / min(ours_s), "rows/s", peer=rows / found[0]))
-            figures.append(Figure(f"{title}: memory beside {name}", peak.mib, "MiB", peer=found[1]))
+        measured = peer(name, form, paths, work / f"{name}.parquet")
+        if measured is not None:
+            figures.append(Figure(f"{title}: beside {name}", rows / min(stage_s), "rows/s", peer=rows / measured[0]))
+            figures.append(Figure(f"{title}: memory beside {name}", peak.mib, "MiB", peer=measured[1]))
     return figures
 
 
 def part_named(text: str) -> str:
-    """A part's name: a form and millions of rows, as `csv-4`, `jsonl-0.25`. Raises UserError."""
+    """Return the name of a part: a form and millions of rows, as `csv-4`, `jsonl-0.25`. Raises UserError."""
     form, _, millions = text.partition("-")
     try:
         size = float(millions)
@@ -204,7 +206,7 @@ def part_named(text: str) -> str:
 
 
 def in_order(parts: Sequence[str]) -> list[str]:
-    """By size, then by form."""
+    """Return parts ordered by size, then by form."""
     keys = {p: (float(p.rsplit("-", 1)[1]), FORMS.index(p.rsplit("-", 1)[0])) for p in parts}
     return sorted(parts, key=keys.__getitem__)
 
@@ -224,16 +226,16 @@ if __name__ == "__main__":
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or some of " + ",".join(PEERS))
     parser.add_argument("--resume", action="store_true", help="skip parts that this commit has measured")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        wanted = [part_named(part) for part in asked.parts]
+        parts = [part_named(part) for part in args.parts]
     except UserError as e:
         parser.error(str(e))
-    named = [p for p in asked.peers.split(",") if p != "none"]
+    named = [p for p in args.peers.split(",") if p != "none"]
     if unknown := set(named) - set(PEERS):
         parser.error(f"--peers: there is no {', '.join(sorted(unknown))}; write {', '.join(PEERS)}")
-    if not asked.in_process:
-        sys.exit(1 if main(wanted, named, asked.resume) else 0)
-    for one in wanted:
+    if not args.in_process:
+        sys.exit(1 if main(parts, named, args.resume) else 0)
+    for part in parts:
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-            _PARTS.save(one, measure(one, named, Path(folder)))
+            _PARTS.save(part, measure(part, named, Path(folder)))

@@ -31,7 +31,7 @@ TRAIN = Train(batch_size=8192, streams=4)
 
 
 @dataclass(frozen=True)
-class Case:
+class ListCase:
     """A dataset: lists of `mean` codes in the mean and at most `length`."""
 
     name: str
@@ -42,9 +42,9 @@ class Case:
 
 
 CASES = (
-    Case("of 4 codes in the mean", 524_288, 65_536, 20, 4.0),
-    Case("all full", 524_288, 65_536, 20, float("inf")),
-    Case("of 10 codes in the mean, up to 1,000", 131_072, 32_768, 1_000, 10.0),
+    ListCase("of 4 codes in the mean", 524_288, 65_536, 20, 4.0),
+    ListCase("all full", 524_288, 65_536, 20, float("inf")),
+    ListCase("of 10 codes in the mean, up to 1,000", 131_072, 32_768, 1_000, 10.0),
 )
 
 
@@ -53,21 +53,25 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             schemas = {kind: write(Path(folder) / kind, case, kind == "lists") for kind in KINDS}
-            found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+            measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
             for _ in range(ROUNDS):  # taking turns, so that both meet the same machine
                 for kind, schema in schemas.items():
                     with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-                        found[kind].append(alone.submit(measure, Path(folder) / kind, schema).result())
+                        measured[kind].append(alone.submit(measure, Path(folder) / kind, schema).result())
             size = {k: sum(f.stat().st_size for f in (Path(folder) / k).rglob("*.parquet")) / 2**20 for k in KINDS}
-        rate, peak = ({k: best(of[i] for of in found[k]) for k in KINDS} for i, best in ((0, max), (1, min)))
-        for what, unit, by in (("batches from", "rows/s", rate), ("size,", "MiB", size), ("peak memory,", "MiB", peak)):
-            name = f"{what} lists {case.name}; peer: padded columns"
+        rate, peak = ({k: best(pair[i] for pair in measured[k]) for k in KINDS} for i, best in ((0, max), (1, min)))
+        for label, unit, by in (
+            ("batches from", "rows/s", rate),
+            ("size,", "MiB", size),
+            ("peak memory,", "MiB", peak),
+        ):
+            name = f"{label} lists {case.name}; peer: padded columns"
             figures.append(Figure(name, by["lists"], unit, peer=by["columns"]))
     publish("lists", figures)
 
 
-def write(folder: Path, case: Case, as_lists: bool) -> DatasetSchema:
-    """One split; returns its schema."""
+def write(folder: Path, case: ListCase, as_lists: bool) -> DatasetSchema:
+    """Write one split; return its schema."""
     (folder / "train").mkdir(parents=True)
     rng = np.random.default_rng(0)
     drawn = rng.geometric(1 / (case.mean + 1), case.rows) - 1 if np.isfinite(case.mean) else np.full(case.rows, 10**6)
@@ -98,8 +102,8 @@ def write(folder: Path, case: Case, as_lists: bool) -> DatasetSchema:
 
 
 def measure(folder: Path, schema: DatasetSchema) -> tuple[float, float]:
-    """Over two epochs of a rank alone, after a first one: rows a second, MiB at the peak above those before."""
-    before = _peak_mib()
+    """Measure two epochs of a rank alone, after a first one: rows a second, MiB at the peak above those before."""
+    start_mib = _peak_mib()
     with TrainLoader(open_split(local(folder), "train", schema), schema, TRAIN) as source:
         for _ in range(source.steps_per_epoch):
             next(source)
@@ -107,11 +111,11 @@ def measure(folder: Path, schema: DatasetSchema) -> tuple[float, float]:
         for _ in range(2 * source.steps_per_epoch):
             next(source)
         rate = 2 * source.steps_per_epoch * TRAIN.batch_size / (time.perf_counter() - tick)
-    return rate, _peak_mib() - before
+    return rate, _peak_mib() - start_mib
 
 
 def _peak_mib() -> float:
-    """This process's largest resident set since it was started. (getrusage's is at least the parent's.)"""
+    """Return this process's largest resident set since it was started. (getrusage's is at least the parent's.)"""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024
 

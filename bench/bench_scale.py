@@ -40,14 +40,14 @@ from bench.report import Figure, publish
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 
-_PARTS = Parts.of("scale")
+_PARTS = Parts.named("scale")
 _ROWS_PER_FILE = 500_000
 _STAGES = ("ingest", "features", "train")
 _OF_SIZE = " M rows: "
 
 
 def measure(millions: float, gib: float) -> list[Figure]:
-    """One size."""
+    """Measure one size."""
     work = _PARTS.folder / f"work-{millions:g}"
     shutil.rmtree(work, ignore_errors=True)
     rows = int(millions * 1e6)
@@ -86,7 +86,7 @@ def measure(millions: float, gib: float) -> list[Figure]:
 
 
 def write_table(folder: Path, rows: int) -> None:
-    """A folder a day, in files of half a million rows."""
+    """Write a folder a day, in files of half a million rows."""
     jobs = []
     for day in range(DAYS):
         of_day = rows * (day + 1) // DAYS - rows * day // DAYS
@@ -107,7 +107,7 @@ def _write_file(path: Path, rows: int, day: int, number: int) -> None:
 
 
 def pipeline(table: Path) -> dict[str, object]:
-    """The pipeline `scale`, as its YAML says it."""
+    """Return the pipeline `scale`, as its YAML says it."""
     types = [("label", "int"), *((c, "int") for c in COUNTS), *((c, "string") for c in CATEGORIES), ("ts", "timestamp")]
     return {
         "pipeline": "scale",
@@ -128,7 +128,7 @@ def pipeline(table: Path) -> dict[str, object]:
 
 
 def combined(parts: Parts = _PARTS) -> list[Figure]:
-    """The figures of all sizes, each beside the smallest size's."""
+    """Return the figures of all sizes, each beside the smallest size's."""
     sizes = sorted(parts.measured(), key=float)
     smallest: dict[str, float] = {}
     figures = []
@@ -147,11 +147,11 @@ if __name__ == "__main__":
     parser.add_argument("--gib", type=float, default=8.0, help="memory of all processes")
     parser.add_argument("--resume", action="store_true", help="skip parts that this commit has measured")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.in_process:
-        for part in given.parts:
-            _PARTS.save(part, measure(float(part), given.gib))
+    args = parser.parse_args()
+    if args.in_process:
+        for part in args.parts:
+            _PARTS.save(part, measure(float(part), args.gib))
     else:
-        failures = _PARTS.run(given.parts, ["--gib", str(given.gib)], given.resume)
+        failures = _PARTS.run(args.parts, ["--gib", str(args.gib)], args.resume)
         publish("scale", combined())
         sys.exit(1 if failures else 0)

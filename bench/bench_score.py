@@ -1,4 +1,4 @@
-"""From candidates to lists: make bench-score. Each figure beside its floor, in the same run.
+"""Scoring from candidates to lists: make bench-score. Each figure beside its floor, in the same run.
 
     python -m bench.bench_score                              # all cases
     python -m bench.bench_score ranking retrieval            # some of them
@@ -31,17 +31,17 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--resume", action="store_true", help="million: keep the parts that another commit has left")
     parser.add_argument("--users", type=int, default=USERS, help=f"million: so many users, a multiple of {PART:,}")
-    asked = parser.parse_args()
-    unknown = [name for name in asked.cases if name not in CASES]
+    args = parser.parse_args()
+    unknown = [name for name in args.cases if name not in CASES]
     if unknown:
         parser.error(f"there is no case '{unknown[0]}'; cases: {', '.join(CASES)}")
-    if asked.users % PART or not 0 < asked.users <= USERS:
+    if args.users % PART or not 0 < args.users <= USERS:
         parser.error(f"--users is a multiple of {PART:,}, {USERS:,} at most")
-    found: list[Figure] = []
-    for name in asked.cases:
-        given = {"resume": asked.resume, "users": asked.users} if name == "million" else {}
-        found += import_module(CASES[name]).figures(**given)
-    publish("score" if asked.cases == list(CASES) else f"score-{'-'.join(asked.cases)}", found)
+    figures: list[Figure] = []
+    for name in args.cases:
+        options = {"resume": args.resume, "users": args.users} if name == "million" else {}
+        figures += import_module(CASES[name]).figures(**options)
+    publish("score" if args.cases == list(CASES) else f"score-{'-'.join(args.cases)}", figures)
 
 
 if __name__ == "__main__":

@@ -43,20 +43,20 @@ _BY_KEY = (
 
 
 def with_scratch(spec: Spec, scratch: str) -> Spec:
-    """The pipeline with that setting."""
+    """Return the pipeline with that kind of scratch."""
     return spec.model_copy(update={"spark": spec.spark.model_copy(update={"scratch": scratch})})
 
 
 def digest(folder: Path) -> str:
-    """Of all files and their names."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of all files and their names."""
+    sha = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        found.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+        sha.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return sha.hexdigest()
 
 
 def of_rows(millions: float, work: Path) -> list[Figure]:
-    """Rows a second of both ways."""
+    """Measure rows a second of both ways."""
     rows = int(millions * 1e6)
     with session(Spark(), Workspace(work), "bench-scratch") as spark:
         warm = Lake(spark, work / "warm", write_days(work / "warm" / "raw", 40_000, DAYS), 40_000)
@@ -65,20 +65,23 @@ def of_rows(millions: float, work: Path) -> list[Figure]:
         lake = Lake(spark, work / "lake", write_days(work / "raw", rows, DAYS), rows)
         shutil.rmtree(work / "raw")
         rates: dict[str, list[float]] = {"shared": [], "own": []}
-        for turn in range(1, _TURNS + 1):
+        for repeat in range(1, _TURNS + 1):
             digests = set()
-            for scratch, found in rates.items():
+            for scratch, rows_per_second in rates.items():
                 fit, write, _ = lake.features(with_scratch(spec_of(), scratch), work / "out")
-                found.append(rows / (fit + write))
+                rows_per_second.append(rows / (fit + write))
                 digests.add(digest(work / "out"))
                 forget(lake, work)
                 shutil.rmtree(work / "out")
             assert len(digests) == 1, "the datasets differ"
-            print(f"turn {turn}: own {rates['own'][-1]:,.0f}, shared {rates['shared'][-1]:,.0f} rows/s", flush=True)
-    own, shared = (median(rates[s]) for s in ("own", "shared"))
+            print(f"turn {repeat}: own {rates['own'][-1]:,.0f}, shared {rates['shared'][-1]:,.0f} rows/s", flush=True)
+    own_rate, shared_rate = (median(rates[s]) for s in ("own", "shared"))
     ratio = median(a / b for a, b in zip(rates["own"], rates["shared"], strict=True))
-    at = f"{millions:g} M rows"
-    return [Figure(f"own, {at}", own, "rows/s", peer=shared), Figure(f"own by shared, {at}", ratio, "times as fast")]
+    size = f"{millions:g} M rows"
+    return [
+        Figure(f"own, {size}", own_rate, "rows/s", peer=shared_rate),
+        Figure(f"own by shared, {size}", ratio, "times as fast"),
+    ]
 
 
 def forget(lake: Lake, work: Path) -> None:
@@ -88,7 +91,9 @@ def forget(lake: Lake, work: Path) -> None:
 
 
 def of_ids(millions: float, work: Path, part: str = "ids", heap: str = _HEAP) -> list[Figure]:
-    """Peaks of the driver's two processes: with a vocabulary of so many values, or (`keys`) tables of so many keys."""
+    """Measure peaks of the driver's two processes: with a vocabulary of so many values, or (`keys`) tables of so many
+    keys.
+    """
     rows = int(millions * 1e6)
     conf = Spark(
         master="local-cluster[1,2,2048]",
@@ -109,7 +114,7 @@ def of_ids(millions: float, work: Path, part: str = "ids", heap: str = _HEAP) ->
     with session(conf, Workspace(work), "bench-ids") as spark:
         lake = Lake(spark, work / "lake", rows_of_ids(spark, rows), rows)
         Path("/proc/self/clear_refs").write_text("5")  # peaks begin anew
-        before = peak_mib(os.getpid())
+        start_mib = peak_mib(os.getpid())
         fit, write, fitted = lake.features(spec, work / "out")
         trained = rows - rows // DAYS
         if part == "ids":
@@ -119,17 +124,17 @@ def of_ids(millions: float, work: Path, part: str = "ids", heap: str = _HEAP) ->
         gateway = SparkContext._gateway
         assert gateway is not None
         python, jvm = peak_mib(os.getpid()), peak_mib(gateway.proc.pid)
-    at = f"{millions:g} M {part}"
+    size = f"{millions:g} M {part}"
     return [
-        Figure(f"driver's Python, {at}", python, "MiB", peer=before),
-        Figure(f"driver's JVM, {at}", jvm, "MiB"),
-        Figure(f"fit, {at}", fit, "s"),
-        Figure(f"fit, transform and write, {at}", rows / (fit + write), "rows/s"),
+        Figure(f"driver's Python, {size}", python, "MiB", peer=start_mib),
+        Figure(f"driver's JVM, {size}", jvm, "MiB"),
+        Figure(f"fit, {size}", fit, "s"),
+        Figure(f"fit, transform and write, {size}", rows / (fit + write), "rows/s"),
     ]
 
 
 def rows_of_ids(spark: SparkSession, rows: int) -> DataFrame:
-    """Days of rows with an id each, none twice and in no order: a file a day."""
+    """Write days of rows with an id each, none twice and in no order: a file a day."""
     # Of an odd factor's products modulo a power of two none is twice.
     bits = (rows - 1).bit_length()
     odd = 0x9E3779B1 % (1 << bits) | 1
@@ -146,7 +151,7 @@ def rows_of_ids(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def peak_mib(process: int) -> float:
-    """What a process had resident at most."""
+    """Return the largest resident memory of a process so far, in MiB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -156,19 +161,17 @@ if __name__ == "__main__":
     parser.add_argument("part", choices=("rows", "ids", "keys"))
     parser.add_argument("millions", nargs="+", type=float)
     parser.add_argument("--heap", default=_HEAP, help="of the driver's JVM, for ids and keys")
-    given = parser.parse_args()
-    if len(given.millions) > 1:
+    args = parser.parse_args()
+    if len(args.millions) > 1:
         # Peaks are a process's: each size has its own.
-        for one in given.millions:
-            line = [sys.executable, "-m", "bench.bench_scratch", given.part, str(one), "--heap", given.heap]
+        for millions in args.millions:
+            line = [sys.executable, "-m", "bench.bench_scratch", args.part, str(millions), "--heap", args.heap]
             subprocess.run(line, check=True)
         sys.exit(0)
-    (size,) = given.millions
+    (size,) = args.millions
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        if given.part == "rows":
-            figures = of_rows(size, Path(name))
-        else:
-            figures = of_ids(size, Path(name), given.part, given.heap)
-    publish(f"scratch-{given.part}-{size:g}", figures)
+        folder = Path(name)
+        figures = of_rows(size, folder) if args.part == "rows" else of_ids(size, folder, args.part, args.heap)
+    publish(f"scratch-{args.part}-{size:g}", figures)
     for figure in figures:
         print(figure)

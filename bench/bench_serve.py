@@ -88,7 +88,7 @@ def main(batches: Sequence[int]) -> None:
 
 
 def floor(model: Path, rows: int, turns: int = 5) -> float:
-    """Rows a second of onnxruntime alone, on the server's core, in a process of its own; this one spins."""
+    """Measure rows a second of onnxruntime alone, on the server's core, in a process of its own; this one spins."""
     command = [sys.executable, "-m", "bench.bench_serve", "--floor", str(model), str(rows), str(turns)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -98,7 +98,9 @@ def floor(model: Path, rows: int, turns: int = 5) -> float:
 
 
 def measure_floor(model: Path, rows: int, turns: int) -> float:
-    """By processor time, which others on the machine do not take from it: the best of some turns of a second."""
+    """Measure rows a second of processor time, which others on the machine do not take from it: the best of some turns
+    of a second.
+    """
     import onnxruntime
 
     os.sched_setaffinity(0, {SERVER_CORE})
@@ -117,21 +119,22 @@ def measure_floor(model: Path, rows: int, turns: int) -> float:
 
 
 def highest(server: Served, requests: list[bytes], rows: int, model: Path) -> list[Figure]:
-    """The highest loads of the ladder that are answered in time, and what no server of this floor exceeds."""
+    """Measure the highest loads of the ladder that are answered in time, and what no server of this floor exceeds."""
     floors: list[float] = []
     shares = {paced: climb(server, requests, rows, model, paced, floors) for paced in (False, True)}
     alone = statistics.median(floors)
     bound = serve_bound.highest_utilisation(rows / alone, LIMIT_MS / 1e3, 0.99) * alone
-    what = f"rows/s at p99 < 10 ms, requests of {rows} rows"
+    label = f"rows/s at p99 < 10 ms, requests of {rows} rows"
     return [
-        Figure(what, shares[False] * alone, "rows/s", floor=alone, peer=bound),
-        Figure(f"{what}, bound of any server", bound, "rows/s", floor=alone),
-        Figure(f"{what} that come at equal pauses", shares[True] * alone, "rows/s", floor=alone),
+        Figure(label, shares[False] * alone, "rows/s", floor=alone, peer=bound),
+        Figure(f"{label}, bound of any server", bound, "rows/s", floor=alone),
+        Figure(f"{label} that come at equal pauses", shares[True] * alone, "rows/s", floor=alone),
     ]
 
 
 def climb(server: Served, requests: list[bytes], rows: int, model: Path, paced: bool, floors: list[float]) -> float:
-    """The highest step's share of the floor: up from the middle as long as steps hold, or down to the first that does.
+    """Find the highest step's share of the floor: up from the middle as long as steps hold, or down to the first that
+    does.
 
     `floors` gets those that were measured.
     """
@@ -140,17 +143,17 @@ def climb(server: Served, requests: list[bytes], rows: int, model: Path, paced: 
     start = max(i for i, share in enumerate(LADDER) if share <= min(START, most) or not i)
     best = LADDER[start] if holds(server, requests, rows, model, LADDER[start], paced, floors) else 0.0
     for share in LADDER[start + 1 :] if best else reversed(LADDER[:start]):
-        found = holds(server, requests, rows, model, share, paced, floors)
-        if found != bool(best):
-            return share if found else best
-        best = share if found else 0.0
+        is_held = holds(server, requests, rows, model, share, paced, floors)
+        if is_held != bool(best):
+            return share if is_held else best
+        best = share if is_held else 0.0
     return best
 
 
 def holds(
     server: Served, requests: list[bytes], rows: int, model: Path, share: float, paced: bool, floors: list[float]
 ) -> bool:
-    """Whether a step is answered in time, in one of some tries."""
+    """Return whether a step is answered in time, in one of some tries."""
     for _ in range(TRIES):
         floors.append(floor(model, rows, 1))
         rate = share * floors[-1] / rows
@@ -163,13 +166,15 @@ def holds(
 
 
 def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> Figure:
-    """Rows that a second of processor time answers while more is offered than can be; the floor in turns with it."""
+    """Measure the rows that a second of processor time answers while more is offered than can be; the floor in turns
+    with it.
+    """
     floors, answered = [], []
     for _ in range(TURNS):
         floors.append(floor(model, rows, 1))
-        before = server.cpu_seconds()
+        start_cpu = server.cpu_seconds()
         outcome = run(server.port, requests, floors[0] / rows, SECONDS)
-        answered.append(len(outcome.latencies) * rows / (server.cpu_seconds() - before))
+        answered.append(len(outcome.latencies) * rows / (server.cpu_seconds() - start_cpu))
         say(rows, 1, outcome)
         time.sleep(0.7)
     name = f"rows per processor second, requests of {rows} rows, medians of {TURNS} turns"
@@ -177,7 +182,7 @@ def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> 
 
 
 def latencies(server: Served, requests: list[bytes], share: float, alone: float) -> dict[str, float]:
-    """A point of the curve."""
+    """Measure a point of the curve."""
     outcome = run(server.port, requests, share * alone / 64, CURVE_SECONDS)
     say(64, share, outcome)
     time.sleep(0.5)
@@ -188,23 +193,23 @@ def latencies(server: Served, requests: list[bytes], share: float, alone: float)
 
 
 def overhead(server: Served, requests: dict[int, list[bytes]]) -> list[Figure]:
-    """Processor time beside onnxruntime's, a request."""
-    found = []
+    """Measure the processor time beside onnxruntime's, a request."""
+    figures = []
     for name, rate, rows in (("one at a time", 200, 64), ("merged", 4000, 16)):
-        before = server.cpu_seconds(), server.total("headrace_serve_run_seconds_total")
+        start = server.cpu_seconds(), server.total("headrace_serve_run_seconds_total")
         outcome = run(server.port, requests[rows], rate, 5)
-        cpu = server.cpu_seconds() - before[0]
-        in_runs = server.total("headrace_serve_run_seconds_total") - before[1]
+        cpu = server.cpu_seconds() - start[0]
+        in_runs = server.total("headrace_serve_run_seconds_total") - start[1]
         each = (cpu - in_runs) / len(outcome.latencies) * 1e6
-        found.append(Figure(f"Python a request of {rows} rows, {name} ({rate}/s)", each, "us"))
-        found.append(
+        figures.append(Figure(f"Python a request of {rows} rows, {name} ({rate}/s)", each, "us"))
+        figures.append(
             Figure(f"onnxruntime a request of {rows} rows, {name}", in_runs / len(outcome.latencies) * 1e6, "us")
         )
-    return found
+    return figures
 
 
 def over_grpc(server: Served, alone: float) -> list[Figure]:
-    """Requests of 64 rows by gRPC, eight in flight (a closed loop), from a process on the other core."""
+    """Measure requests of 64 rows by gRPC, eight in flight (a closed loop), from a process on the other core."""
     command = [sys.executable, "-m", "bench.bench_serve", "--grpc", str(server.grpc_port)]
     rows = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return [Figure("rows/s by gRPC, requests of 64 rows, 8 in flight", rows, "rows/s", floor=alone)]

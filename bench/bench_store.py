@@ -1,4 +1,4 @@
-"""What training waits for where dataset, checkpoints and model are in a store of objects.
+"""Waiting times of training where dataset, checkpoints and model are in a store of objects.
 
     PYTHONPATH=. python -m bench.bench_store
 
@@ -39,19 +39,19 @@ _NAME = "datasets/bench/2026-01-01/k"
 
 
 def step() -> Step:
-    """26 tables of 20,000 rows: a checkpoint is 35 MB."""
+    """Return a step of 26 tables of 20,000 rows: a checkpoint is 35 MB."""
     return Step((20_000,) * 26, ids=1, dim=16, batch=4_096, world=1, dense=13, bottom=(512, 256, 16), top=(512, 256))
 
 
 def write_dataset(folder: Path) -> None:
-    """A dataset as the features stage writes it, with its listing."""
-    made, listed = step(), []
+    """Write a dataset as the features stage writes it, with its listing."""
+    spec, listed = step(), []
     for split, files in (("train", _FILES), ("valid", 1)):
         (folder / split).mkdir(parents=True)
         for number in range(files):
             rng = np.random.default_rng([files, number])
-            columns = {f"c{i}": rng.random(_ROWS, np.float32) for i in range(made.dense)}
-            columns |= {f"t{i}": rng.integers(1, n, _ROWS, dtype=np.int32) for i, n in enumerate(made.rows)}
+            columns = {f"c{i}": rng.random(_ROWS, np.float32) for i in range(spec.dense)}
+            columns |= {f"t{i}": rng.integers(1, n, _ROWS, dtype=np.int32) for i, n in enumerate(spec.rows)}
             columns["label"] = rng.integers(0, 2, _ROWS).astype(np.float32)
             file = folder / split / f"part-{number:04d}.parquet"
             pq.write_table(pa.table(columns), file, compression="none", use_dictionary=False)
@@ -86,18 +86,18 @@ def train(home: Path, store: str | None) -> dict[str, float]:
         train=train_of(step(), streams=4, checkpoint_steps=32),
         threads=1,
     )
-    began: list[float] = []
-    ended: list[float] = []
+    starts: list[float] = []
+    ends: list[float] = []
 
     def on_progress(event: object) -> None:
         if getattr(event, "phase", "") == "train":
-            ended[:] = [time.perf_counter()]
-            began.extend(ended if not began else [])
+            ends[:] = [time.perf_counter()]
+            starts.extend(ends if not starts else [])
 
     report = train_local(job, on_progress)
     return {
         "steps": report.steps,
-        "seconds": ended[0] - began[0],
+        "seconds": ends[0] - starts[0],
         "data_wait": report.data_wait_seconds,
         "checkpoint_wait": report.checkpoint_wait_seconds,
     }
@@ -106,9 +106,9 @@ def train(home: Path, store: str | None) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", nargs=2, metavar=("HOME", "STORE"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.train:
-        home, store = given.train
+    args = parser.parse_args()
+    if args.train:
+        home, store = args.train
         print(json.dumps(train(Path(home), store or None)))
         return
     figures = []
@@ -125,17 +125,17 @@ def main() -> None:
         for number, (name, endpoint) in enumerate(ways.items()):
             store = "" if endpoint is None else f"s3://{BUCKET}/{number}"
             if store:
-                with Workspace(root / "up", store_uri=store).locate(_NAME).new_folder() as there:
-                    there.copy_from(local(root / "local" / _NAME))
+                with Workspace(root / "up", store_uri=store).locate(_NAME).new_folder() as target:
+                    target.copy_from(local(root / "local" / _NAME))
             env = {**os.environ, "HEADRACE_CACHE": str(root / f"cache-{number}"), "AWS_ENDPOINT_URL": endpoint or ""}
             home = root / "local" if endpoint is None else root / f"home-{number}"
             line = [sys.executable, "-m", "bench.bench_store", "--train", str(home), store]
             done = subprocess.run(line, env=env, stdout=subprocess.PIPE, check=True, text=True)
-            found = json.loads(done.stdout.splitlines()[-1])
+            measured = json.loads(done.stdout.splitlines()[-1])
             figures += [
-                Figure(f"{name}: training", found["seconds"], "s"),
-                Figure(f"{name}: share waited for data", found["data_wait"] / found["seconds"], ""),
-                Figure(f"{name}: share waited for checkpoints", found["checkpoint_wait"] / found["seconds"], ""),
+                Figure(f"{name}: training", measured["seconds"], "s"),
+                Figure(f"{name}: share waited for data", measured["data_wait"] / measured["seconds"], ""),
+                Figure(f"{name}: share waited for checkpoints", measured["checkpoint_wait"] / measured["seconds"], ""),
             ]
             if store:
                 location_of(store).remove()

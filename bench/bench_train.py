@@ -31,7 +31,7 @@ from pathlib import Path
 from bench.peers.torchrec_step import Step, is_installed, run_torchrec
 from bench.report import Figure, publish
 from bench.train_loader import loader_figures, write_dataset
-from bench.train_ranks import MALLOC, Result, run_ours
+from bench.train_ranks import MALLOC, Result, run_loop
 
 DLRM = Step(
     rows=(100_000,) * 26, ids=1, dim=64, batch=4_096, steps=10, dense=13, bottom=(512, 256), top=(512, 256), batches=4
@@ -46,23 +46,23 @@ ROW_GROUPS = 8
 
 
 def samples(step: Step, seconds: Sequence[float]) -> float:
-    """Samples a second of all ranks, by the median step."""
+    """Return the samples a second of all ranks, by the median step."""
     return step.batch * step.world / statistics.median(seconds)
 
 
 def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
-    """Ours beside the floor and the peers."""
+    """Measure our loop beside the floor and the peers."""
     peers: dict[str, list[float]] = {}
 
     def run_peers(steps: int) -> None:
         for sharding in ("table_wise", "row_wise") if is_installed() else ():
-            found = run_torchrec(replace(step, sharding=sharding, steps=steps), MALLOC)
-            peers.setdefault(sharding, []).extend(found.seconds)
+            peer_run = run_torchrec(replace(step, sharding=sharding, steps=steps), MALLOC)
+            peers.setdefault(sharding, []).extend(peer_run.seconds)
 
     run_peers(16)
-    ours = run_ours(step)
-    floor = samples(step, ours.floor)
-    value = samples(step, ours.ours)
+    result = run_loop(step)
+    floor = samples(step, result.floor)
+    value = samples(step, result.loop)
     figures = [
         Figure(
             f"{name} (floor: dense only; peer: TorchRec {sharding.replace('_', '-')})",
@@ -74,30 +74,30 @@ def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
         for sharding, seconds in peers.items()
     ]
     figures = figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)]
-    plain = samples(step, ours.torch)
+    plain = samples(step, result.torch)
     figures.append(Figure(f"{name} (floor: dense only in plain torch)", value, "samples/s", plain))
-    if ours.bound:
+    if result.bound:
         named = f"{name}: rows read and written once, no more (floor: dense only)"
-        figures.append(Figure(named, samples(step, ours.bound), "samples/s", floor))
-    return figures, ours
+        figures.append(Figure(named, samples(step, result.bound), "samples/s", floor))
+    return figures, result
 
 
 def main() -> None:
     figures: list[Figure] = []
     for name, step in CASES.items():
         figures += step_figures(name, step)[0]
-    profiled = run_ours(CASES["DLRM, Zipf(1.05)"], turns=2, profile=True).profile
-    whole = profiled["step"]
-    figures += [Figure(f"part of a step: {part}", ms, "ms", whole) for part, ms in profiled.items() if part != "step"]
+    profiled = run_loop(CASES["DLRM, Zipf(1.05)"], turns=2, profile=True).profile
+    step_ms = profiled["step"]
+    figures += [Figure(f"part of a step: {part}", ms, "ms", step_ms) for part, ms in profiled.items() if part != "step"]
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), DLRM, ROW_GROUPS)
         figures += loader_figures(Path(folder), DLRM)
         step = CASES["DLRM, uniform ids"]
-        fed = run_ours(step, dataset=Path(folder))
+        fed = run_loop(step, dataset=Path(folder))
         figures.append(
             Figure(
                 "Parquet to updated weights (floor: fed from memory)",
-                samples(step, fed.ours),
+                samples(step, fed.loop),
                 "samples/s",
                 samples(step, fed.floor),
             )

@@ -36,14 +36,14 @@ N, BUCKETS, HASHES, MOST = 3, 1 << 20, 16, 64
 FUNCTIONS = ("ngrams", "cross", "minhash")
 
 
-def made() -> pa.Table:
-    """Titles of 1 to 8 words, lists of 0 to 16 ids, and an id: what a catalogue and a click's history look like."""
+def catalogue_and_history() -> pa.Table:
+    """Draw titles of 1 to 8 words, lists of 0 to 16 ids, and an id: as a catalogue and a click's history have them."""
     rng = np.random.default_rng(0)
     letters = rng.choice(list("etaoinshrdlcumwfgypbvkéü"), (5000, 9))
     words = ["".join(letters[i, : rng.integers(2, 10)]) for i in range(5000)]
-    which = rng.zipf(1.3, (ROWS, 8)) % 5000
+    word_ids = rng.zipf(1.3, (ROWS, 8)) % 5000
     count = rng.integers(1, 9, ROWS)
-    titles = [" ".join(words[w] for w in row[:c]) for row, c in zip(which, count, strict=True)]
+    titles = [" ".join(words[w] for w in row[:c]) for row, c in zip(word_ids, count, strict=True)]
     offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 17, ROWS))]).astype(np.int32)
     ids = pa.ListArray.from_arrays(pa.array(offsets), pa.array(rng.integers(0, 10**9, offsets[-1])))
     return pa.table({"title": titles, "ids": ids, "user": rng.integers(0, 10**7, ROWS)})
@@ -52,21 +52,21 @@ def made() -> pa.Table:
 def seconds(work: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(TURNS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return best
 
 
 def copied(column: pa.Array) -> None:
-    """A copy of the column's buffers."""
+    """Return a copy of the column's buffers."""
     for buffer in column.buffers():
         if buffer is not None:
             np.frombuffer(buffer, np.uint8).copy()
 
 
 def total(frame: DataFrame, codes: str) -> int:
-    """The sum of all results: every one is made, none is kept."""
+    """Return the sum of all results: every one is computed, none is kept."""
     row = frame.selectExpr(f"aggregate({codes}, 0L, (a, x) -> a + pmod(x, 1000003L)) AS s").agg(F.sum("s")).collect()[0]
     return int(row[0])
 
@@ -80,11 +80,11 @@ EXPRESSIONS = {
     "j -> array_min(transform(ids, i -> xxhash64(cast(j as bigint), i))))",
 }
 #: The rows whose results the expressions give too: of shorter titles and empty lists they make other things.
-KEPT = f"length(title) >= {N} and size(ids) > 0"
+FILTER = f"length(title) >= {N} and size(ids) > 0"
 
 
 def main() -> None:
-    table = made()
+    table = catalogue_and_history()
     title, ids, user = (table[name].combine_chunks() for name in ("title", "ids", "user"))
     by_arrow = {
         "ngrams": (lambda: arrow.ngrams(title, N, BUCKETS), [title]),
@@ -95,8 +95,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         pq.write_table(table, Path(folder) / "rows.parquet", row_group_size=ROWS // 4, compression="none")
         with session(Spark(master="local[2]", driver_memory="3g"), Workspace(Path(folder)), "bench udfs") as spark:
-            rows = spark.read.parquet(f"{folder}/rows.parquet").where(KEPT)
-            kept = rows.count()
+            rows = spark.read.parquet(f"{folder}/rows.parquet").where(FILTER)
+            row_count = rows.count()
             native = {
                 "ngrams": udfs.ngrams(F.col("title"), N, BUCKETS),
                 "cross": udfs.cross([F.col("user"), F.col("ids")], BUCKETS, MOST),
@@ -107,9 +107,9 @@ def main() -> None:
                 by_expression = rows.select(F.expr(EXPRESSIONS[name]).alias("codes"))
                 assert total(by_udf, "codes") == total(by_expression, "codes"), name
                 column = "length(title)" if name == "ngrams" else "size(ids)"
-                floor = kept / seconds(lambda c=column: total(rows, f"array({c})"))  # type: ignore[misc]
-                udf = kept / seconds(lambda f=by_udf: total(f, "codes"))  # type: ignore[misc]
-                peer = kept / seconds(lambda f=by_expression: total(f, "codes"))  # type: ignore[misc]
+                floor = row_count / seconds(lambda c=column: total(rows, f"array({c})"))  # type: ignore[misc]
+                udf = row_count / seconds(lambda f=by_udf: total(f, "codes"))  # type: ignore[misc]
+                peer = row_count / seconds(lambda f=by_expression: total(f, "codes"))  # type: ignore[misc]
                 work, columns = by_arrow[name]
                 bare = ROWS / seconds(lambda c=columns: [copied(x) for x in c])  # type: ignore[misc]
                 figures.append(Figure(f"{name}, spark", round(udf), "rows/s", round(floor), round(peer)))

@@ -21,20 +21,22 @@ class CpuTime:
 
 @contextmanager
 def cpu_of_tree() -> Iterator[CpuTime]:
-    """What this process and those below it take within the block; processes that end within it count where their parent
-    has waited for them."""
-    found, before = CpuTime(), _seconds()
-    yield found
-    found.seconds = _seconds() - before
+    """Count the processor time of this process and those below it within the block.
+
+    Processes that end within it count where their parent has waited for them.
+    """
+    cpu, start = CpuTime(), _seconds()
+    yield cpu
+    cpu.seconds = _seconds() - start
 
 
 @contextmanager
 def cpu_of_children() -> Iterator[CpuTime]:
-    """What the processes took that end within the block and are waited for."""
-    found, before = CpuTime(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    yield found
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found.seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    """Count the processor time of processes that end within the block and are waited for."""
+    cpu, start = CpuTime(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield cpu
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu.seconds = end.ru_utime - start.ru_utime + end.ru_stime - start.ru_stime
 
 
 def _seconds() -> float:

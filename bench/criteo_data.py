@@ -81,7 +81,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def table_of_day(rows: int, day: int, seed: int = 1, files: int = 1) -> pa.Table:
-    """One day: label int32, I1..I13 int32, C1..C26 string, ts timestamp, _source_file, _source_line, ds."""
+    """Draw one day: label int32, I1..I13 int32, C1..C26 string, ts timestamp, _source_file, _source_line, ds."""
     rng = np.random.default_rng([seed, day])
     ds = FIRST_DAY + timedelta(days=day)
     columns: dict[str, pa.Array] = {"label": pa.array((rng.random(rows) < 0.256).astype(np.int32))}
@@ -107,14 +107,14 @@ def table_of_day(rows: int, day: int, seed: int = 1, files: int = 1) -> pa.Table
 
 
 def zipf(rng: np.random.Generator, cardinality: int, rows: int) -> npt.NDArray[np.int64]:
-    """Ranks 0..cardinality-1 with density rank**-1.05, by the inverse of the continuous distribution's CDF."""
+    """Draw ranks 0..cardinality-1 with density rank**-1.05, by the inverse of the continuous distribution's CDF."""
     power = 1 - _ZIPF
     top = (float(cardinality) + 1) ** power - 1
     return np.minimum(((rng.random(rows) * top + 1) ** (1 / power)).astype(np.int64) - 1, cardinality - 1)
 
 
 def _hash(ranks: npt.NDArray[np.int64], column: int) -> npt.NDArray[np.uint32]:
-    """32 bits of splitmix64 (Steele et al., 2014) of rank and column."""
+    """Return 32 bits of splitmix64 (Steele et al., 2014) of rank and column."""
     with np.errstate(over="ignore"):
         z = ranks.astype(np.uint64) + np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -123,7 +123,7 @@ def _hash(ranks: npt.NDArray[np.int64], column: int) -> npt.NDArray[np.uint32]:
 
 
 def hexadecimal(values: npt.NDArray[np.uint32]) -> pa.StringArray:
-    """Eight hex digits each."""
+    """Return the values as eight hex digits each."""
     nibbles = (values[:, None] >> np.arange(28, -1, -4, dtype=np.uint32)) & np.uint32(15)
     offsets = np.arange(len(values) + 1, dtype=np.int32) * 8
     return pa.StringArray.from_buffers(
@@ -132,7 +132,7 @@ def hexadecimal(values: npt.NDArray[np.uint32]) -> pa.StringArray:
 
 
 def write_days(folder: Path, rows: int, days: int = 8) -> list[Path]:
-    """`days` Parquet files of equal size, rows in all."""
+    """Write `days` Parquet files of equal size, rows in all."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for day in range(days):

@@ -43,20 +43,20 @@ LEVEL = 44
 
 
 def bytes_by_kind(home: Path) -> dict[str, int]:
-    """Bytes of the workspace's files by its folders; those of the lake by table and log."""
-    found: Counter[str] = Counter()
+    """Return bytes of the workspace's files by its folders; those of the lake by table and log."""
+    sizes: Counter[str] = Counter()
     for file in home.rglob("*"):
         if file.is_file():
             parts = file.relative_to(home).parts
             of_table = "logs of tables" if "_delta_log" in parts else f"table {(*parts, '', '')[2]}"
             kind = of_table if parts[0] == "lake" else parts[0]
-            found["registry" if kind.startswith("mlflow") else kind] += file.stat().st_size
-    return dict(found)
+            sizes["registry" if kind.startswith("mlflow") else kind] += file.stat().st_size
+    return dict(sizes)
 
 
 def simulate(home: Path, spec: Spec, days: int, rows: int, collects: bool) -> list[dict[str, int]]:
-    """Bytes by kind after each day."""
-    ws, found = Workspace(home), []
+    """Run days; return the bytes by kind after each day."""
+    ws, history = Workspace(home), []
     for n in range(days):
         ds = day(n)
         run_day(ws, ds, rows)
@@ -64,43 +64,43 @@ def simulate(home: Path, spec: Spec, days: int, rows: int, collects: bool) -> li
         registry.register(ws, "clicks", model, METRICS, f"train-{ds}", ds=ds, history=HISTORY)
         for _ in collect(spec, ws, datetime.now(UTC), delete=True) if collects else ():
             pass
-        found.append(bytes_by_kind(home))
+        history.append(bytes_by_kind(home))
         if collects:  # nobody else asks how old a file is
             let_a_day_pass(home)
-    return found
+    return history
 
 
-def slope(found: list[dict[str, int]], first: int) -> float:
-    """Bytes a day: the straight line of least squares through the sums of the days from the `first` on (from 1)."""
-    totals = [float(sum(f.values())) for f in found[first - 1 :]]
+def slope(history: list[dict[str, int]], first: int) -> float:
+    """Return bytes a day, by a line of least squares through the sums of the days from the `first` on (from 1)."""
+    totals = [float(sum(f.values())) for f in history[first - 1 :]]
     return linear_regression(range(len(totals)), totals).slope
 
 
-def _table(found: list[dict[str, int]], without: list[dict[str, int]]) -> str:
-    kinds = sorted({k for f in found for k in f})
-    shown = [n for n in range(len(found)) if n % 10 == 9 or n == 0]
+def _table(with_gc: list[dict[str, int]], without_gc: list[dict[str, int]]) -> str:
+    kinds = sorted({k for f in with_gc for k in f})
+    days_shown = [n for n in range(len(with_gc)) if n % 10 == 9 or n == 0]
     lines = ["| day | " + " | ".join(kinds) + " | all | without gc |", "|---" * (len(kinds) + 3) + "|"]
-    for n in shown:
-        cells = [f"{found[n].get(k, 0) / 1024:,.0f}" for k in kinds]
-        total, all_ = (sum(f[n].values()) / 1024 for f in (found, without))
+    for n in days_shown:
+        cells = [f"{with_gc[n].get(k, 0) / 1024:,.0f}" for k in kinds]
+        total, all_ = (sum(f[n].values()) / 1024 for f in (with_gc, without_gc))
         lines.append(f"| {n + 1} | " + " | ".join(cells) + f" | {total:,.0f} | {all_:,.0f} |")
     return "\n".join(lines)
 
 
-def _plot(found: list[dict[str, int]], without: list[dict[str, int]], file: Path) -> None:
+def _plot(with_gc: list[dict[str, int]], without_gc: list[dict[str, int]], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=130)
-    kinds = sorted({k for f in found for k in f}, key=lambda k: -max(f.get(k, 0) for f in found))
-    at = range(1, len(found) + 1)
+    kinds = sorted({k for f in with_gc for k in f}, key=lambda k: -max(f.get(k, 0) for f in with_gc))
+    days = range(1, len(with_gc) + 1)
     axes.stackplot(
-        at, [[f.get(k, 0) / 2**20 for f in found] for k in kinds], labels=kinds, colors=plt.get_cmap("tab20").colors
+        days, [[f.get(k, 0) / 2**20 for f in with_gc] for k in kinds], labels=kinds, colors=plt.get_cmap("tab20").colors
     )
-    axes.plot(at, [sum(f.values()) / 2**20 for f in without], "k--", label="all, without gc")
-    axes.set(xlabel="day", ylabel="MiB", xlim=(1, len(found)), ylim=(0, None))
+    axes.plot(days, [sum(f.values()) / 2**20 for f in without_gc], "k--", label="all, without gc")
+    axes.set(xlabel="day", ylabel="MiB", xlim=(1, len(with_gc)), ylim=(0, None))
     axes.legend(loc="upper left", fontsize=7, ncols=2)
     figure.tight_layout()
     figure.savefig(file)
@@ -112,25 +112,25 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=60)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--plot", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     spec = load_spec(
         "clicks", ["publish=null", *READS, *(f"housekeeping.{k}={json.dumps(v)}" for k, v in KEEP.items())]
     )
     with tempfile.TemporaryDirectory() as folder:
-        found, without = (
-            simulate(Path(folder) / name, spec, given.days, given.rows, name == "with") for name in ("with", "without")
+        with_gc, without_gc = (
+            simulate(Path(folder) / name, spec, args.days, args.rows, name == "with") for name in ("with", "without")
         )
     print("KiB after each day\n")
-    print(_table(found, without))
-    if given.days > LEVEL + 1:
-        of = [sum(f.values()) / 1024 for f in found]
-        least, most = min(of[LEVEL - 1 :]), max(of[LEVEL - 1 :])
+    print(_table(with_gc, without_gc))
+    if args.days > LEVEL + 1:
+        totals = [sum(f.values()) / 1024 for f in with_gc]
+        least, most = min(totals[LEVEL - 1 :]), max(totals[LEVEL - 1 :])
         print(
-            f"\nday {LEVEL} to {given.days}: {least:,.0f} to {most:,.0f} KiB, by a straight line "
-            f"{slope(found, LEVEL):+,.0f} bytes a day; without gc {slope(without, LEVEL):+,.0f}"
+            f"\nday {LEVEL} to {args.days}: {least:,.0f} to {most:,.0f} KiB, by a straight line "
+            f"{slope(with_gc, LEVEL):+,.0f} bytes a day; without gc {slope(without_gc, LEVEL):+,.0f}"
         )
-    if given.plot:
-        _plot(found, without, given.plot)
+    if args.plot:
+        _plot(with_gc, without_gc, args.plot)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ def draw(trace: Path, picture: Path, step: int | None = None) -> None:
     spans = [e for e in events if e["ph"] == "X"]
     steps = sorted((e for e in spans if e["name"] == "step" and e["pid"] == 0), key=lambda e: e["dur"])
     chosen = steps[len(steps) // 2]["args"]["step"] if step is None else step
-    whole = [e for e in spans if e["name"] == "step" and e["args"]["step"] == chosen]
-    first = min(e["ts"] for e in whole)
-    last = max(e["ts"] + e["dur"] for e in whole)
+    step_spans = [e for e in spans if e["name"] == "step" and e["args"]["step"] == chosen]
+    first = min(e["ts"] for e in step_spans)
+    last = max(e["ts"] + e["dur"] for e in step_spans)
     rows = sorted({(e["pid"], e["tid"]) for e in spans})
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     figure, axes = plt.subplots(figsize=(10, 0.6 + 0.65 * len(rows)))
@@ -57,5 +57,5 @@ def draw(trace: Path, picture: Path, step: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    given = [Path(word) for word in sys.argv[1:]]
-    draw(*(given + [Path("build/bench/train_trace.json"), Path("docs/trace.png")][len(given) :]))
+    paths = [Path(word) for word in sys.argv[1:]]
+    draw(*(paths + [Path("build/bench/train_trace.json"), Path("docs/trace.png")][len(paths) :]))

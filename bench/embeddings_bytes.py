@@ -1,4 +1,4 @@
-"""What ranks send each other in a step of the embeddings, beside the planner's figure and TorchRec.
+"""Bytes that ranks send each other in a step of the embeddings, beside the planner's figure and TorchRec.
 
 - any world: threads that count what they say to others.
 - two gloo processes: bytes and time of a step, counted at torch.distributed's functions on both sides, with the same
@@ -33,7 +33,7 @@ CPUS = {"memory_gbps": 10.0, "node_gbps": 1.0, "network_gbps": 1.0, "latency_us"
 
 
 def planned_for(step: Step, kind: str = "auto", wire: str = "fp32") -> Planned:
-    """The plan of a step: by the cost model, or all by rows."""
+    """Return the plan of a step: by the cost model, or all by rows."""
     tables = [Table(f"t{i}", rows, step.dim) for i, rows in enumerate(step.rows)]
     lookups = [Lookup(t.name, t.name, step.ids, True) for t in tables]
     settings = Sharding.model_validate({"kind": kind, "wire": wire, "zipf": step.zipf, **CPUS})
@@ -56,7 +56,7 @@ class Counting(ThreadCollective):
 
 
 def thread_figures(step: Step) -> list[Figure]:
-    """Weak scaling: as many samples on each rank of 1 to 4."""
+    """Measure weak scaling: as many samples on each rank of 1 to 4."""
     figures = []
     for world in (1, 2, 3, 4):
         plans = {k: planned_for(Step(**{**vars(step), "world": world}), k) for k in ("row_wise", "auto")}
@@ -66,10 +66,10 @@ def thread_figures(step: Step) -> list[Figure]:
 
             def rank_main(c: ThreadCollective, plan: Plan = planned.plan) -> int:
                 counting = Counting(c)
-                ours = ShardedEmbeddings(plan, counting, seed=1)
-                ours.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.01))
-                ours(torch.from_numpy(draw_ids(step, c.world.rank, 0)).flatten(1)).sum().backward()
-                ours.step()
+                embeddings = ShardedEmbeddings(plan, counting, seed=1)
+                embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.01))
+                embeddings(torch.from_numpy(draw_ids(step, c.world.rank, 0)).flatten(1)).sum().backward()
+                embeddings.step()
                 return counting.sent
 
             measured = float(np.mean(run_ranks(world, rank_main)))
@@ -80,7 +80,7 @@ def thread_figures(step: Step) -> list[Figure]:
 
 
 def how(plan: Plan) -> str:
-    """The kinds of a plan in words."""
+    """Return the kinds of a plan in words."""
     kinds = {
         plan.kind_of(t.name).replace("_", "-") + (", sums" if plan.blocks_of(t.name)[0].pooled else "")
         for t in plan.tables
@@ -96,29 +96,29 @@ def _rank(rank: int, step: Step, plan: Plan, meeting: Path, answers: Any) -> Non
     torch.set_num_threads(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=step.world)
     meter = Meter(dist, step.world, rank)
-    ours = ShardedEmbeddings(plan, TorchCollective(), seed=1)
-    ours.configure_optimizer(OPTIMIZER)
+    embeddings = ShardedEmbeddings(plan, TorchCollective(), seed=1)
+    embeddings.configure_optimizer(OPTIMIZER)
     batches = [torch.from_numpy(draw_ids(step, rank, n)).flatten(1) for n in range(step.batches)]
     gradient = torch.randn(step.batch, len(step.rows), step.dim, generator=torch.Generator().manual_seed(rank))
 
     def once(number: int) -> None:
-        ours(batches[number % step.batches]).backward(gradient)
-        ours.step()
+        embeddings(batches[number % step.batches]).backward(gradient)
+        embeddings.step()
 
     once(0)
     meter.sent, seconds = 0.0, []
     for number in range(step.steps):
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         once(number)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     answers.put((rank, seconds, meter.sent / step.steps))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run_ours(step: Step, plan: Plan) -> tuple[list[float], float]:
-    """(seconds of each step of the slower rank, bytes that a rank sends in a step) on gloo processes."""
+def run_headrace(step: Step, plan: Plan) -> tuple[list[float], float]:
+    """Measure (seconds of each step of the slower rank, bytes that a rank sends in a step) on gloo processes."""
     meeting = checkout() / "build" / "bench" / "meeting-bytes"
     meeting.parent.mkdir(parents=True, exist_ok=True)
     meeting.unlink(missing_ok=True)
@@ -127,20 +127,20 @@ def run_ours(step: Step, plan: Plan) -> tuple[list[float], float]:
     ranks = [context.Process(target=_rank, args=(r, step, plan, meeting, answers)) for r in range(step.world)]
     for r in ranks:
         r.start()
-    found = [answers.get(timeout=300) for _ in ranks]
+    reports = [answers.get(timeout=300) for _ in ranks]
     for r in ranks:
         r.join()
     meeting.unlink(missing_ok=True)
-    seconds = [max(times) for times in zip(*(f[1] for f in found), strict=True)]
-    return seconds[len(seconds) // 4 :], sum(f[2] for f in found) / len(found)
+    seconds = [max(times) for times in zip(*(f[1] for f in reports), strict=True)]
+    return seconds[len(seconds) // 4 :], sum(f[2] for f in reports) / len(reports)
 
 
 def gloo_figures(step: Step) -> list[Figure]:
-    """Bytes and the best time of a step on two processes, beside TorchRec's."""
-    theirs: dict[str, Any] = {}
+    """Measure bytes and the best time of a step on two processes, beside TorchRec's."""
+    peers: dict[str, Any] = {}
     if is_installed():
         for sharding in ("table_wise", "row_wise"):
-            theirs[sharding] = run_torchrec(Step(**{**vars(step), "sharding": sharding}))
+            peers[sharding] = run_torchrec(Step(**{**vars(step), "sharding": sharding}))
     figures = []
     done = []
     for kind, wire in (("auto", "fp32"), ("auto", "bf16"), ("row_wise", "fp32")):
@@ -148,15 +148,15 @@ def gloo_figures(step: Step) -> list[Figure]:
         if planned.plan in done:
             continue
         done.append(planned.plan)
-        seconds, sent = run_ours(step, planned.plan)
-        what = f"{step.world} gloo ranks, {step.ids} id(s), Zipf, {how(planned.plan)}" + f", {wire}" * (wire != "fp32")
+        seconds, sent = run_headrace(step, planned.plan)
+        label = f"{step.world} gloo ranks, {step.ids} id(s), Zipf, {how(planned.plan)}" + f", {wire}" * (wire != "fp32")
         expected = float(planned.load.sent.mean())
-        for sharding in theirs or {"": None}:
-            peer = theirs.get(sharding)
-            beside = f"; peer: TorchRec, {sharding}" if peer else ""
+        for sharding in peers or {"": None}:
+            peer = peers.get(sharding)
+            peer_note = f"; peer: TorchRec, {sharding}" if peer else ""
             figures.append(
                 Figure(
-                    f"sent, {what} (floor: planned{beside})",
+                    f"sent, {label} (floor: planned{peer_note})",
                     sent / 1e6,
                     "MB",
                     expected / 1e6,
@@ -166,7 +166,7 @@ def gloo_figures(step: Step) -> list[Figure]:
             if peer:
                 figures.append(
                     Figure(
-                        f"step, {what} (peer: TorchRec, {sharding})",
+                        f"step, {label} (peer: TorchRec, {sharding})",
                         min(seconds) * 1e3,
                         "ms",
                         None,
@@ -177,9 +177,9 @@ def gloo_figures(step: Step) -> list[Figure]:
 
 
 def byte_figures(rows: Sequence[int], dim: int, batch: int) -> list[Figure]:
-    """All of them, with one id and with four in each feature."""
-    found = []
+    """Measure all of them, with one id and with four in each feature."""
+    figures = []
     for ids in (1, 4):
         step = Step(rows=tuple(rows), ids=ids, dim=dim, batch=batch)
-        found += thread_figures(step) + gloo_figures(step)
-    return found
+        figures += thread_figures(step) + gloo_figures(step)
+    return figures

@@ -57,7 +57,7 @@ def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None
     small = (Table("t", 1_000, DIM),)
     blocks = tuple(blocks_for(small[0], "row_wise", plan.world_size))
     _train(Plan(small, plan.lookups, blocks, plan.world_size), collective, 1_000)
-    before = _status("VmRSS") - _status("RssShmem")
+    start_size = _status("VmRSS") - _status("RssShmem")
     resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + room, resource.RLIM_INFINITY))
     try:
         _train(plan, collective, rows)
@@ -68,23 +68,23 @@ def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None
         return
     # What the other ranks sent is theirs; messages are there to the end.
     sent = collective.nbytes
-    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - before + sent, sent)))
+    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - start_size + sent, sent)))
     dist.barrier()
     collective.close()
     dist.destroy_process_group()
 
 
 def _train(plan: Plan, collective: Any, rows: int) -> None:
-    ours = ShardedEmbeddings(plan, collective, seed=1)
-    ours.configure_optimizer(OPTIMIZER)
+    embeddings = ShardedEmbeddings(plan, collective, seed=1)
+    embeddings.configure_optimizer(OPTIMIZER)
     for step in range(3):
         rng = np.random.default_rng([collective.world.rank, step])
-        ours(torch.from_numpy(rng.integers(1, rows, (BATCH, IDS)))).sum().backward()
-        ours.step()
+        embeddings(torch.from_numpy(rng.integers(1, rows, (BATCH, IDS)))).sum().backward()
+        embeddings.step()
 
 
 def peaks(kind: str, room: int, size: int, rows: int) -> list[tuple[int, int] | None]:
-    """How much each rank grew, and how much of it was messages, bytes; None: it was refused memory."""
+    """Return by how many bytes each rank grew, and how many of them were messages; None: it was refused memory."""
     table = Table("t", rows, DIM)
     blocks = tuple(blocks_for(table, kind, size))  # type: ignore[arg-type]
     plan = Plan((table,), (Lookup("t", "t", IDS, True),), blocks, size)
@@ -96,47 +96,51 @@ def peaks(kind: str, room: int, size: int, rows: int) -> list[tuple[int, int] | 
     ranks = [context.Process(target=_rank, args=(r, plan, room, meeting, answers)) for r in range(size)]
     for r in ranks:
         r.start()
-    found: dict[int, tuple[int, int] | None] = {}
+    by_rank: dict[int, tuple[int, int] | None] = {}
     try:
-        while len(found) < size and None not in found.values():
-            found |= [answers.get(timeout=300)]
+        while len(by_rank) < size and None not in by_rank.values():
+            by_rank |= [answers.get(timeout=300)]
     except Empty:
         raise RuntimeError("a rank said nothing for five minutes") from None
     finally:
         for r in ranks:
-            if None in found.values():
+            if None in by_rank.values():
                 r.terminate()  # one that waits for the rank that was refused
             r.join()
         meeting.unlink(missing_ok=True)
-    return [found.get(r) for r in range(size)]
+    return [by_rank.get(r) for r in range(size)]
 
 
 def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
-    """Peak growth of each rank's memory; a table on every rank must be refused under the same limit."""
+    """Measure the peak growth of each rank's memory; a table on every rank must be refused under the same limit."""
     tables, lookups = (Table("t", rows, DIM),), (Lookup("t", "t", IDS, True),)
     plan = Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size)
     work = Workload(tables, lookups, size, BATCH * size, OPTIMIZER.kind, Sharding(zipf=0.0))
     load, alone = (plan_load(replace(work, other_memory=OtherMemory(0.0, shares)), plan) for shares in (True, False))
     planned, messages = load.memory + load.buffers, load.buffers - alone.buffers
     room = int(ROOM * planned.max())
-    found = [f for f in peaks("row_wise", room, size, rows) if f is not None]
-    if len(found) < size:
-        raise RuntimeError(f"a rank was refused memory within {ROOM} of the planner's figure: {found}")
+    measured = [f for f in peaks("row_wise", room, size, rows) if f is not None]
+    if len(measured) < size:
+        raise RuntimeError(f"a rank was refused memory within {ROOM} of the planner's figure: {measured}")
     if None not in peaks("data_parallel", room, size, rows):
         raise RuntimeError("the whole table on each rank fitted into the limit: it is no limit")
-    whole = rows * (DIM * 4 + 4)
+    table_size = rows * (DIM * 4 + 4)
     name = f"of {size}, limited to {ROOM} of the planner's; the whole table is refused (floor: planned, peer: whole)"
     return [
         *(
             Figure(
-                f"peak memory of rank {r} {name}", found[r][0] / 2**20, "MiB", float(planned[r]) / 2**20, whole / 2**20
+                f"peak memory of rank {r} {name}",
+                measured[r][0] / 2**20,
+                "MiB",
+                float(planned[r]) / 2**20,
+                table_size / 2**20,
             )
             for r in range(size)
         ),
         *(
             Figure(
                 f"of it messages in shared memory, rank {r} (floor: planned)",
-                found[r][1] / 2**20,
+                measured[r][1] / 2**20,
                 "MiB",
                 float(messages[r]) / 2**20,
             )
@@ -156,10 +160,10 @@ def _raw(rank: int, size: int, spec: DynamicSpec, batches: int, ids: int, meetin
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     collective = shared(TorchCollective())
     _train_raw(DynamicSpec("small", spec.dim), collective, 2, ids)
-    before = _status("VmRSS") - _status("RssShmem")
+    start_size = _status("VmRSS") - _status("RssShmem")
     report = _train_raw(spec, collective, batches, ids)
     sent = collective.nbytes if isinstance(collective, SharedCollective) else 0
-    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - before + sent, report.rows, report.evicted)))
+    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - start_size + sent, report.rows, report.evicted)))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -181,7 +185,7 @@ def _train_raw(spec: DynamicSpec, collective: Collective, batches: int, ids: int
 
 
 def raw_figures(size: int, mib: float = 384.0, batches: int = 60, ids: int = 32_768) -> list[Figure]:
-    """Peak growth of processes whose part of a table of raw ids is filled to its limit, all ids distinct."""
+    """Measure peak growth of processes that fill their part of a table of raw ids to its limit, all ids distinct."""
     spec = DynamicSpec("t", DIM, memory_mib=mib)
     planned = dynamic_table_bytes([spec], [1], ids * size, size, OPTIMIZER.kind)
     meeting = checkout() / "build" / "bench" / f"meeting-raw-{size}"
@@ -191,13 +195,13 @@ def raw_figures(size: int, mib: float = 384.0, batches: int = 60, ids: int = 32_
     ranks = [context.Process(target=_raw, args=(r, size, spec, batches, ids, meeting, answers)) for r in range(size)]
     for r in ranks:
         r.start()
-    found = dict(answers.get(timeout=300) for _ in ranks)
+    by_rank = dict(answers.get(timeout=300) for _ in ranks)
     for r in ranks:
         r.join()
     meeting.unlink(missing_ok=True)
     figures = []
     for rank in range(size):
-        grown, rows, evicted = found[rank]
+        grown, rows, evicted = by_rank[rank]
         if not evicted:
             raise RuntimeError(f"{rows:,} rows are no limit")
         name = (

@@ -1,4 +1,4 @@
-"""Whether a peer's dataset holds what ours does: the same values of numbers, the same values kept by categories.
+"""Comparison of a peer's dataset with ours: the same values of numbers, the same values kept by categories.
 
 The order of rows and the numbers of codes are each engine's own. So rows are compared as a bag, one by one: a peer's
 codes are translated to ours by the vocabularies that it left, and the sums of a hash of each row's codes must agree,
@@ -28,48 +28,52 @@ Array = npt.NDArray[Any]
 
 
 def differences(
-    ours: Path, theirs: Path, vocabularies: Mapping[str, pa.Table], categories: Sequence[str], counts: Sequence[str]
+    dataset: Path, peer: Path, vocabularies: Mapping[str, pa.Table], categories: Sequence[str], counts: Sequence[str]
 ) -> list[str]:
-    """What differs between our dataset and a peer's, a line each; empty: nothing does.
+    """Return the differences between our dataset and a peer's, a line each; empty: there are none.
 
     Args:
-        ours: our dataset's folder, with `train` and `valid`.
-        theirs: the peer's, and `vocabulary/COLUMN.parquet` (value, code).
+        dataset: our dataset's folder, with `train` and `valid`.
+        peer: the peer's, and `vocabulary/COLUMN.parquet` (value, code).
         vocabularies: ours by column: value, code.
     """
-    found, translate = [], {}
+    faults, translate = [], {}
     for name in categories:
-        mine = vocabularies[name]
-        other = pq.read_table(theirs / "vocabulary" / f"{name}.parquet", columns=["value", "code"])
-        position = pc.index_in(other.column("value").cast(pa.string()), mine.column("value")).combine_chunks()
-        if other.num_rows != mine.num_rows or position.null_count:
-            lacks = mine.num_rows - other.num_rows + position.null_count
-            found.append(f"{name}: of our {mine.num_rows} values it lacks {lacks}, {position.null_count} are its own")
+        vocabulary = vocabularies[name]
+        peer_vocabulary = pq.read_table(peer / "vocabulary" / f"{name}.parquet", columns=["value", "code"])
+        position = pc.index_in(
+            peer_vocabulary.column("value").cast(pa.string()), vocabulary.column("value")
+        ).combine_chunks()
+        if peer_vocabulary.num_rows != vocabulary.num_rows or position.null_count:
+            lacks = vocabulary.num_rows - peer_vocabulary.num_rows + position.null_count
+            faults.append(
+                f"{name}: of our {vocabulary.num_rows} values it lacks {lacks}, {position.null_count} are its own"
+            )
             continue
-        codes = other.column("code").to_numpy()
+        codes = peer_vocabulary.column("code").to_numpy()
         table = np.arange(max(codes.max(initial=0) + 1, FIRST_CODE), dtype=np.int64)
-        table[codes] = mine.column("code").to_numpy()[position.to_numpy()]
+        table[codes] = vocabulary.column("code").to_numpy()[position.to_numpy()]
         translate[name] = table
     for split in ("train", "valid"):
         sums = [0, 0]
-        sides = [sorted((folder / split).rglob("*.parquet")) for folder in (ours, theirs)]
+        sides = [sorted((folder / split).rglob("*.parquet")) for folder in (dataset, peer)]
         for side, paths in enumerate(sides):
             for path in paths:
                 for batch in pq.ParquetFile(path).iter_batches(1 << 17, columns=[*translate, "label"]):
                     sums[side] += _bag(batch, translate if side else {}, list(translate))
         if (sums[0] - sums[1]) % 2**64:
-            found.append(f"{split}: rows have other codes or labels")
+            faults.append(f"{split}: rows have other codes or labels")
         for name in counts:
             a, b = (np.sort(pq.read_table(list(map(str, p)), columns=[name]).column(0).to_numpy()) for p in sides)
             if len(a) != len(b):
-                found.append(f"{split}.{name}: {len(b)} rows, ours has {len(a)}")
+                faults.append(f"{split}.{name}: {len(b)} rows, ours has {len(a)}")
             elif len(a) and (worst := float(np.abs(a - b).max())) > _TOLERANCE:
-                found.append(f"{split}.{name}: numbers differ by {worst:g}")
-    return found
+                faults.append(f"{split}.{name}: numbers differ by {worst:g}")
+    return faults
 
 
 def _bag(batch: pa.RecordBatch, translate: Mapping[str, Array], names: Sequence[str]) -> int:
-    """The sum, modulo 2**64, of a hash of each row's codes and label."""
+    """Return the sum, modulo 2**64, of a hash of each row's codes and label."""
     hashes = batch.column(batch.schema.get_field_index("label")).to_numpy().astype(np.int64)
     for name in names:
         codes = batch.column(batch.schema.get_field_index(name)).to_numpy()

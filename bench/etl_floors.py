@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Measure the seconds that a call takes."""
     tick = time.perf_counter()
     work()
     return time.perf_counter() - tick
 
 
 def seconds_apart(work: Callable[..., object], *arguments: object) -> float:
-    """How long it takes in a process of its own, whose memory goes with it: Arrow keeps what was freed."""
+    """Measure the seconds that a call takes in a process of its own, whose memory goes with it: Arrow keeps what was
+    freed.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_seconds_of, work, arguments).result()
 
@@ -32,21 +34,21 @@ def _seconds_of(work: Callable[..., object], arguments: tuple[object, ...]) -> f
 
 
 def decode(paths: Sequence[str], texts: Sequence[str]) -> None:
-    """All of the files by pyarrow as it reads at its fastest, on all cores."""
+    """Decode all of the files by pyarrow as it reads at its fastest, on all cores."""
     for path in paths:
         pq.read_table(path, read_dictionary=list(texts))
 
 
 def decode_and_write(paths: Sequence[str], texts: Sequence[str], numbers: Sequence[str], out: Path) -> None:
-    """Each file decoded by pyarrow and as many bytes written as the dataset has, on all cores: nothing is looked up,
-    no row is moved.
+    """Decode each file by pyarrow and write as many bytes as the dataset has, on all cores: nothing is looked up, no
+    row is moved.
 
     A text becomes its number in the row group's own dictionary, a number a float32; Parquet pages as the dataset's,
     neither compressed nor dictionaries.
     """
     out.mkdir(parents=True)
 
-    def one(pair: tuple[int, str]) -> None:
+    def write_one(pair: tuple[int, str]) -> None:
         number, path = pair
         file = pq.ParquetFile(path, memory_map=True, read_dictionary=list(texts))
         target = out / f"{number}.parquet"
@@ -59,11 +61,11 @@ def decode_and_write(paths: Sequence[str], texts: Sequence[str], numbers: Sequen
             for name in texts:
                 chunks = table.column(name).unify_dictionaries().chunks
                 columns.append(pa.chunked_array([pc.fill_null(c.indices, 0) for c in chunks]))
-            made = pa.table(columns, names=[*numbers, *texts])
-            writer = writer or pq.ParquetWriter(target, made.schema, compression="none", use_dictionary=False)
-            writer.write_table(made)
+            part_table = pa.table(columns, names=[*numbers, *texts])
+            writer = writer or pq.ParquetWriter(target, part_table.schema, compression="none", use_dictionary=False)
+            writer.write_table(part_table)
         if writer is not None:
             writer.close()
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, enumerate(paths)))
+        list(pool.map(write_one, enumerate(paths)))

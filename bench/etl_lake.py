@@ -29,7 +29,7 @@ _META = "_source_file string, _source_line bigint, ds string"
 
 
 def spec_of(categories: tuple[str, ...] = CATEGORIES, counts: tuple[str, ...] = COUNTS, least: int = MIN_COUNT) -> Spec:
-    """The pipeline."""
+    """Return the pipeline of these columns."""
     numbers = {"columns": list(counts), "ops": ["fill_missing", {"clip": {"min": 0}}, "log", "normalize"]}
     codes = {"columns": list(categories), "ops": [{"categorify": {"min_count": least}}]}
     types = [("label", "int"), *((c, "int") for c in counts), *((c, "string") for c in categories), ("ts", "timestamp")]
@@ -59,16 +59,18 @@ class Lake:
 
     @property
     def files(self) -> list[DataFile]:
-        found = DeltaLog(self.table).files(0)
-        assert found is not None
-        return found
+        files = DeltaLog(self.table).files(0)
+        assert files is not None
+        return files
 
     def paths(self, valid: bool) -> list[str]:
-        """Data files of the last day, or of those before."""
+        """Return data files of the last day, or of those before."""
         return [str(f.path) for f in self.files if (f.partition["ds"] == DS) == valid]
 
     def features(self, spec: Spec, out: Path) -> tuple[float, float, FittedWorkflow]:
-        """(seconds of fit, seconds of transform and write, what was learned) of the Arrow engine; codes from none."""
+        """Run the Arrow engine; return (seconds of fit, seconds of transform and write, what was learned); codes from
+        none.
+        """
         workflow = Workflow.from_spec(spec)
         self.ws.table("etl", "vocabulary").remove()
         # The frame is not looked at: files are.

@@ -22,11 +22,11 @@ _PEER = "duckdb"
 
 
 def of_pairs(spark: SparkSession, millions: float, work: Path) -> list[Figure]:
-    """Rates and processor time of five tries each, by turns: medians, and every pair as it was."""
+    """Measure rates and processor time of five tries each, by turns: medians, and every pair as it was."""
     rows, title = int(millions * 1e6), APART[_PEER].title
     lake = Lake(spark, work, write_days(work / "raw", rows, DAYS), rows)
     shutil.rmtree(work / "raw")
-    at, figures, ours, theirs, cpus, their_cpus = f"{millions:g} M rows", [], [], [], [], []
+    size, figures, rates, peer_rates, cpus, peer_cpus = f"{millions:g} M rows", [], [], [], [], []
     for pair in range(1, PAIRS + 1):
         with cpu_of_tree() as cpu:
             fit, write, _ = lake.features(spec_of(), work / "out")
@@ -36,15 +36,15 @@ def of_pairs(spark: SparkSession, millions: float, work: Path) -> list[Figure]:
         if ran is None:
             return []
         shutil.rmtree(work / _PEER)
-        ours.append(rows / (fit + write))
-        theirs.append(rows / ran.seconds)
+        rates.append(rows / (fit + write))
+        peer_rates.append(rows / ran.seconds)
         cpus.append(cpu.seconds)
-        their_cpus.append(ran.cpu_s)
-        print(f"pair {pair}: {ours[-1]:,.0f} and {theirs[-1]:,.0f} rows/s", flush=True)
-        figures.append(Figure(f"pair {pair} with {title}, {at}", ours[-1], "rows/s", peer=theirs[-1]))
-    ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+        peer_cpus.append(ran.cpu_s)
+        print(f"pair {pair}: {rates[-1]:,.0f} and {peer_rates[-1]:,.0f} rows/s", flush=True)
+        figures.append(Figure(f"pair {pair} with {title}, {size}", rates[-1], "rows/s", peer=peer_rates[-1]))
+    ratio = median(a / b for a, b in zip(rates, peer_rates, strict=True))
     return [
         *figures,
-        Figure(f"median of {PAIRS} pairs with {title}, {at}", ratio, "times as fast"),
-        Figure(f"processor time, median of {PAIRS} tries, {at}", median(cpus), "s", peer=median(their_cpus)),
+        Figure(f"median of {PAIRS} pairs with {title}, {size}", ratio, "times as fast"),
+        Figure(f"processor time, median of {PAIRS} tries, {size}", median(cpus), "s", peer=median(peer_cpus)),
     ]

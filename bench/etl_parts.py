@@ -41,7 +41,7 @@ REAL_LINES = checkout().parent / "shared" / "data" / "criteo" / "kaggle-first-10
 
 
 def of_size(spark: SparkSession, millions: float, peers: set[str], work: Path) -> list[Figure]:
-    """All figures of one size."""
+    """Measure all figures of one size."""
     rows = int(millions * 1e6)
     lake = Lake(spark, work, write_days(work / "raw", rows, DAYS), rows)
     shutil.rmtree(work / "raw")
@@ -49,7 +49,9 @@ def of_size(spark: SparkSession, millions: float, peers: set[str], work: Path) -
 
 
 def of_real_lines(spark: SparkSession, peers: set[str], work: Path) -> list[Figure]:
-    """The same workflow on the real lines, in their order as eight days; the whole stage of the shipped pipeline."""
+    """Measure the same workflow on the real lines, in their order as eight days; the whole stage of the shipped
+    pipeline.
+    """
     if not REAL_LINES.is_file():
         print(f"left out: the real lines are not here ({REAL_LINES})")
         return []
@@ -59,19 +61,19 @@ def of_real_lines(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
     ws, spec = Workspace(work / "shipped"), load_spec("criteo", [f"source.path={REAL_LINES}"])
     assert spec.ds is not None
     run_stage(Ingest(), spec, ws, spec.ds)
-    whole = run_stage(BuildFeatures(count_day), spec, ws, spec.ds).manifest
+    manifest = run_stage(BuildFeatures(count_day), spec, ws, spec.ds).manifest
     return [
         *figures,
         Figure(
             f"the stage `features` of the shipped pipeline, {rows:,} real lines",
-            sum(whole.rows.values()) / whole.seconds,
+            sum(manifest.rows.values()) / manifest.seconds,
             "rows/s",
         ),
     ]
 
 
 def real_days(folder: Path) -> list[Path]:
-    """The real lines in eight files of equal size with the columns of `bench.criteo_data.table_of_day`."""
+    """Write the real lines in eight files of equal size with the columns of `bench.criteo_data.table_of_day`."""
     folder.mkdir(parents=True)
     types = {"label": pa.int32()} | dict.fromkeys(COUNTS, pa.int32()) | dict.fromkeys(CATEGORIES, pa.string())
     lines = pacsv.read_csv(
@@ -92,11 +94,11 @@ def real_days(folder: Path) -> list[Path]:
     return paths
 
 
-def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Path) -> list[Figure]:
-    """Floors, ours and peers over the same files of Criteo's columns."""
+def of_lake(spark: SparkSession, lake: Lake, size: str, peers: set[str], work: Path) -> list[Figure]:
+    """Measure floors, our stage and peers over the same files of Criteo's columns."""
     rows, spec = lake.rows, spec_of()
     everything = lake.paths(False) + lake.paths(True)
-    copies, bare, decoded, mine, nexts, cpus = [], [], [], [], [], []
+    copies, bare, decoded, runs, nexts, cpus = [], [], [], [], [], []
     for _ in range(REPEATS if rows <= REPEATED_ROWS else 1):
         with peak_of_tree() as copy_peak:
             copies.append(seconds(lambda: spark.read.parquet(*everything).write.parquet(str(work / "copy"))))
@@ -105,39 +107,42 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         bare.append(seconds_apart(decode_and_write, everything, CATEGORIES, COUNTS, work / "bare"))
         shutil.rmtree(work / "bare")
         with peak_of_tree() as peak, cpu_of_tree() as cpu:
-            mine.append(lake.features(spec, work / "out"))
+            runs.append(lake.features(spec, work / "out"))
         cpus.append(cpu.seconds)
         lake.forget(1)
         nexts.append(sum(lake.features(spec, work / "out")[:2]))
         lake.forget()
-    fit, write, fitted = min(mine, key=lambda m: m[0] + m[1])
+    fit, write, fitted = min(runs, key=lambda m: m[0] + m[1])
     copy, total = rows / min(copies), rows / (fit + write)
     figures = [
-        Figure(f"fit, {at}", rows / fit, "rows/s"),
-        Figure(f"transform and write, {at}", rows / write, "rows/s"),
-        Figure(f"fit, transform and write, {at}", total, "rows/s", floor=copy),
-        Figure(f"the same when only one of {DAYS} days is new, {at}", rows / min(nexts), "rows/s", floor=copy),
-        Figure(f"plain Spark copy, {at}", copy, "rows/s"),
-        Figure(f"against pyarrow's decode and write of as many bytes, {at}", total, "rows/s", floor=rows / min(bare)),
-        Figure(f"against pyarrow's decode alone, {at}", total, "rows/s", floor=rows / min(decoded)),
-        Figure(f"values in vocabularies, {at}", float(sum(map(len, fitted.vocabularies.values()))), "values"),
-        Figure(f"processor time, {at}", min(cpus), "s"),
-        Figure(f"peak memory of all processes, {at}", peak.mib, "MiB", floor=copy_peak.mib),
-        Figure(f"peak memory beyond the JVM's heap, {at}", peak.python_mib + beyond_heap_mib(spark), "MiB"),
+        Figure(f"fit, {size}", rows / fit, "rows/s"),
+        Figure(f"transform and write, {size}", rows / write, "rows/s"),
+        Figure(f"fit, transform and write, {size}", total, "rows/s", floor=copy),
+        Figure(f"the same when only one of {DAYS} days is new, {size}", rows / min(nexts), "rows/s", floor=copy),
+        Figure(f"plain Spark copy, {size}", copy, "rows/s"),
+        Figure(f"against pyarrow's decode and write of as many bytes, {size}", total, "rows/s", floor=rows / min(bare)),
+        Figure(f"against pyarrow's decode alone, {size}", total, "rows/s", floor=rows / min(decoded)),
+        Figure(f"values in vocabularies, {size}", float(sum(map(len, fitted.vocabularies.values()))), "values"),
+        Figure(f"processor time, {size}", min(cpus), "s"),
+        Figure(f"peak memory of all processes, {size}", peak.mib, "MiB", floor=copy_peak.mib),
+        Figure(f"peak memory beyond the JVM's heap, {size}", peak.python_mib + beyond_heap_mib(spark), "MiB"),
     ]
     if "textbook" in peers:
         parts = textbook(spark, lake.paths(False), lake.paths(True), work / "textbook", MIN_COUNT)
-        name = f"against the textbook way (a broadcast join a column), {at}"
+        name = f"against the textbook way (a broadcast join a column), {size}"
         figures.append(Figure(name, total, "rows/s", peer=rows / sum(parts)))
         shutil.rmtree(work / "textbook")
     for name in (p for p in APART if p in peers):
-        ours = (fit, write, peak.mib, min(cpus))
-        figures += against(name, lake, at, ours, work, CATEGORIES, COUNTS, MIN_COUNT, fitted)
+        measured = (fit, write, peak.mib, min(cpus))
+        figures += against(name, lake, size, measured, work, CATEGORIES, COUNTS, MIN_COUNT, fitted)
     return figures
 
 
 def of_vocabulary(spark: SparkSession, peers: set[str], work: Path) -> list[Figure]:
-    """Three categories of more and more values, each of which gets a code. The peer of a total is the smallest's."""
+    """Measure three categories of more and more values, each of which gets a code.
+
+    The peer of a total is the smallest's.
+    """
     figures: list[Figure] = []
     first = None
     for values in VOCABULARY_VALUES:
@@ -145,26 +150,26 @@ def of_vocabulary(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
         lake = Lake(spark, folder, drawn_days(folder / "raw", values), VOCABULARY_ROWS)
         with peak_of_tree() as peak, cpu_of_tree() as cpu:
             fit, write, fitted = lake.features(spec_of(VOCABULARY_COLUMNS, (), 1), folder / "out")
-        kept = min(map(len, fitted.vocabularies.values()))
+        value_count = min(map(len, fitted.vocabularies.values()))
         columns, rows = len(VOCABULARY_COLUMNS), VOCABULARY_ROWS
-        at = f"{columns} columns of {kept:,} values each, {rows / 1e6:g} M rows"
+        size = f"{columns} columns of {value_count:,} values each, {rows / 1e6:g} M rows"
         total = rows / (fit + write)
         first = first or total
         figures += [
-            Figure(f"fit, {at}", rows / fit, "rows/s"),
-            Figure(f"transform and write, {at}", rows / write, "rows/s"),
-            Figure(f"fit, transform and write, {at}; peer: the fewest values", total, "rows/s", peer=first),
-            Figure(f"peak memory of all processes, {at}", peak.mib, "MiB"),
+            Figure(f"fit, {size}", rows / fit, "rows/s"),
+            Figure(f"transform and write, {size}", rows / write, "rows/s"),
+            Figure(f"fit, transform and write, {size}; peer: the fewest values", total, "rows/s", peer=first),
+            Figure(f"peak memory of all processes, {size}", peak.mib, "MiB"),
         ]
         for name in (p for p in APART if p in peers):
-            ours = (fit, write, peak.mib, cpu.seconds)
-            figures += against(name, lake, at, ours, folder, VOCABULARY_COLUMNS, (), 1, fitted)
+            measured = (fit, write, peak.mib, cpu.seconds)
+            figures += against(name, lake, size, measured, folder, VOCABULARY_COLUMNS, (), 1, fitted)
         shutil.rmtree(folder)
     return figures
 
 
 def drawn_days(folder: Path, values: int) -> list[Path]:
-    """Eight days of `VOCABULARY_COLUMNS` drawn uniformly from `values` texts of eight characters each."""
+    """Write eight days of `VOCABULARY_COLUMNS` drawn uniformly from `values` texts of eight characters each."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(values)
     rows, paths = VOCABULARY_ROWS // DAYS, []
@@ -184,16 +189,16 @@ def drawn_days(folder: Path, values: int) -> list[Path]:
 def against(
     name: str,
     lake: Lake,
-    at: str,
-    mine: tuple[float, float, float, float],
+    size: str,
+    measured: tuple[float, float, float, float],
     work: Path,
     categories: Sequence[str],
     counts: Sequence[str],
     least: int,
     fitted: FittedWorkflow,
 ) -> list[Figure]:
-    """Ours (seconds of fit, seconds of write, MiB, processor seconds) beside a peer on the same files; nothing where it
-    did not run.
+    """Measure our stage (seconds of fit, seconds of write, MiB, processor seconds) beside a peer on the same files;
+    nothing where it did not run.
 
     Args:
         work: has our dataset in `out`.
@@ -203,26 +208,26 @@ def against(
     """
     # As many tries as ours has; NVTabular's are minutes, and its better scheduler counts.
     tries = REPEATS if APART[name].checked and lake.rows <= REPEATED_ROWS else 1
-    theirs = run_apart(name, lake, work / name, categories, counts, least, tries)
-    if theirs is None:
+    peer_run = run_apart(name, lake, work / name, categories, counts, least, tries)
+    if peer_run is None:
         return []
-    title, rows, (fit, write, mib, cpu) = APART[name].title, lake.rows, mine
+    title, rows, (fit, write, mib, cpu) = APART[name].title, lake.rows, measured
     if APART[name].checked:
         vocabularies = {n: v.table for n, v in fitted.vocabularies.items()}
-        if found := differences(work / "out", theirs.folder, vocabularies, categories, counts):
-            raise RuntimeError(f"{title} made another dataset than ours: {'; '.join(found)}")
+        if faults := differences(work / "out", peer_run.folder, vocabularies, categories, counts):
+            raise RuntimeError(f"{title} made another dataset than ours: {'; '.join(faults)}")
     shutil.rmtree(work / name)
     return [
-        Figure(f"against {title}, {at}", rows / (fit + write), "rows/s", peer=rows / theirs.seconds),
-        Figure(f"fit against {title}, {at}", rows / fit, "rows/s", peer=rows / theirs.fit_s),
-        Figure(f"write against {title}, {at}", rows / write, "rows/s", peer=rows / theirs.write_s),
-        Figure(f"processor time against {title}, {at}", cpu, "s", peer=theirs.cpu_s),
-        Figure(f"peak memory against {title}, {at}", mib, "MiB", peer=theirs.peak_mib),
+        Figure(f"against {title}, {size}", rows / (fit + write), "rows/s", peer=rows / peer_run.seconds),
+        Figure(f"fit against {title}, {size}", rows / fit, "rows/s", peer=rows / peer_run.fit_s),
+        Figure(f"write against {title}, {size}", rows / write, "rows/s", peer=rows / peer_run.write_s),
+        Figure(f"processor time against {title}, {size}", cpu, "s", peer=peer_run.cpu_s),
+        Figure(f"peak memory against {title}, {size}", mib, "MiB", peer=peer_run.peak_mib),
     ]
 
 
 def beyond_heap_mib(spark: SparkSession) -> float:
-    """MiB that the session's JVM holds beside its heap: classes, compiled code, buffers."""
+    """Return MiB that the session's JVM holds beside its heap: classes, compiled code, buffers."""
     assert spark._jvm is not None
     beans = spark._jvm.java.lang.management
     held = beans.ManagementFactory.getMemoryMXBean().getNonHeapMemoryUsage().getCommitted()

@@ -35,7 +35,7 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """Of its environment."""
+        """Return the Python of the peers' environment."""
         return checkout() / "build" / "peers" / self.environment / "bin" / "python"
 
 
@@ -49,7 +49,7 @@ APART = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a peer took."""
+    """Time and memory that a peer took."""
 
     fit_s: float
     write_s: float
@@ -68,7 +68,7 @@ class Ran:
 def run_apart(
     name: str, lake: Lake, out: Path, categories: Sequence[str], counts: Sequence[str], least: int, tries: int = 1
 ) -> Ran | None:
-    """A peer's best try; None, and the reason printed, where it did not run.
+    """Return a peer's best try; None, and the reason printed, where it did not run.
 
     Args:
         name: one of APART.
@@ -80,14 +80,14 @@ def run_apart(
     if not peer.python.exists():
         print(f"left out: {peer.title} is not installed: make bench-etl-peers")
         return None
-    found = []
+    runs = []
     for number, way in enumerate(peer.ways * tries):
         ran = _run(peer, way, lake, out / str(number), categories, counts, least)
         if isinstance(ran, str):
             print(f"left out: {ran}")
         else:
-            found.append(ran)
-    return min(found, key=lambda f: f.seconds) if found else None
+            runs.append(ran)
+    return min(runs, key=lambda f: f.seconds) if runs else None
 
 
 def _run(
@@ -119,7 +119,7 @@ def _run(
         stderr.seek(0)
         if code:
             return f"{name} ended with {code}: {stderr.read().strip().splitlines()[-1:]}"
-        said = json.loads(stdout.read().strip().splitlines()[-1])
-    if said["rows"] != lake.rows:
-        return f"{name} wrote {said['rows']} rows of {lake.rows}"
-    return Ran(said["fit"], said["write"], peak.mib, cpu.seconds, out)
+        answer = json.loads(stdout.read().strip().splitlines()[-1])
+    if answer["rows"] != lake.rows:
+        return f"{name} wrote {answer['rows']} rows of {lake.rows}"
+    return Ran(answer["fit"], answer["write"], peak.mib, cpu.seconds, out)

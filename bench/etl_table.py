@@ -35,23 +35,23 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 def markdown(figures: Sequence[Figure]) -> str:
-    """Rows/s, ratios and MiB by part; a dash where something was left out."""
+    """Return a table of rows/s, ratios and MiB by part; a dash where something was left out."""
     by_name = {f.name.split("; peer: ")[0]: f for f in figures}
     parts = [name.removeprefix(_TOTAL) for name in by_name if name.startswith(_TOTAL)]
     lines = ["| | " + " | ".join(_COLUMNS) + " |", "| --- |" + " ---: |" * len(_COLUMNS)]
     for part in parts:
-        cells = [_cell(by_name.get(prefix + part), what) for prefix, what in _COLUMNS.values()]
+        cells = [_cell(by_name.get(prefix + part), kind) for prefix, kind in _COLUMNS.values()]
         lines.append(f"| {part} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(figure: Figure | None, what: str) -> str:
+def _cell(figure: Figure | None, kind: str) -> str:
     if figure is None:
         return "–"
-    of = figure.floor if what.endswith("floor") else figure.peer if what.endswith("peer") else figure.value
-    if of is None:
+    reference = figure.floor if kind.endswith("floor") else figure.peer if kind.endswith("peer") else figure.value
+    if reference is None:
         return "–"
-    if not what.startswith("ratio"):
-        return f"{of:,.0f}"
-    ratio = figure.value / of
+    if not kind.startswith("ratio"):
+        return f"{reference:,.0f}"
+    ratio = figure.value / reference
     return f"{ratio:.2f}" if ratio < 1 else f"{ratio:.1f}"

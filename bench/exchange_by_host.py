@@ -54,7 +54,7 @@ def _message(c: Collective, rows: int) -> Callable[[], None]:
 
 
 def _rank() -> dict[str, dict[str, float]]:
-    """By what was done and by way: milliseconds, medians of this rank."""
+    """Measure milliseconds by action and by way of exchange: medians of this rank."""
     import horovod.torch as hvd
 
     from headrace.comm.horovod_collective import HorovodCollective
@@ -72,8 +72,8 @@ def _rank() -> dict[str, dict[str, float]]:
     }
     for ranks_per_node, how in ((1, "directly"), (2, "by machines")):
         work[f"step of embeddings, messages {how}"] = {w: _step(c, ranks_per_node) for w, c in ways.items()}
-    found = {}
-    for what, each in work.items():
+    results = {}
+    for action, each in work.items():
         ticks: dict[str, list[float]] = {way: [] for way in each}
         for _ in range(_TURNS):
             for way, run in each.items():
@@ -81,19 +81,19 @@ def _rank() -> dict[str, dict[str, float]]:
                 tick = time.perf_counter()
                 run()
                 ticks[way].append(1e3 * (time.perf_counter() - tick))
-        found[what] = {way: median(t[_WARM_UP:]) for way, t in ticks.items()}
+        results[action] = {way: median(t[_WARM_UP:]) for way, t in ticks.items()}
     plain.barrier()
     by_host.close()
     hvd.shutdown()
-    return found
+    return results
 
 
 def main() -> None:
     """Start the ranks, and say what the slowest of them measured."""
     hosts = "localhost:2,127.0.0.1:2"
     ranks = horovod.run(_rank, num_proc=4, hosts=hosts, use_gloo=True, executable=sys.executable)
-    slowest = {what: {way: max(r[what][way] for r in ranks) for way in ways} for what, ways in ranks[0].items()}
-    publish("exchange-by-host", [Figure(what, ms[_BY_HOST], "ms", peer=ms[_PLAIN]) for what, ms in slowest.items()])
+    slowest = {action: {way: max(r[action][way] for r in ranks) for way in ways} for action, ways in ranks[0].items()}
+    publish("exchange-by-host", [Figure(action, ms[_BY_HOST], "ms", peer=ms[_PLAIN]) for action, ms in slowest.items()])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ _AT_ONCE = 250_000
 
 
 def write_text(form: str, folder: Path, rows: int) -> list[Path]:
-    """The landing files: `_FILES` of about as many rows."""
+    """Write the landing files: `_FILES` of about as many rows."""
     folder.mkdir(parents=True)
     paths = []
     for k in range(_FILES):
@@ -54,8 +54,8 @@ def write_text(form: str, folder: Path, rows: int) -> list[Path]:
 
 
 def _write_lines(out: BinaryIO, lines: pa.StringArray) -> None:
-    ended = pc.binary_join_element_wise(lines, "", "\n")
-    out.write(ended.buffers()[2])
+    terminated = pc.binary_join_element_wise(lines, "", "\n")
+    out.write(terminated.buffers()[2])
 
 
 def _clicks(form: str, start: int, end: int) -> pa.StringArray:
@@ -105,7 +105,7 @@ def _joined(*pieces: pa.StringArray | str) -> pa.StringArray:
 
 
 def _hexadecimal(values: npt.NDArray[np.int64]) -> pa.StringArray:
-    """Eight digits each."""
+    """Return the values as eight digits each."""
     nibbles = (values[:, None] >> np.arange(28, -1, -4)) & 15
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)[nibbles]
     offsets = np.arange(0, 8 * len(values) + 1, 8, dtype=np.int32)

@@ -49,16 +49,16 @@ def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
+    """Return a process and all below it."""
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = task.read_text().split()
         except OSError:  # it has ended
             continue
         for child in children:
-            found += tree(int(child))
-    return found
+            pids += tree(int(child))
+    return pids
 
 
 def _is_jvm(pid: int) -> bool:

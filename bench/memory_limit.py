@@ -44,7 +44,7 @@ class Group:
 
 @contextmanager
 def limited_memory(gib: float) -> Iterator[Group]:
-    """A group that may hold so much, of either version of control groups.
+    """Create a group that may hold so much, of either version of control groups.
 
     Raises:
         RuntimeError: no group can be made here: it takes root, and a container that passes control groups on.

@@ -17,40 +17,40 @@ from headrace.workspace import checkout
 
 
 def checkout_version() -> str:
-    """The commit, with a mark where files differ from it."""
+    """Return the commit, with a mark where files differ from it."""
     command = ["git", "-C", str(checkout()), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of `bench.bench_NAME`, which measures one of them where it is called with `--in-process`."""
+    """The parts of bench.bench_NAME, which measures one of them where it is called with `--in-process`."""
 
     name: str
     #: Has PART.json of each part that was measured.
     folder: Path
 
     @staticmethod
-    def of(name: str) -> Parts:
-        """Below build/bench."""
+    def named(name: str) -> Parts:
+        """Return the parts in a folder of build/bench."""
         return Parts(name, checkout() / "build" / "bench" / name)
 
     def measured(self) -> list[str]:
-        """The parts that have figures, by name."""
+        """Return the parts that have figures, by name."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def figures(self, part: str) -> list[Figure]:
-        """What a part has measured."""
+        """Return the figures that a part has measured."""
         rows = json.loads((self.folder / f"{part}.json").read_text(encoding="utf-8"))["figures"]
         return [Figure(row["name"], row["value"], row["unit"], row["floor"], row["peer"]) for row in rows]
 
     def save(self, part: str, figures: Sequence[Figure]) -> None:
         """Leave a part's figures."""
-        found = {"code": checkout_version(), "figures": [f.row() for f in figures]}
-        local(self.folder / f"{part}.json").put_text(json.dumps(found, indent=1) + "\n")
+        record = {"code": checkout_version(), "figures": [f.row() for f in figures]}
+        local(self.folder / f"{part}.json").put_text(json.dumps(record, indent=1) + "\n")
 
     def is_measured(self, part: str) -> bool:
-        """Whether this very code has left the part's figures."""
+        """Return whether this very code has left the part's figures."""
         path, version = self.folder / f"{part}.json", checkout_version()
         if not path.is_file() or version.endswith("-dirty"):
             return False

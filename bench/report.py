@@ -25,13 +25,13 @@ class Figure:
     peer: float | None = None
 
     def row(self) -> dict[str, object]:
-        """The JSON form."""
+        """Return the JSON form."""
         ratios = {
             "ratio_to_floor": None if not self.floor else round(self.value / self.floor, 4),
             "ratio_to_peer": None if not self.peer else round(self.value / self.peer, 4),
         }
-        given = asdict(self)
-        return {k: {**given, **ratios}[k] for k in _COLUMNS}
+        fields = asdict(self)
+        return {k: {**fields, **ratios}[k] for k in _COLUMNS}
 
 
 _WIDTH = 200

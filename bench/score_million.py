@@ -36,7 +36,7 @@ from headrace.score.top_k import best_items, top_k
 from headrace.storage import local
 from headrace.workspace import checkout
 
-USERS, N_ITEMS, FOUND, KEPT = 1_000_000, 1_000_000, 500, 10
+USERS, N_ITEMS, CANDIDATES, RANKED_ITEMS = 1_000_000, 1_000_000, 500, 10
 #: Users of a part, of a search, and of a batch that is ranked.
 PART, SEARCHED, RANKED = 10_000, 2_048, 500
 PROCESSES = 2
@@ -59,10 +59,10 @@ def figures(resume: bool = False, users: int = USERS) -> list[Figure]:
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=begin) as pool:
         waiting = [pool.submit(work, folder, task, number) for number in left]
         for i, done in enumerate(as_completed(waiting), len(parts) - len(left) + 1):
-            found = done.result()
+            part = done.result()
             print(
-                f"{i} of {len(parts)} parts: found in {found['search_seconds']:.1f} s, ranked in "
-                f"{found['rank_seconds']:.1f} s",
+                f"{i} of {len(parts)} parts: found in {part['search_seconds']:.1f} s, ranked in "
+                f"{part['rank_seconds']:.1f} s",
                 flush=True,
             )
     return of_parts(folder, parts)
@@ -75,37 +75,39 @@ def of_parts(folder: Path, numbers: range) -> list[Figure]:
     users, rows = len(parts) * PART, sum(p["rows"] for p in parts)
     seconds = worked([(p["began"], p["ended"]) for p in parts])
     searching, ranking = (sum(p[f"{name}_cpu_seconds"] for p in parts) for name in ("search", "rank"))
-    kept = sum(pq.read_metadata(_rows_of(folder, n)).num_rows for n in numbers)
-    assert (rows, kept) == (users * FOUND, users * KEPT)
+    ranked_rows = sum(pq.read_metadata(_rows_of(folder, n)).num_rows for n in numbers)
+    assert (rows, ranked_rows) == (users * CANDIDATES, users * RANKED_ITEMS)
     mapped = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and "parts" not in f.parts)
-    before = json.loads((folder / PREPARED).read_text())
-    whole = f"million: {users:,} users x {N_ITEMS:,} items x {COLUMNS}, best {FOUND}, ranked, best {KEPT}"
+    preparation = json.loads((folder / PREPARED).read_text())
+    label = f"million: {users:,} users x {N_ITEMS:,} items x {COLUMNS}, best {CANDIDATES}, ranked, best {RANKED_ITEMS}"
     return [
-        Figure(f"{whole}, two processes", seconds / 60, "min"),
-        Figure(f"{whole}, two processes", rows / seconds, "rows/s"),
-        Figure(f"{whole}, two processes", users * N_ITEMS / seconds / 1e6, "M pairs/s"),
+        Figure(f"{label}, two processes", seconds / 60, "min"),
+        Figure(f"{label}, two processes", rows / seconds, "rows/s"),
+        Figure(f"{label}, two processes", users * N_ITEMS / seconds / 1e6, "M pairs/s"),
         Figure("million: search, processor time of both", searching / 60, "min"),
         Figure("million: search, a core", users * N_ITEMS / searching / 1e6, "M pairs/s"),
         Figure("million: ranking, processor time of both", ranking / 60, "min"),
         Figure("million: ranking, a core", rows / ranking, "rows/s"),
         Figure("million: a process's own memory, at most", max(p["mib"] for p in parts), "MiB"),
         Figure("million: files that both map or read", mapped / 2**20, "MiB"),
-        Figure("million: before, model and vectors made and laid out for mapping", before["seconds"] / 60, "min"),
-        Figure("million: before, memory of that process, at most", before["mib"], "MiB"),
+        Figure("million: before, model and vectors made and laid out for mapping", preparation["seconds"] / 60, "min"),
+        Figure("million: before, memory of that process, at most", preparation["mib"], "MiB"),
     ]
 
 
 def worked(spans: list[tuple[float, float]]) -> float:
-    """Seconds that some of the spans cover."""
+    """Return the seconds that some of the spans cover."""
     total, until = 0.0, -np.inf
-    for began, ended in sorted(spans):
-        total += max(0.0, ended - max(began, until))
-        until = max(until, ended)
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
     return total
 
 
 def prepare(folder: Path, resume: bool) -> None:
-    """The model and the vectors of this very code; what another version has left is removed, unless it is resumed."""
+    """Write the model and the vectors of this very code; what another version has left is removed, unless it is
+    resumed.
+    """
     version = checkout_version()
     if (folder / PREPARED).is_file():
         left = json.loads((folder / PREPARED).read_text())["code"]
@@ -116,12 +118,12 @@ def prepare(folder: Path, resume: bool) -> None:
     local(folder / "parts").make_dir()
     tick = time.perf_counter()
     mib = in_a_process(_prepare, folder)
-    found = {"code": version, "seconds": time.perf_counter() - tick, "mib": mib}
-    local(folder / PREPARED).put_text(json.dumps(found) + "\n")
+    record = {"code": version, "seconds": time.perf_counter() - tick, "mib": mib}
+    local(folder / PREPARED).put_text(json.dumps(record) + "\n")
 
 
 def _prepare(folder: Path) -> float:
-    """MiB of this process's own pages at the peak."""
+    """Write model and vectors; return MiB of this process's own pages at the peak."""
     with peak_of_tree() as peak:
         columns = [*users_of(USERS).columns, *items_of(N_ITEMS).columns]
         write_model(folder, dict(zip((*USER, *ITEM), columns, strict=True)))
@@ -132,7 +134,7 @@ def _prepare(folder: Path) -> float:
 
 
 def begin() -> None:
-    """Once in each process: one thread."""
+    """Set one thread, once in each process."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
 
@@ -146,37 +148,37 @@ def work(folder: Path, task: TaskInputs, number: int) -> dict[str, Any]:
     """Find, rank and keep the items of some users; leave rows and figures."""
     with peak_of_tree() as peak:
         figures = _work(folder, task, number)
-    found = {"code": checkout_version(), **figures, "mib": peak.mib}
-    local(_figures_of(folder, number)).put_text(json.dumps(found) + "\n")
-    return found
+    record = {"code": checkout_version(), **figures, "mib": peak.mib}
+    local(_figures_of(folder, number)).put_text(json.dumps(record) + "\n")
+    return record
 
 
 def _work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
     blocks = vectors_of(folder / "vectors").blocks()
     queries, people = drawn(PART, 1_000 + number, 3), everybody().slice(number * PART, PART)
-    began, cpu = time.time(), time.process_time()
-    found = np.concatenate(
-        [best_items(queries[at : at + SEARCHED], blocks, FOUND).items for at in range(0, PART, SEARCHED)]
+    start, cpu = time.time(), time.process_time()
+    items = np.concatenate(
+        [best_items(queries[first : first + SEARCHED], blocks, CANDIDATES).items for first in range(0, PART, SEARCHED)]
     )
     middle, middle_cpu = time.time(), time.process_time()
     rows = [0]
-    made = list(score_batches(task, _batches(people, found), lambda n: rows.__setitem__(0, rows[0] + n)))
-    pq.write_table(pa.Table.from_batches(made), _rows_of(folder, number))
-    ended, ended_cpu = time.time(), time.process_time()
-    _check(queries[:1], blocks, found[:1])
+    scored = list(score_batches(task, _batches(people, items), lambda n: rows.__setitem__(0, rows[0] + n)))
+    pq.write_table(pa.Table.from_batches(scored), _rows_of(folder, number))
+    end, end_cpu = time.time(), time.process_time()
+    _check(queries[:1], blocks, items[:1])
     return {
-        "began": began,
-        "ended": ended,
+        "began": start,
+        "ended": end,
         "rows": rows[0],
-        "search_seconds": middle - began,
-        "rank_seconds": ended - middle,
+        "search_seconds": middle - start,
+        "rank_seconds": end - middle,
         "search_cpu_seconds": middle_cpu - cpu,
-        "rank_cpu_seconds": ended_cpu - middle_cpu,
+        "rank_cpu_seconds": end_cpu - middle_cpu,
     }
 
 
 def _figures_of(folder: Path, number: int) -> Path:
-    """Of a part; written last."""
+    """Return the file of a part's figures, which is written last."""
     return folder / "parts" / f"{number:03d}.json"
 
 
@@ -184,15 +186,15 @@ def _rows_of(folder: Path, number: int) -> Path:
     return folder / "parts" / f"{number:03d}.parquet"
 
 
-def _batches(people: pa.RecordBatch, found: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
-    for at in range(0, PART, RANKED):
-        some = found[at : at + RANKED]
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), FOUND).cast(pa.list_(pa.int32()))
-        yield pa.RecordBatch.from_arrays([*people.slice(at, RANKED).columns, lists], [*USER, ITEMS])
+def _batches(people: pa.RecordBatch, items: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
+    for first in range(0, PART, RANKED):
+        some = items[first : first + RANKED]
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), CANDIDATES).cast(pa.list_(pa.int32()))
+        yield pa.RecordBatch.from_arrays([*people.slice(first, RANKED).columns, lists], [*USER, ITEMS])
 
 
-def _check(queries: NDArray[np.float32], blocks: Any, found: NDArray[np.int32]) -> None:
-    """A user's items against a product of NumPy; it may round otherwise, so that neighbours may change places."""
+def _check(queries: NDArray[np.float32], blocks: Any, items: NDArray[np.int32]) -> None:
+    """Check a user's items against a product of NumPy; it may round otherwise, so that neighbours may change places."""
     scores = np.concatenate([queries @ vectors.T for _, vectors in blocks], axis=1)
-    best = np.take_along_axis(scores, top_k(scores, FOUND), 1)
-    assert np.allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)
+    best = np.take_along_axis(scores, top_k(scores, CANDIDATES), 1)
+    assert np.allclose(np.take_along_axis(scores, items, 1), best, rtol=1e-5)

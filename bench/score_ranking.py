@@ -35,7 +35,7 @@ from headrace.score.pair_features import BLOCK_PAIRS, PairFeatures
 from headrace.score.ranking import ITEMS, TaskInputs, score_batches
 from headrace.storage import local
 
-USERS, N_ITEMS, LIST, KEPT = 100_000, 100_000, 500, 10
+USERS, N_ITEMS, LIST, RANKED_ITEMS = 100_000, 100_000, 500, 10
 #: Users of a measurement, and times as many: memory must not grow.
 MEASURED, TIMES = 500, (1, 2, 4)
 ROUNDS = 3
@@ -45,15 +45,15 @@ ITEM = ("item", "category", "price", "sold")
 
 
 def figures() -> list[Figure]:
-    """The floor, ours, what a core does in which part, memory by rows."""
+    """Measure the floor, our ranking, what a core does in which part, memory by rows."""
     with tempfile.TemporaryDirectory() as folder:
         in_a_process(prepare, Path(folder))
-        found = in_a_process(rates, Path(folder))
-        named = f"ranking: {LIST} candidates a user, best {KEPT}, a core; floor: the bare torch model"
-        out = [Figure(named, found["ours"], "rows/s", floor=found["floor"])]
+        measured = in_a_process(rates, Path(folder))
+        named = f"ranking: {LIST} candidates a user, best {RANKED_ITEMS}, a core; floor: the bare torch model"
+        out = [Figure(named, measured["ours"], "rows/s", floor=measured["floor"])]
         for part in ("features of users", "gather", "predict", "best of lists", "rows"):
             named = f"ranking: of a row's time, {part}"
-            out.append(Figure(named, found[part] * 1e6, "us a row", floor=1e6 / found["ours"]))
+            out.append(Figure(named, measured[part] * 1e6, "us a row", floor=1e6 / measured["ours"]))
         for times in TIMES:
             rate, mib = in_a_process(memory, Path(folder), times)
             rows = times * MEASURED * LIST
@@ -63,7 +63,7 @@ def figures() -> list[Figure]:
 
 
 def prepare(folder: Path) -> None:
-    """A model and its workflow of 200,000 pairs."""
+    """Write a model and its workflow of 200,000 pairs."""
     rng = np.random.default_rng(0)
     users, items = users_of(USERS), items_of(N_ITEMS)
     drawn = [c.take(pa.array(rng.integers(0, USERS, 200_000))) for c in users.columns]
@@ -72,7 +72,7 @@ def prepare(folder: Path) -> None:
 
 
 def write_model(folder: Path, frame: dict[str, pa.Array]) -> None:
-    """A workflow that knows the values of these columns, and a network of first values."""
+    """Write a workflow that knows the values of these columns, and a network of first values."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(3)
     rows = len(frame[USER[0]])
@@ -82,12 +82,14 @@ def write_model(folder: Path, frame: dict[str, pa.Array]) -> None:
     hr.Workflow(codes + numbers, label="click").fit(table).save(folder / "workflow")
     fitted = FittedWorkflow.load(local(folder / "workflow"))
     model = ShardedModel(fitted.schema, MODEL, LocalCollective(), 1)
-    where = {"workflow": local(folder / "workflow"), "pipeline": "bench", "ds": "2026-01-01", "key": "k"}
-    save_model(local(folder / "model"), model, metrics={}, **where)
+    fields = {"workflow": local(folder / "workflow"), "pipeline": "bench", "ds": "2026-01-01", "key": "k"}
+    save_model(local(folder / "model"), model, metrics={}, **fields)
 
 
 def rates(folder: Path) -> dict[str, float]:
-    """Rows a processor second of ours and of the floor, the best of rounds that take turns; seconds a row by part."""
+    """Measure rows a processor second of our ranking and of the floor, the best of rounds that take turns; seconds a
+    row by part.
+    """
     task, batch = task_of(folder, folder), _batch(1)
     predictor, _ = loaded_model(task.model, 1, None, task.maps)
     assert isinstance(predictor, NetworkPredictor)
@@ -102,42 +104,48 @@ def rates(folder: Path) -> dict[str, float]:
 
 
 def memory(folder: Path, times: int) -> tuple[float, float]:
-    """Rows a processor second, and MiB of this process's own pages above the start, at most, of so many times the
-    users.
+    """Measure rows a processor second, and MiB of this process's own pages above the start, at most, of so many times
+    the users.
     """
     task = task_of(folder, folder)
     list(score_batches(task, iter([_batch(1).slice(0, 100)]), lambda n: None))
-    before, most = _resident_mib(), [0.0]
+    start_mib, most = _resident_mib(), [0.0]
 
     def score() -> None:
         for _ in score_batches(task, _batches(times), lambda n: None):
             most[0] = max(most[0], _resident_mib())
 
     seconds = _cpu(score)
-    return times * MEASURED * LIST / seconds, most[0] - before
+    return times * MEASURED * LIST / seconds, most[0] - start_mib
 
 
 def _parts(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch) -> dict[str, float]:
-    """Processor seconds of each part, by clocks around its function."""
+    """Measure processor seconds of each part, by clocks around its function."""
     spent: dict[str, float] = {}
 
     def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **named: Any) -> Any:
+        def run(*args: Any, **named: Any) -> Any:
             tick = time.process_time()
-            found = function(*given, **named)
+            result = function(*args, **named)
             spent[name] = spent.get(name, 0.0) + time.process_time() - tick
-            return found
+            return result
 
         return run
 
-    kept = ranking.gather, ranking.best_of_lists, ranking._rows, PairFeatures.user_columns, NetworkPredictor.predict
+    originals = (
+        ranking.gather,
+        ranking.best_of_lists,
+        ranking._rows,
+        PairFeatures.user_columns,
+        NetworkPredictor.predict,
+    )
     names = "gather", "best of lists", "rows", "features of users", "predict"
-    wrapped = [clocked(name, function) for name, function in zip(names, kept, strict=True)]
+    wrapped = [clocked(name, function) for name, function in zip(names, originals, strict=True)]
     _patch(wrapped)
     try:
         list(score_batches(task, iter([batch]), lambda n: None))
     finally:
-        _patch(list(kept))
+        _patch(list(originals))
     return spent
 
 
@@ -147,7 +155,7 @@ def _patch(functions: list[Callable[..., Any]]) -> None:
 
 
 def _tensors(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch) -> Iterator[Any]:
-    """What the network is given for the rows, block by block."""
+    """Yield the network's inputs for the rows, block by block."""
     _, fitted = loaded_model(task.model, 1, None, task.maps)
     columns = _features(fitted).user_columns(batch)
     items = batch.column(ITEMS).flatten().to_numpy()
@@ -164,20 +172,22 @@ def _bare(predictor: NetworkPredictor, tensors: list[Any]) -> None:
 
 
 def task_of(folder: Path, scratch: Path, n_items: int = N_ITEMS) -> TaskInputs:
-    """What a Spark task is given: the model of `write_model` in a folder; items and their features, written anew."""
+    """Return the inputs of a Spark task: the model of `write_model` in a folder; items and their features, written
+    anew.
+    """
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     fitted = FittedWorkflow.load(local(folder / "workflow"))
     items = ItemTable.of_arrow(pa.Table.from_batches([items_of(n_items)]), "item", local(scratch / "items"))
     features = _features(fitted)
-    made = ItemFeatures.write(items, local(folder), features, local(scratch / "features"), None)
+    item_features = ItemFeatures.write(items, local(folder), features, local(scratch / "features"), None)
     return TaskInputs(
         model=local(folder / "model"),
         threads=1,
-        top_k=KEPT,
+        top_k=RANKED_ITEMS,
         user_key="user",
         items=items,
-        item_features=made,
+        item_features=item_features,
         user_columns=USER,
         item_names=ITEM,
         context={},
@@ -190,7 +200,7 @@ def _features(fitted: FittedWorkflow) -> PairFeatures:
 
 
 def users_of(n: int) -> pa.RecordBatch:
-    """Keys in ascending order, and the other columns."""
+    """Return users: keys in ascending order, and the other columns."""
     rng = np.random.default_rng(1)
     columns = [
         pa.array([f"u{i:06d}" for i in range(n)]),
@@ -202,7 +212,7 @@ def users_of(n: int) -> pa.RecordBatch:
 
 
 def items_of(n: int) -> pa.RecordBatch:
-    """Likewise."""
+    """Return items: keys in ascending order, and the other columns."""
     rng = np.random.default_rng(2)
     columns = [
         pa.array([f"i{i:06d}" for i in range(n)]),
@@ -214,12 +224,12 @@ def items_of(n: int) -> pa.RecordBatch:
 
 
 def _batch(seed: int) -> pa.RecordBatch:
-    """Users with their candidates."""
+    """Return users with their candidates."""
     rng = np.random.default_rng(seed)
     people = users_of(USERS).slice(int(rng.integers(0, USERS - MEASURED)), MEASURED)
     lists = rng.integers(0, N_ITEMS // LIST, (MEASURED, LIST)) + np.arange(LIST) * (N_ITEMS // LIST)
-    found = pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1).astype(np.int32)), LIST)
-    return pa.RecordBatch.from_arrays([*people.columns, found.cast(pa.list_(pa.int32()))], [*USER, ITEMS])
+    candidates = pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1).astype(np.int32)), LIST)
+    return pa.RecordBatch.from_arrays([*people.columns, candidates.cast(pa.list_(pa.int32()))], [*USER, ITEMS])
 
 
 def _batches(times: int) -> Iterator[pa.RecordBatch]:
@@ -233,12 +243,12 @@ def _cpu(work: Callable[[], Any]) -> float:
 
 
 def _resident_mib() -> float:
-    """This process's resident set, of its own pages: mapped files are not counted."""
+    """Return the MiB of this process's own resident pages: mapped files are not counted."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return sum(int(x.split()[1]) for x in lines if x.startswith("RssAnon:")) / 1024
 
 
-def in_a_process(function: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns that is called in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as one:
-        return one.submit(function, *given).result()
+def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own and return its result."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

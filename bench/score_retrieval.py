@@ -49,7 +49,7 @@ def figures() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         write_items(Path(folder))
         rates = in_a_process(exact_and_floor, Path(folder))
-        found = [
+        results = [
             Figure(
                 "exact: best 500 of 1 M items, a core; floor: blocked product, torch.topk",
                 rates["exact"] * ITEMS / 1e6,
@@ -66,10 +66,10 @@ def figures() -> list[Figure]:
         ]
         for times in TIMES:
             rate, mib = in_a_process(exact_of_users, Path(folder), times * USERS)
-            found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, a core", rate, "users/s"))
-            found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, memory above the start", mib, "MiB"))
+            results.append(Figure(f"exact: {times * USERS:,} users x 1 M items, a core", rate, "users/s"))
+            results.append(Figure(f"exact: {times * USERS:,} users x 1 M items, memory above the start", mib, "MiB"))
         index = in_a_process(index_and_library, Path(folder))
-        found += [
+        results += [
             Figure(
                 f"index: recall at {K} of 1 M items, {index['probes']} of {index['cells']} cells", index["recall"], ""
             ),
@@ -92,11 +92,11 @@ def figures() -> list[Figure]:
             Figure("index: made of 1 M items, a core", index["build_seconds"], "s"),
             Figure("index: its file; floor: the vectors", index["mib"], "MiB", floor=ITEMS * COLUMNS * 4 / 2**20),
         ]
-        return found
+        return results
 
 
 def drawn(rows: int, seed: int, mixed: int) -> Vectors:
-    """Float32 [rows, COLUMNS]: sums of `mixed` of the centres, and noise."""
+    """Draw float32 [rows, COLUMNS]: sums of `mixed` of the centres, and noise."""
     centres = np.random.default_rng(0)
     weights = np.arange(1, COLUMNS + 1) ** -0.5
     places = centres.standard_normal((2_000, COLUMNS)) * weights
@@ -104,8 +104,8 @@ def drawn(rows: int, seed: int, mixed: int) -> Vectors:
     rng = np.random.default_rng(seed)
     chosen = rng.choice(2_000, (rows, mixed), p=popularity / popularity.sum())
     noise = rng.standard_normal((rows, COLUMNS), np.float32) * weights
-    found: Vectors = (places[chosen].sum(axis=1) / np.sqrt(mixed) + 0.6 * noise).astype(np.float32)
-    return found
+    vectors: Vectors = (places[chosen].sum(axis=1) / np.sqrt(mixed) + 0.6 * noise).astype(np.float32)
+    return vectors
 
 
 def write_items(folder: Path) -> None:
@@ -115,7 +115,7 @@ def write_items(folder: Path) -> None:
 
 
 def items_of(folder: Path) -> ItemVectors:
-    """The handle of what another process wrote, by its files."""
+    """Return the handle of what another process wrote, by its files."""
     rows = [(f.stat().st_size // 4, f.name) for f in sorted((folder / "items").glob("*.int32"))]
     vectors = [f.name for f in sorted((folder / "items").glob("*.float32"))]
     parts = tuple(VectorPart(v, name, n) for v, (n, name) in zip(vectors, rows, strict=True))
@@ -123,7 +123,7 @@ def items_of(folder: Path) -> ItemVectors:
 
 
 def exact_and_floor(folder: Path) -> dict[str, float]:
-    """Users a second of each way, taking turns."""
+    """Measure users a second of each way, taking turns."""
     torch.set_num_threads(1)
     # In memory, for torch takes no pages that are mapped for reading alone.
     blocks = [(first, np.array(vectors)) for first, vectors in items_of(folder).blocks()]
@@ -149,7 +149,9 @@ def blocked_product(queries: Vectors, blocks: Sequence[tuple[int, Vectors]], row
 
 
 def blocked_top_k(queries: Vectors, blocks: Sequence[tuple[int, Vectors]], rows: int = 65_536) -> torch.Tensor:
-    """As one writes it; of blocks of 8,192 to 131,072 items these were the fastest."""
+    """Return the numbers of the K best items, searched as one writes it at first; of blocks of 8,192 to 131,072 items
+    these were the fastest.
+    """
     scores, numbers = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
     for first, vectors in blocks:
         for start in range(0, len(vectors), rows):
@@ -162,20 +164,22 @@ def blocked_top_k(queries: Vectors, blocks: Sequence[tuple[int, Vectors]], rows:
 
 
 def exact_of_users(folder: Path, users: int) -> tuple[float, float]:
-    """Users a second; MiB that this process takes at its peak above those before, pages of mapped files left out."""
+    """Measure users a second, and MiB that this process takes at its peak above those before, pages of mapped files
+    left out.
+    """
     blocks, queries = items_of(folder).blocks(), drawn(users, 9, 3)
     best_items(queries[:64], blocks[:1], K)
-    before, tick = _anonymous_mib(), time.process_time()
-    peak = before
+    start_mib, tick = _anonymous_mib(), time.process_time()
+    peak = start_mib
     rows = USERS  # as Spark's batches bring them
     for start in range(0, users, rows):
         best_items(queries[start : start + rows], blocks, K)
         peak = max(peak, _anonymous_mib())
-    return users / (time.process_time() - tick), peak - before
+    return users / (time.process_time() - tick), peak - start_mib
 
 
 def index_and_library(folder: Path) -> dict[str, Any]:
-    """Users a second of the index as tasks use it, and of Faiss alone with all in memory, taking turns.
+    """Measure users a second of the index as tasks use it, and of Faiss alone with all in memory, taking turns.
 
     With so few cells that RECALL is reached, and (`curve`) with fewer and more of them.
     """
@@ -212,8 +216,8 @@ def index_and_library(folder: Path) -> dict[str, Any]:
                 best[name] = max(best[name], len(queries) / (time.process_time() - tick))
         return best
 
-    asked = sorted({max(1, probes // 4), max(1, probes // 2), 2 * probes, 4 * probes})
-    curve = [{"probes": cells, "recall": recall_of(cells), **rates(cells)} for cells in asked]
+    probe_counts = sorted({max(1, probes // 4), max(1, probes // 2), 2 * probes, 4 * probes})
+    curve = [{"probes": cells, "recall": recall_of(cells), **rates(cells)} for cells in probe_counts]
     size = (folder / "index").stat().st_size / 2**20
     return {
         **rates(probes),

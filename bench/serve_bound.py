@@ -20,7 +20,7 @@ _PRECISION = 0.002
 
 
 def latencies(service: float, rate: float, cores: int, count: int, seed: int) -> npt.NDArray[np.float64]:
-    """Seconds from a request's arrival to its answer, float64 [about count].
+    """Simulate seconds from a request's arrival to its answer, float64 [about count].
 
     Args:
         service: seconds of a request.
@@ -29,22 +29,22 @@ def latencies(service: float, rate: float, cores: int, count: int, seed: int) ->
         count: of requests.
         seed: of arrivals.
     """
-    came = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
-    found = []
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+    seconds = []
     for first in range(cores):
-        pauses = np.diff(came[first::cores])
+        pauses = np.diff(arrivals[first::cores])
         walk = np.concatenate(([0.0], np.cumsum(service - pauses)))
-        found.append(walk - np.minimum.accumulate(walk) + service)
-    return np.concatenate(found)
+        seconds.append(walk - np.minimum.accumulate(walk) + service)
+    return np.concatenate(seconds)
 
 
 def highest_utilisation(service: float, limit: float, quantile: float, cores: int = 1) -> float:
-    """The share of the cores' time at which a quantile of latency reaches a limit in seconds; 0: none does."""
+    """Find the share of the cores' time at which a quantile of latency reaches a limit in seconds; 0: none does."""
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
         share = (low + high) / 2
-        found = latencies(service, share * cores / service, cores, _REQUESTS, 1)
-        if np.quantile(found, quantile) < limit:
+        seconds = latencies(service, share * cores / service, cores, _REQUESTS, 1)
+        if np.quantile(seconds, quantile) < limit:
             low = share
         else:
             high = share

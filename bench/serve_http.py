@@ -57,7 +57,7 @@ async def asgi_app(
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
 ) -> None:
-    """The same for uvicorn."""
+    """Answer as the server does, for uvicorn."""
     body, more = b"", True
     while more:
         message = await receive()

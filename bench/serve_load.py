@@ -25,7 +25,7 @@ _REST = 5.0
 
 @dataclass
 class Outcome:
-    """Of a load.
+    """Outcome of a load.
 
     Attributes:
         latencies: seconds of answers, float64.
@@ -42,19 +42,19 @@ class Outcome:
     seconds: float
 
     def ms(self, share: float) -> float:
-        """A quantile of latency in milliseconds."""
+        """Return a quantile of latency in milliseconds."""
         return float(np.quantile(self.latencies, share)) * 1e3 if len(self.latencies) else float("inf")
 
 
-def request_of(model: str, given: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
-    """A whole HTTP request with raw tensors."""
+def request_of(model: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
+    """Return a whole HTTP request with raw tensors."""
     inputs = []
-    for name, array in given.items():
+    for name, array in tensors.items():
         parameters = {"binary_data_size": array.nbytes}
         tensor = {"name": name, "datatype": _TYPES[array.dtype.kind], "shape": list(array.shape)}
         inputs.append({**tensor, "parameters": parameters})
     header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = header + b"".join(x.tobytes() for x in given.values())
+    body = header + b"".join(x.tobytes() for x in tensors.values())
     lines = f"Host: bench\r\nContent-Length: {len(body)}\r\nInference-Header-Content-Length: {len(header)}\r\n\r\n"
     return f"POST /v2/models/{model}/infer HTTP/1.1\r\n{lines}".encode() + body
 
@@ -63,7 +63,7 @@ def request_of(model: str, given: Mapping[str, npt.NDArray[np.generic]]) -> byte
 class _Client:
     socket: socket.socket
     due: float = 0.0
-    which: int = 0
+    request_index: int = 0
     got: bytearray = field(default_factory=bytearray)
     rest: memoryview = field(default_factory=lambda: memoryview(b""))
     waiting: bool = False
@@ -71,12 +71,15 @@ class _Client:
 
 
 def moments(rate: float, seconds: float, seed: int, paced: bool) -> npt.NDArray[np.float64]:
-    """Of independent users: exponential pauses (a Poisson process). Paced: of one sender, with equal pauses."""
+    """Return the arrivals of requests, in seconds.
+
+    Independent users have exponential pauses (a Poisson process); a paced sender has equal ones.
+    """
     if paced:
         return np.arange(int(rate * seconds)) / rate
     rng = np.random.default_rng(seed)
-    found = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 10))
-    return found[found < seconds]
+    arrivals = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 10))
+    return arrivals[arrivals < seconds]
 
 
 def run(
@@ -120,9 +123,9 @@ def run(
     while (sent < len(due) or busy) and (now := time.perf_counter()) < end:
         while sent < len(due) and free and start + due[sent] <= now:
             client = free.popleft()
-            client.due, client.which, client.got = start + due[sent], sent % len(requests), bytearray()
+            client.due, client.request_index, client.got = start + due[sent], sent % len(requests), bytearray()
             client.idle = False
-            _send(client, requests[client.which], poll)
+            _send(client, requests[client.request_index], poll)
             sent += 1
             busy += 1
         for fd, event in poll.poll(0 if spin else 0.001):
@@ -144,7 +147,7 @@ def run(
             if head.startswith(b"HTTP/1.1 200"):
                 latencies.append(time.perf_counter() - client.due)
                 if check is not None:
-                    check(client.which, head, body)
+                    check(client.request_index, head, body)
             elif head.startswith(b"HTTP/1.1 503"):
                 refused += 1
             else:
@@ -173,7 +176,7 @@ def _send_rest(client: _Client, poll: select.epoll) -> None:
 
 
 def _received(client: _Client) -> tuple[bytes, bytes] | None:
-    """An answer's head and body; None: not all of it is there. Empty: the connection was closed."""
+    """Return an answer's head and body; None: not all of it is there. Empty: the connection was closed."""
     try:
         data = client.socket.recv(1 << 18)
     except (BlockingIOError, ConnectionError):

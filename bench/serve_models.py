@@ -24,7 +24,7 @@ TABLE_ROWS, STEP = 1_000_000, 1000
 
 
 def write_dlrm(folder: Path) -> None:
-    """A DLRM with layers of 64, 16 and 256, 128 as an export."""
+    """Write a DLRM with layers of 64, 16 and 256, 128 as an export."""
     features = [Feature(name=f"i{n}", kind=Kind.CONTINUOUS, dtype="float32") for n in range(NUMBERS)]
     features += [
         Feature(name=f"c{n}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=CARDINALITY) for n in range(CODES)
@@ -34,21 +34,23 @@ def write_dlrm(folder: Path) -> None:
         {"class": "dlrm", "embedding_dim": DIM, "bottom_mlp": (64, 16), "top_mlp": (256, 128)}
     )
     model = ShardedModel(schema, spec, LocalCollective(), 1).eval()
-    said = {"pipeline": "bench", "ds": "2026-01-01", "key": "k", "metrics": {}, "seed": 1, "files": ()}
-    card = ModelCard(kind="dlrm", model=spec, schema=schema, tasks={}, **said)  # type: ignore[arg-type]
+    fields = {"pipeline": "bench", "ds": "2026-01-01", "key": "k", "metrics": {}, "seed": 1, "files": ()}
+    card = ModelCard(kind="dlrm", model=spec, schema=schema, tasks={}, **fields)  # type: ignore[arg-type]
     with local(folder).new_folder() as new:
         write_onnx(model, card, new, "fp32")
 
 
 def dlrm_inputs(rows: int, seed: int) -> dict[str, npt.NDArray[np.generic]]:
-    """Inputs of the DLRM, codes by Zipf(1.05)."""
+    """Draw inputs of the DLRM, codes by Zipf(1.05)."""
     rng = np.random.default_rng(seed)
     numbers = {f"i{n}": rng.normal(size=(rows, 1)).astype(np.float32) for n in range(NUMBERS)}
     return numbers | {f"c{n}": rng.zipf(1.05 + 1e-3, rows) % CARDINALITY for n in range(CODES)}
 
 
 def write_exact(folder: Path, version: int, table: npt.NDArray[np.float32]) -> None:
-    """label[row] = sum of the 16 whole numbers of the row's user + version * STEP; the table is beside the graph."""
+    """Write a model with label[row] = sum of the 16 whole numbers of the row's user + version * STEP; the table is
+    beside the graph.
+    """
     nodes = [
         helper.make_node("Gather", ["table", "user"], ["rows"], axis=0),
         helper.make_node("ReduceSum", ["rows", "axis"], ["sum"], keepdims=0),

@@ -17,9 +17,9 @@ _LINES = (("p50", "p50", "#0072b2", "o"), ("p99", "p99", "#d55e00", "s"), ("p999
 
 
 def draw(curve: Path, picture: Path) -> None:
-    """Three quantiles, the limit, and the floor."""
-    said = json.loads(curve.read_text())
-    points, floor = said["points"], said["floor"]
+    """Draw three quantiles, the limit, and the floor."""
+    record = json.loads(curve.read_text())
+    points, floor = record["points"], record["floor"]
     figure, axis = plt.subplots(figsize=(8.5, 4.6), constrained_layout=True)
     offered = [p["offered"] / 1e3 for p in points]
     for key, label, color, marker in _LINES:

@@ -32,28 +32,28 @@ class Served:
     grpc_port: int
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, so far."""
+        """Return the processor seconds of all its threads, so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def memory(self) -> dict[str, float]:
-        """MiB: what no file backs (anonymous), and all that is in memory, mapped files too (rss)."""
+        """Return MiB: what no file backs (anonymous), and all that is in memory, mapped files too (rss)."""
         lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()[1:]
         sizes = {line.split(":")[0].lower(): int(line.split()[1]) / 1024 for line in lines}
         return {name: sizes[name] for name in ("anonymous", "rss")}
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus' names, with labels."""
+        """Return the metrics by Prometheus' names, with labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
     def total(self, name: str) -> float:
-        """Of a metric over all labels."""
+        """Return the sum of a metric over all labels."""
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
     def index(self) -> object:
-        """What the repository has, as the server says it."""
+        """Return the repository's index, as the server tells it."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v2/repository/index", b"", method="POST")
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
@@ -84,11 +84,11 @@ def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequenc
         # Before it starts threads, which take both along.
         os.sched_setaffinity(process.pid, cores)
         prefer(process.pid)
-        while not (found := re.search(r":(\d+), gRPC 127\.0\.0\.1:(\d+)", log.read_text().replace("\n", " "))):
+        while not (match := re.search(r":(\d+), gRPC 127\.0\.0\.1:(\d+)", log.read_text().replace("\n", " "))):
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())
             time.sleep(0.05)
-        yield Served(psutil.Process(process.pid), int(found[1]), int(found[2]))
+        yield Served(psutil.Process(process.pid), int(match[1]), int(match[2]))
     finally:
         process.terminate()
         process.wait(30)

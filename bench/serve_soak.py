@@ -30,7 +30,7 @@ HOME = checkout() / "build" / "bench" / "soak"
 
 
 class Answers:
-    """What each version must say, and what was said."""
+    """Answers that each version must give, and those that came."""
 
     def __init__(self, table: np.ndarray) -> None:
         rng = np.random.default_rng(2)
@@ -41,16 +41,16 @@ class Answers:
         self.add(1, table)
 
     def add(self, version: int, table: np.ndarray) -> None:
-        """Before the version is pushed."""
+        """Expect the answers of a version; called before it is pushed."""
         answers = [(table[u].sum(axis=1) + np.float32(version * STEP)).astype(np.float32).tobytes() for u in self.users]
         self.expected[version] = answers
 
-    def check(self, which: int, head: bytes, body: bytes) -> None:
-        """An answer of 200."""
+    def check(self, request_index: int, head: bytes, body: bytes) -> None:
+        """Compare an answer of 200 with the expected one."""
         split = int(head.split(b"inference-header-content-length: ", 1)[1].split(b"\r\n", 1)[0])
         version = int(json.loads(body[:split])["model_version"])
         self.seen[version] = self.seen.get(version, 0) + 1
-        self.wrong += body[split:] != self.expected[version][which]
+        self.wrong += body[split:] != self.expected[version][request_index]
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--rate", type=float, default=300, help="requests a second, of 64 rows")
     parser.add_argument("--switch-seconds", type=float, default=60)
-    given = parser.parse_args()
+    args = parser.parse_args()
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     table = np.random.default_rng(1).integers(0, 100, (TABLE_ROWS, 16)).astype(np.float32)
@@ -69,16 +69,16 @@ def main() -> None:
     memory: list[dict[str, float]] = []
     stop = threading.Event()
     with served(HOME / "models", HOME / "server.log", [0, 1], ["--poll-seconds", "1"]) as server:
-        switching = threading.Thread(target=switch, args=(server, answers, table, given.switch_seconds, stop, memory))
+        switching = threading.Thread(target=switch, args=(server, answers, table, args.switch_seconds, stop, memory))
         switching.start()
         requests = [request_of("exact", {"user": u}) for u in answers.users]
-        outcome = run(server.port, requests, given.rate, given.minutes * 60, 64, check=answers.check, spin=False)
+        outcome = run(server.port, requests, args.rate, args.minutes * 60, 64, check=answers.check, spin=False)
         stop.set()
         switching.join()
-    own = [m["anonymous"] for m in memory]
-    third = max(1, len(own) // 3)
+    anonymous = [m["anonymous"] for m in memory]
+    third = max(1, len(anonymous) // 3)
     # The first third fills caches and arenas.
-    middle, last = (float(np.mean(part)) for part in (own[third : 2 * third] or own, own[-third:]))
+    middle, last = (float(np.mean(part)) for part in (anonymous[third : 2 * third] or anonymous, anonymous[-third:]))
     lost = outcome.lost + outcome.failed + outcome.refused
     publish(
         "serve-soak",
@@ -104,7 +104,7 @@ def switch(
     stop: threading.Event,
     memory: list[dict[str, float]],
 ) -> None:
-    """A new version each so many seconds, of the same table with some rows changed."""
+    """Push a new version each so many seconds, of the same table with some rows changed."""
     repository, rng, version = local(HOME / "models"), np.random.default_rng(3), 1
     while not stop.wait(seconds):
         version += 1
@@ -116,11 +116,11 @@ def switch(
         size = write_delta(
             local(HOME / "models" / "exact" / str(version - 1)), local(HOME / "new"), local(HOME / "delta")
         )
-        made = push_deltas(repository, {"exact": local(HOME / "delta")}, keep=3)
-        assert made == version, (made, version)
+        pushed = push_deltas(repository, {"exact": local(HOME / "delta")}, keep=3)
+        assert pushed == version, (pushed, version)
         memory.append(server.memory())
-        said = ", ".join(f"{k} {v:,.1f} MiB" for k, v in memory[-1].items())
-        print(f"version {version}, a delta of {size:,} bytes; {said}; wrong so far: {answers.wrong}", flush=True)
+        memory_text = ", ".join(f"{k} {v:,.1f} MiB" for k, v in memory[-1].items())
+        print(f"version {version}, a delta of {size:,} bytes; {memory_text}; wrong so far: {answers.wrong}", flush=True)
 
 
 if __name__ == "__main__":

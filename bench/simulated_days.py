@@ -28,7 +28,7 @@ _FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in 
 
 
 def day(n: int) -> str:
-    """The n-th day, from 0."""
+    """Return the n-th day, from 0."""
     return (date.fromisoformat(FIRST) + timedelta(days=n)).isoformat()
 
 
@@ -55,16 +55,16 @@ def write_rows(table: Location, ds: str, users: list[int], metadata: str = "{}")
 
 
 def users_at(table: Location, version: int, ds: str) -> list[int]:
-    """The rows of a day at a version, read from the data files."""
+    """Return the rows of a day at a version, read from the data files."""
     files = DeltaLog(table).files(version) or []
     rows = [pq.read_table(f.path.local_path(), partitioning=None) for f in files if f.partition["ds"] == ds]
     return sorted(u for t in rows for u in t["user_id"].to_pylist())
 
 
 def save(ws: Workspace, ds: str, stage: str, upstream: dict[str, Manifest], *outputs: Output, **more: Any) -> Manifest:
-    """A manifest of a stage that read others."""
+    """Write a manifest of a stage that read others."""
     inputs = tuple(Input(kind="stage", name=n, version=identity(m)) for n, m in upstream.items())
-    made = Manifest(
+    manifest = Manifest(
         stage=stage,
         pipeline="clicks",
         ds=ds,
@@ -74,12 +74,14 @@ def save(ws: Workspace, ds: str, stage: str, upstream: dict[str, Manifest], *out
         outputs=outputs,
         **more,
     )
-    made.save(ws.manifest("clicks", ds, stage))
-    return made
+    manifest.save(ws.manifest("clicks", ds, stage))
+    return manifest
 
 
 def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) -> None:
-    """What a day's stages leave, of sizes in proportion to those of real ones; `base`: the day of the model's base."""
+    """Write what a day's stages leave, of sizes in proportion to those of real ones; `base`: the day of the model's
+    base.
+    """
     table = {name: ws.table("clicks", name) for name in ("events", "quarantine", "scores", "score_inputs")}
     users = list(range(size))
     name = ws.name_of
@@ -98,9 +100,9 @@ def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) ->
     with dataset.new_folder() as folder:
         (folder / "train" / "part-0.parquet").put_bytes(b"x" * size * 50)
         (folder / "_files.json").put_text("[]")
-    made = Output(kind="dataset", name=name(dataset), version=f"features-{ds}", rows=size)
+    dataset_output = Output(kind="dataset", name=name(dataset), version=f"features-{ds}", rows=size)
     read = Input(kind="delta", name=name(table["events"]), version=str(events))
-    features = save(ws, ds, "features", {"ingest": ingest}, made, inputs=(read,))
+    features = save(ws, ds, "features", {"ingest": ingest}, dataset_output, inputs=(read,))
     run = ws.model("clicks", ds, f"train-{ds}")
     with (run / "model").new_folder() as folder:
         (folder / "embeddings" / "rows.safetensors").put_bytes(b"x" * size * 20)
@@ -135,7 +137,7 @@ def let_a_day_pass(home: Path) -> None:
     for file in home.rglob("*"):
         if not file.is_file():
             continue
-        at = file.stat()
+        status = file.stat()
         if file.parent.name == "_delta_log" and file.suffix == ".json":
             text = file.read_text()
             older = _REMOVED_AT.sub(lambda m: f'"deletionTimestamp":{int(m.group(1)) - _DAY_MS}', text)
@@ -143,15 +145,15 @@ def let_a_day_pass(home: Path) -> None:
                 file.write_text(older)
         elif file.name.endswith(".checkpoint.parquet"):
             pq.write_table(_older_removals(pq.read_table(file)), file)
-        os.utime(file, ns=(at.st_atime_ns - _DAY_MS * 10**6, at.st_mtime_ns - _DAY_MS * 10**6))
+        os.utime(file, ns=(status.st_atime_ns - _DAY_MS * 10**6, status.st_mtime_ns - _DAY_MS * 10**6))
 
 
 def _older_removals(checkpoint: pa.Table) -> pa.Table:
-    """A checkpoint's actions with removals of a day earlier."""
+    """Return a checkpoint's actions with removals of a day earlier."""
     if "remove" not in checkpoint.schema.names:
         return checkpoint
-    of = checkpoint["remove"].combine_chunks()
-    fields = {f.name: of.field(i) for i, f in enumerate(of.type)}
+    removals = checkpoint["remove"].combine_chunks()
+    fields = {f.name: removals.field(i) for i, f in enumerate(removals.type)}
     fields["deletionTimestamp"] = pc.subtract(fields["deletionTimestamp"], pa.scalar(_DAY_MS, pa.int64()))
-    older = pa.StructArray.from_arrays(list(fields.values()), fields=list(of.type), mask=of.is_null())
+    older = pa.StructArray.from_arrays(list(fields.values()), fields=list(removals.type), mask=removals.is_null())
     return checkpoint.set_column(checkpoint.schema.get_field_index("remove"), checkpoint.schema.field("remove"), older)

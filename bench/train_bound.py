@@ -23,8 +23,8 @@ from headrace.embeddings.storage import empty_table
 from headrace.embeddings.update_rules import fused_step
 
 
-class Nothing:
-    """What a lookup of a constant has to say: nothing travels."""
+class NoMessages:
+    """Prepared lookup of a constant, which sends no messages."""
 
     zero_copy = False
 
@@ -50,14 +50,16 @@ class Constant(nn.Module):
         self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
         self._numbers = {b.codes.ctypes.data: number for number, b in enumerate(batches)}
 
-    def prepare(self, codes: CodeBatch, weights: None = None, raw: object = (), *, zero_copy: bool = False) -> Nothing:
+    def prepare(
+        self, codes: CodeBatch, weights: None = None, raw: object = (), *, zero_copy: bool = False
+    ) -> NoMessages:
         if isinstance(codes, Tensor):
-            return Nothing(codes.shape[0], self._numbers[codes.data_ptr()])
+            return NoMessages(codes.shape[0], self._numbers[codes.data_ptr()])
         first = codes[0]
         samples = first.offsets.numel() - 1 if isinstance(first, JaggedTensor) else len(first)
-        return Nothing(samples, 0)  # which batch it is only `Touched` wants to know, whose features have one id
+        return NoMessages(samples, 0)  # which batch it is only `Touched` wants to know, whose features have one id
 
-    def forward(self, prepared: Nothing) -> Tensor:
+    def forward(self, prepared: NoMessages) -> Tensor:
         return self._vectors[: prepared.samples]
 
     def step_all(self, lr: float | None = None) -> None: ...
@@ -69,24 +71,24 @@ class Touched(Constant):
     def __init__(self, like: Any, step: Step, rank: int, batches: list[Batch]) -> None:
         super().__init__(like, step.batch, batches)
         #: By batch: the rows that ranks ask for here, and distinct ones.
-        self._asked: list[tuple[Tensor, Tensor]] = []
+        self._requested: list[tuple[Tensor, Tensor]] = []
         share = -(-max(step.rows) // step.world)
         for number in range(step.batches):
-            asked = [_own_rows(draw_ids(step, r, number), share, step.world, rank) for r in range(step.world)]
-            self._asked.append((torch.cat(asked), torch.cat(asked).unique()))
+            requested = [_own_rows(draw_ids(step, r, number), share, step.world, rank) for r in range(step.world)]
+            self._requested.append((torch.cat(requested), torch.cat(requested).unique()))
         self._table = empty_table(share * len(step.rows), step.dim).uniform_(-0.1, 0.1)
         self._state = empty_table(share * len(step.rows), 1).zero_()
-        self._gradient = torch.randn(max(d.numel() for _, d in self._asked), step.dim) * 1e-6
+        self._gradient = torch.randn(max(d.numel() for _, d in self._requested), step.dim) * 1e-6
         self._now = 0
 
-    def forward(self, prepared: Nothing) -> Tensor:
+    def forward(self, prepared: NoMessages) -> Tensor:
         self._now = prepared.batch
-        asked, _ = self._asked[self._now]
-        cpu.pool_sum(self._table, asked, asked.numel())
+        rows, _ = self._requested[self._now]
+        cpu.pool_sum(self._table, rows, rows.numel())
         return super().forward(prepared)
 
     def step_all(self, lr: float | None = None) -> None:
-        _, rows = self._asked[self._now]
+        _, rows = self._requested[self._now]
         each = torch.arange(rows.numel())
         rowwise = fused_step("rowwise_adagrad", self._table)
         assert rowwise is not None
@@ -94,7 +96,7 @@ class Touched(Constant):
 
 
 def _own_rows(ids: Any, share: int, world: int, rank: int) -> Tensor:
-    """Distinct rows of a rank's matrix that ids [B, tables, ids] ask for: int64, ascending."""
+    """Return distinct rows of a rank's matrix that ids [B, tables, ids] ask for: int64, ascending."""
     codes = np.asarray(ids).reshape(len(ids), ids.shape[1], -1)
     rows = codes // world + (np.arange(codes.shape[1]) * share)[None, :, None]
     return torch.from_numpy(np.unique(rows[codes % world == rank]))

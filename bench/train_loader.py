@@ -26,7 +26,7 @@ ROW_GROUP = 131_072
 
 
 def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
-    """A split `train` as the features stage writes it: a file a row group, neither compressed nor dictionaries."""
+    """Write a split `train` as the features stage writes it: a file a row group, no compression, no dictionaries."""
     (folder / "train").mkdir(parents=True)
     for number in range(row_groups):
         rng = np.random.default_rng(number)
@@ -43,16 +43,16 @@ def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
 
 
 def decode_seconds(layout: SplitLayout, columns: tuple[str, ...]) -> float:
-    """Seconds of pyarrow alone for the row groups of a split, one after the other, by Arrow's threads."""
-    began = time.perf_counter()
+    """Measure seconds of pyarrow alone for the row groups of a split, one after the other, by Arrow's threads."""
+    start = time.perf_counter()
     for group in layout.row_groups:
         with pq.ParquetFile(group.path) as file:
             file.read_row_group(group.index, columns=list(columns))
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
-    """Seconds of the loader for the same rows: shuffled, checked, as batches of `batch` rows.
+    """Measure seconds of the loader for the same rows: shuffled, checked, as batches of `batch` rows.
 
     After an epoch to begin with, the mean of three: in the middle of a run as many row groups are decoded as are used.
     """
@@ -60,26 +60,29 @@ def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
     with TrainLoader(layout, schema_of(step), train) as source:
         for _ in range(source.steps_per_epoch):
             next(source)
-        began = time.perf_counter()
+        start = time.perf_counter()
         steps = 3 * source.steps_per_epoch
         for _ in range(steps):
             next(source)
-        return (time.perf_counter() - began) * (source.rows / (steps * batch))
+        return (time.perf_counter() - start) * (source.rows / (steps * batch))
 
 
 def pass_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
-    """Seconds of an evaluation's pass over the same rows: checked, in stored order. Opening the files counts."""
-    began = time.perf_counter()
+    """Measure seconds of an evaluation's pass over the same rows: checked, in stored order.
+
+    Opening the files counts.
+    """
+    start = time.perf_counter()
     with EvalLoader(layout, schema_of(step), batch_size=batch, streams=streams) as source:
         for _ in source:
             pass
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def loader_rates(
     folder: Path, step: Step, cores: int, turns: int = 3, batch: int = 8_192, streams: int = 4
 ) -> dict[str, float]:
-    """Rows a second, the best of several turns: `load`, `pass`, and `decode` alone, each with as many cores."""
+    """Measure rows a second, the best of several turns: `load`, `pass`, and `decode` alone, each with as many cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     pa.set_cpu_count(cores)
     schema = schema_of(step)
@@ -98,7 +101,7 @@ def loader_rates(
 
 
 def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float]:
-    """`loader_rates` with the allocator's settings of a rank.
+    """Run `loader_rates` with the allocator's settings of a rank.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -117,14 +120,14 @@ def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float
 
 
 def loader_figures(folder: Path, step: Step) -> list[Figure]:
-    """The loader beside decoding alone, on one core and on two."""
+    """Measure the loader beside decoding alone, on one core and on two."""
     figures = []
     for cores in (1, 2):
         rates = loader_in_a_process(folder, step, cores)
-        where = f"{cores} core{'s' * (cores > 1)} (floor: raw pyarrow decode, as many threads)"
+        label = f"{cores} core{'s' * (cores > 1)} (floor: raw pyarrow decode, as many threads)"
         figures += [
-            Figure(f"loader alone, {where}", rates["load"], "rows/s", rates["decode"]),
-            Figure(f"loader in stored order, {where}", rates["pass"], "rows/s", rates["decode"]),
+            Figure(f"loader alone, {label}", rates["load"], "rows/s", rates["decode"]),
+            Figure(f"loader in stored order, {label}", rates["pass"], "rows/s", rates["decode"]),
         ]
     return figures
 

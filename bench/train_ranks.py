@@ -59,7 +59,7 @@ from headrace.workspace import checkout
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 #: What takes turns.
-_NAMES = ("ours", "floor", "torch", "bound")
+_NAMES = ("loop", "floor", "torch", "bound")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Result:
     (bench.train_bound); of single ids alone. Both are empty where the loop is fed from files.
     """
 
-    ours: tuple[float, ...]
+    loop: tuple[float, ...]
     floor: tuple[float, ...]
     torch: tuple[float, ...]
     bound: tuple[float, ...]
@@ -94,7 +94,7 @@ class Finished(Exception):
 
 
 def schema_of(step: Step) -> DatasetSchema:
-    """The features of a TorchRec step: `dense` continuous ones, a categorical one for each table."""
+    """Return the features of a TorchRec step: `dense` continuous ones, a categorical one for each table."""
     continuous = [Feature(name=f"c{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(step.dense)]
     categorical = [
         Feature(
@@ -113,7 +113,7 @@ def schema_of(step: Step) -> DatasetSchema:
 
 
 def train_of(step: Step, **more: Any) -> Train:
-    """The settings of the loop: the optimizers that the peer has."""
+    """Return the settings of the loop: the optimizers that the peer has."""
     settings: dict[str, Any] = {
         "batch_size": step.batch * step.world,
         "streams": step.world,
@@ -134,8 +134,8 @@ def model_of(step: Step) -> Model:
 
 
 def batches_of(step: Step, rank: int) -> list[Batch]:
-    """The peer's ids, in memory."""
-    found = []
+    """Return the peer's ids, in memory."""
+    batches = []
     for number in range(step.batches):
         rng = np.random.default_rng([7, rank, number])
         ids, lists = draw_ids(step, rank, number), {}
@@ -144,7 +144,7 @@ def batches_of(step: Step, rank: int) -> list[Batch]:
             ends = np.arange(step.batch + 1) * step.ids
             lists = {f"t{i}": JaggedArray(ends, np.ascontiguousarray(ids[:, i]).ravel()) for i in range(len(step.rows))}
             codes = codes[:, :0]
-        found.append(
+        batches.append(
             Batch(
                 rng.random((step.batch, step.dense), np.float32),
                 codes,
@@ -152,7 +152,7 @@ def batches_of(step: Step, rank: int) -> list[Batch]:
                 lists=lists,
             )
         )
-    return found
+    return batches
 
 
 class Memory:
@@ -169,7 +169,7 @@ class Memory:
 
 
 def job_of(step: Step, folder: Path, key: str) -> Job:
-    """A run in `folder`; ranks that share a key share its files."""
+    """Return a run in `folder`; ranks that share a key share its files."""
     features = Manifest.model_validate(
         {
             "stage": "features",
@@ -195,7 +195,7 @@ def job_of(step: Step, folder: Path, key: str) -> Job:
 def take_steps(
     step: Step, state: TrainState, source: Any, collective: Collective, steps: int, folder: Path, tracer: Tracer
 ) -> list[float]:
-    """Seconds of each of `steps` steps, the first left out."""
+    """Measure seconds of each of `steps` steps, the first left out."""
     marks: list[float] = []
 
     def on_progress(event: ProgressEvent) -> None:
@@ -227,7 +227,7 @@ def take_steps(
 
 
 def state_of(step: Step, collective: Collective, network: type[DLRM] = DLRM) -> TrainState:
-    """Tables by rows, as is the default; those of lists as `train.sharding.kind: auto` plans them."""
+    """Return a state with tables by rows, the default; those of lists as `train.sharding.kind: auto` plans them."""
     kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
 
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
@@ -247,7 +247,7 @@ def state_of(step: Step, collective: Collective, network: type[DLRM] = DLRM) -> 
 
 
 def replaced(state: TrainState, embeddings: Constant) -> TrainState:
-    """A state with other embeddings."""
+    """Return a state with other embeddings."""
     state.model.embeddings = embeddings  # type: ignore[assignment]
     return state
 
@@ -258,31 +258,31 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
     tracer = Tracer() if profile else NoOpTracer()
     collective = InstrumentedCollective(shared(TorchCollective()), Watchdog(), tracer)
-    ours = state_of(step, collective)
-    states = {"ours": ours, "floor": ours}
+    product = state_of(step, collective)
+    states = {"loop": product, "floor": product}
     batches = batches_of(step, rank)
     memory = Memory(batches)
     sources: dict[str, Any] = dict.fromkeys(_NAMES, memory)
     if dataset is None:
-        constant = Constant(ours.model.embeddings, step.batch, batches)
+        constant = Constant(product.model.embeddings, step.batch, batches)
         states["floor"] = replaced(state_of(step, collective), constant)
         states["torch"] = replaced(state_of(step, collective, TorchDLRM), constant)
         if step.ids == 1:
-            touched = Touched(ours.model.embeddings, step, rank, batches)
+            touched = Touched(product.model.embeddings, step, rank, batches)
             states["bound"] = replaced(state_of(step, collective), touched)
     else:
         layout = open_split(local(dataset), "train", schema_of(step))
-        sources["ours"] = TrainLoader(layout, schema_of(step), train_of(step, streams=4), collective.world)
-    tracer.attach(ours.model.embeddings)
+        sources["loop"] = TrainLoader(layout, schema_of(step), train_of(step, streams=4), collective.world)
+    tracer.attach(product.model.embeddings)
     seconds: dict[str, list[float]] = {name: [] for name in _NAMES}
-    for turn in range(turns):
+    for repeat in range(turns):
         for name, state in states.items():
-            noted = tracer if name == "ours" else NoOpTracer()
-            found = take_steps(step, state, sources[name], collective, step.steps, folder, noted)
-            if turn:  # the first turn fills caches and the allocator's lists
-                seconds[name] += found
+            noted = tracer if name == "loop" else NoOpTracer()
+            measured = take_steps(step, state, sources[name], collective, step.steps, folder, noted)
+            if repeat:  # the first turn fills caches and the allocator's lists
+                seconds[name] += measured
     if dataset is not None:
-        sources["ours"].close()
+        sources["loop"].close()
     parts: dict[str, float] = {}
     if profile:
         job = job_of(step, folder, "trace")
@@ -295,8 +295,8 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     dist.destroy_process_group()
 
 
-def run_ours(step: Step, turns: int = 4, profile: bool = False, dataset: Path | None = None) -> Result:
-    """Our loop and its floor on `step.world` processes, `step.steps` steps a turn.
+def run_loop(step: Step, turns: int = 4, profile: bool = False, dataset: Path | None = None) -> Result:
+    """Run our loop and its floor on `step.world` processes, `step.steps` steps a turn.
 
     With `dataset` our loop is fed from its files, and the floor is the same loop fed from memory.
 
@@ -326,5 +326,5 @@ def step_of(text: str) -> Step:
 
 
 if __name__ == "__main__":
-    given, meeting, number, noted, files, me = sys.argv[1:]
-    _rank_main(step_of(given), int(me), Path(meeting), int(number), noted == "1", Path(files) if files else None)
+    step_text, meeting, number, noted, files, me = sys.argv[1:]
+    _rank_main(step_of(step_text), int(me), Path(meeting), int(number), noted == "1", Path(files) if files else None)

@@ -27,12 +27,14 @@ class Model(nn.Module):
         self.top = nn.Sequential(nn.Linear(len(TABLES) * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, features):
-        vectors = self.tables({name: JaggedTensor.of_starts(*given) for name, given in features.items()})
+        vectors = self.tables(
+            {name: JaggedTensor.of_starts(*ids_and_starts) for name, ids_and_starts in features.items()}
+        )
         return self.top(torch.cat([vectors[name] for name in TABLES], dim=1)).squeeze(1)
 
 
 def batches(rank, size):
-    """This rank's rows of each step: ids and offsets by feature, and who clicked."""
+    """Yield this rank's rows of each step: ids and offsets by feature, and who clicked."""
     known = torch.Generator().manual_seed(0)
     taste = torch.randn(TABLES["user"], 1, generator=known) + torch.randn(TABLES["item"], generator=known)
     for step in range(STEPS):
@@ -40,18 +42,18 @@ def batches(rank, size):
         rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
         user, item = (torch.randint(TABLES[n], (BATCH,), generator=drawn)[rows] for n in ("user", "item"))
         tags = torch.randint(TABLES["tags"], (BATCH, 4), generator=drawn)[rows]
-        kept = torch.arange(4) < torch.randint(5, (BATCH, 1), generator=drawn)[rows]
-        one = torch.arange(len(user))
+        is_filled = torch.arange(4) < torch.randint(5, (BATCH, 1), generator=drawn)[rows]
+        starts = torch.arange(len(user))
         features = {
-            "user": (user, one),
-            "item": (item, one),
-            "tags": (tags[kept], torch.cumsum(kept.sum(1), 0) - kept.sum(1)),
+            "user": (user, starts),
+            "item": (item, starts),
+            "tags": (tags[is_filled], torch.cumsum(is_filled.sum(1), 0) - is_filled.sum(1)),
         }
         yield features, (taste[user, item] > 0).float()
 
 
 def train(model):
-    """The loss of each step: the mean over the rows of all ranks."""
+    """Return the loss of each step: the mean over the rows of all ranks."""
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -69,6 +71,6 @@ def train(model):
 if __name__ == "__main__":
     hvd.init()
     torch.manual_seed(1)
-    found = train(Model())
+    losses = train(Model())
     if hvd.rank() == 0:
-        print(f"log loss {found[0]:.4f} in the first step, {found[-1]:.4f} in the last")
+        print(f"log loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")

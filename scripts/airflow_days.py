@@ -43,7 +43,7 @@ _CURRENT = "SELECT count(*), min(model_version), max(model_version) FROM scores_
 
 
 def clock() -> str:
-    """The time of day, UTC."""
+    """Return the time of day, UTC."""
     return f"{datetime.now(UTC):%H:%M:%S}"
 
 
@@ -58,7 +58,7 @@ class Reader:
         self._thread.start()
 
     def _read(self) -> None:
-        before: object = None
+        previous: object = None
         while not self._stop.wait(0.02):
             try:
                 version, fault = look(self._conn, _CURRENT)
@@ -67,12 +67,12 @@ class Reader:
                 version, fault, newest = "", str(e), None
             self.reads += 1
             self.faults += bool(fault) and version != "None"
-            now = (version, newest, fault)
-            if now != before:
-                before = now
+            current = (version, newest, fault)
+            if current != previous:
+                previous = current
                 day = newest[0] if newest else None
-                said = f"the newest day is {day}, {version} rows, all of one version" if day else "no day yet"
-                self.changes.append((clock(), f"{said}{f'; FAULT: {fault}' if fault and day else ''}"))
+                message = f"the newest day is {day}, {version} rows, all of one version" if day else "no day yet"
+                self.changes.append((clock(), f"{message}{f'; FAULT: {fault}' if fault and day else ''}"))
 
     def stop(self) -> None:
         self._stop.set()
@@ -81,7 +81,7 @@ class Reader:
 
 @contextmanager
 def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, Reader]]:
-    """The warehouse with its reader, and Airflow."""
+    """Start the warehouse with its reader, and Airflow."""
     python = stub.make(folder)
     home = Workspace(folder / "warehouse")
     script = folder / "publish"
@@ -102,9 +102,9 @@ def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, Reader]]
         "HEADRACE_RETRY_SECONDS": "1",
     }
     service = Service(folder / "airflow", env)
-    with warehouse.serve(Warehouse(), home) as server, server.connect() as conn, server.connect() as other:
+    with warehouse.serve(Warehouse(), home) as server, server.connect() as conn, server.connect() as reader_conn:
         tables.create_tables(conn, TABLE)
-        reader = Reader(other)
+        reader = Reader(reader_conn)
         try:
             service.start()
             yield service, reader
@@ -114,7 +114,7 @@ def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, Reader]]
 
 
 def bad_day(service: Service, folder: Path, ds: str) -> None:
-    """Late data, a killed task, a killed scheduler; the gate has its order already."""
+    """Run a day with late data, a killed task and a killed scheduler; the gate has its order already."""
     run = "headrace_site_retrain", f"day_{ds}"
     service.until(lambda: service.tasks(*run)["complete"]["state"] == "deferred", 600)
     print(f"{clock()}  {ds}  the data are late: the task 'complete' waits in the triggerer", flush=True)
@@ -130,11 +130,11 @@ def bad_day(service: Service, folder: Path, ds: str) -> None:
 
 
 def show(service: Service, ds: list[str], reader: Reader) -> None:
-    """The timeline of tasks and of what the reader saw."""
-    lines: list[tuple[str, str]] = [(when, f"            reader: {what}") for when, what in reader.changes]
+    """Print the timeline of tasks and of what the reader saw."""
+    lines: list[tuple[str, str]] = [(when, f"            reader: {event}") for when, event in reader.changes]
     for kind in ("retrain", "score"):
         dag_id = f"headrace_site_{kind}"
-        for number, run in enumerate(sorted(service.runs(dag_id), key=lambda r: _began(service, dag_id, r))):
+        for number, run in enumerate(sorted(service.runs(dag_id), key=lambda r: _first_start(service, dag_id, r))):
             for task in service.tasks(dag_id, run).values():
                 tries = f", try {task['try_number']}" if task["try_number"] > 1 else ""
                 if task["end_date"]:
@@ -142,26 +142,26 @@ def show(service: Service, ds: list[str], reader: Reader) -> None:
                         (task["end_date"][11:19], f"{ds[number]}  {kind:<8}{task['task_id']:<13}{task['state']}{tries}")
                     )
     print("\nUTC       day         DAG     task         end")
-    for when, what in sorted(lines):
-        print(f"{when}  {what}")
+    for when, event in sorted(lines):
+        print(f"{when}  {event}")
 
 
-def _began(service: Service, dag_id: str, run: str) -> str:
+def _first_start(service: Service, dag_id: str, run: str) -> str:
     return min(t["start_date"] or "9" for t in service.tasks(dag_id, run).values())
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=5)
     parser.add_argument("--publish", metavar="DS", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.publish:
-        with warehouse.serve(Warehouse(), Workspace(given.home / "warehouse")) as server:
-            publish(server, given.publish, 100 + date.fromisoformat(given.publish).day)
+    args = parser.parse_args()
+    if args.publish:
+        with warehouse.serve(Warehouse(), Workspace(args.home / "warehouse")) as server:
+            publish(server, args.publish, 100 + date.fromisoformat(args.publish).day)
         return 0
-    ds = [(date(2026, 3, 1) + timedelta(days=k)).isoformat() for k in range(given.days)]
+    ds = [(date(2026, 3, 1) + timedelta(days=k)).isoformat() for k in range(args.days)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with environment(folder, ds) as (service, reader):

@@ -21,7 +21,7 @@ from headrace.workspace import Workspace
 
 
 def work(spark: SparkSession, folder: Path) -> None:
-    """A little of everything; small, for only the classes count."""
+    """Run a little of everything; small, for only the classes count."""
     table = str(folder / "table")
     rows = spark.range(500).selectExpr("id", "id % 7 as k", "cast(id as string) as v", "timestamp_seconds(id) as t")
     for kind in ("json", "csv", "parquet"):
@@ -32,12 +32,12 @@ def work(spark: SparkSession, folder: Path) -> None:
     dated.write.format("delta").partitionBy("ds").save(table)
     dated.limit(3).createOrReplaceTempView("few")
     spark.sql(f"MERGE INTO delta.`{table}` a USING few b ON a.id = b.id WHEN NOT MATCHED THEN INSERT *")
-    found = spark.read.format("delta").load(table)
+    table_rows = spark.read.format("delta").load(table)
     rank = F.row_number().over(Window.partitionBy("k").orderBy(F.xxhash64("v")))
-    words = F.broadcast(found.select("id", F.col("v").alias("w")))
-    few = found.withColumn("rank", rank).where("rank < 3").join(words, "id")
+    words = F.broadcast(table_rows.select("id", F.col("v").alias("w")))
+    few = table_rows.withColumn("rank", rank).where("rank < 3").join(words, "id")
     few.groupBy("k").agg(F.sum("rank"), F.collect_list("w"), F.approx_count_distinct("v")).orderBy("k").toPandas()
-    same: DataFrame = found.repartition(2, "k").mapInArrow(lambda batches: batches, found.schema)
+    same: DataFrame = table_rows.repartition(2, "k").mapInArrow(lambda batches: batches, table_rows.schema)
     same.write.format("delta").mode("overwrite").save(table)
 
 

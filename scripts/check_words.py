@@ -121,6 +121,7 @@ SHARED_CLASS_NAMES = {
     "Stage": "each package has one step of the day",
     "Workflow": "the Python API's, around that of the engines",
     "FittedWorkflow": "the Python API's, around that of the engines",
+    "Model": "the two examples of one training loop, to be compared by diff",
     "TritonPythonModel": "Triton's name of the class in each model of its Python back end",
 }
 

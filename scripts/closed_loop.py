@@ -70,7 +70,7 @@ _JUDGED = ("ingest", "outcomes", "experiments")
 
 @dataclass(frozen=True)
 class Rates:
-    """Of impressions: the share that was clicked, and the mean probability of a click."""
+    """Rates of a set of impressions: the share that was clicked, and the mean probability of a click."""
 
     clicked: float
     expected: float
@@ -113,23 +113,23 @@ def main() -> None:
             if not site_path(ws.landing("clicks"), following).is_file():
                 simulate_site(spec, ws, following, force=False)
         run(_JUDGED, last)
-    shown = [_shown(ws, spec, _day(_RANDOM_DAYS - 1 + number)) for number in range(args.days)]
+    impressions = [_impressions(ws, spec, _day(_RANDOM_DAYS - 1 + number)) for number in range(args.days)]
     stop = stopped(ws, "clicks", _NAME, _WEAK)
-    print(_table(shown))
+    print(_table(impressions))
     if stop is not None:
         print(f"\narm {stop.arm} stopped from {stop.ds} on, by {stop.by}: {stop.reason}")
     print(f"\n$ headrace experiment status {_NAME} clicks", flush=True)
     status(ws, _NAME, "clicks", None, settings, as_json=False)
     if args.plot:
-        _plot(shown, stop, args.plot)
+        _plot(impressions, stop, args.plot)
 
 
 def _day(number: int) -> str:
     return (START + timedelta(days=number)).isoformat()
 
 
-def _shown(ws: Workspace, spec: Spec, ds: str) -> Impressions:
-    """What was done with the lists of a day. The visits are simulated again: they are a function of the lists."""
+def _impressions(ws: Workspace, spec: Spec, ds: str) -> Impressions:
+    """Return the impressions of a day's lists. The visits are simulated again: they are a function of the lists."""
     following = (date.fromisoformat(ds) + timedelta(days=1)).isoformat()
     site = SiteDay.model_validate_json(site_path(ws.landing("clicks"), following).read_text())
     rows = _published(ws, ds).sort_by([("user_id", "ascending"), ("rank", "ascending")]).to_pylist()
@@ -149,9 +149,9 @@ def _shown(ws: Workspace, spec: Spec, ds: str) -> Impressions:
     return Impressions(
         site,
         {
-            arm or None: Rates(float(events.clicked[mine].mean()), float(probability_of[mine].mean()))
+            arm or None: Rates(float(events.clicked[in_arm].mean()), float(probability_of[in_arm].mean()))
             for arm in dict.fromkeys(["", _CHAMPION, _WEAK])
-            if (mine := of_list & (arms == arm)).any()
+            if (in_arm := of_list & (arms == arm)).any()
         },
     )
 
@@ -166,20 +166,20 @@ def _published(ws: Workspace, ds: str) -> pa.Table:
     return pa.concat_tables([pq.ParquetFile(path).read(columns) for path in paths])
 
 
-def _table(shown: Sequence[Impressions]) -> str:
-    """Clicked and, in brackets, expected."""
+def _table(impressions: Sequence[Impressions]) -> str:
+    """Return a table of the rates, clicked and, in brackets, expected."""
     lines = [
         "| visitors of | lists of champion | lists of weak | its users after the stop | random | best possible | "
         "champion, of the way |",
         "|---|---|---|---|---|---|---|",
     ]
-    for day in shown:
+    for day in impressions:
         site, champion = day.site, day.lists[_CHAMPION]
         assert site.random_rate is not None
         assert site.best_rate is not None
         way = (champion.expected - site.random_rate) / (site.best_rate - site.random_rate)
         arms = [
-            "" if (of := day.lists.get(arm)) is None else f"{of.clicked:.4f} ({of.expected:.4f})"
+            "" if (rates := day.lists.get(arm)) is None else f"{rates.clicked:.4f} ({rates.expected:.4f})"
             for arm in (_CHAMPION, _WEAK, None)
         ]
         random = f"{site.shown[RANDOM].rate:.4f} ({site.random_rate:.4f})"
@@ -187,23 +187,37 @@ def _table(shown: Sequence[Impressions]) -> str:
     return "\n".join(lines)
 
 
-def _plot(shown: Sequence[Impressions], stop: Stop | None, path: Path) -> None:
+def _plot(impressions: Sequence[Impressions], stop: Stop | None, path: Path) -> None:
     figure = Figure(figsize=(7.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    days = [day.site.ds[5:] for day in shown]
+    days = [day.site.ds[5:] for day in impressions]
     axes.plot(
-        days, [day.site.best_rate for day in shown], color="#2a9d5c", linestyle=":", label="best possible, expected"
+        days,
+        [day.site.best_rate for day in impressions],
+        color="#2a9d5c",
+        linestyle=":",
+        label="best possible, expected",
     )
     for arm, color, label in ((_CHAMPION, "#1f6feb", "arm champion"), (_WEAK, "#d1495b", "arm weak")):
-        mine = [(day.site.ds[5:], day.lists[arm]) for day in shown if arm in day.lists]
-        axes.plot([ds for ds, _ in mine], [of.expected for _, of in mine], color=color, label=f"{label}, expected")
-        axes.plot([ds for ds, _ in mine], [of.clicked for _, of in mine], "o", color=color, label=f"{label}, clicked")
-    axes.plot(days, [day.site.random_rate for day in shown], color="#888888", linestyle="--", label="random, expected")
-    axes.plot(days, [day.site.shown[RANDOM].rate for day in shown], "x", color="#888888", label="random, clicked")
+        points = [(day.site.ds[5:], day.lists[arm]) for day in impressions if arm in day.lists]
+        axes.plot(
+            [ds for ds, _ in points], [rates.expected for _, rates in points], color=color, label=f"{label}, expected"
+        )
+        axes.plot(
+            [ds for ds, _ in points],
+            [rates.clicked for _, rates in points],
+            "o",
+            color=color,
+            label=f"{label}, clicked",
+        )
+    axes.plot(
+        days, [day.site.random_rate for day in impressions], color="#888888", linestyle="--", label="random, expected"
+    )
+    axes.plot(days, [day.site.shown[RANDOM].rate for day in impressions], "x", color="#888888", label="random, clicked")
     if stop is not None:
-        at = sum(_WEAK in day.lists for day in shown) - 0.5
-        axes.axvline(at, color="#bbbbbb", linewidth=1)
-        axes.text(at + 0.05, 0.27, "weak is stopped", va="top", fontsize=9)
+        stop_x = sum(_WEAK in day.lists for day in impressions) - 0.5
+        axes.axvline(stop_x, color="#bbbbbb", linewidth=1)
+        axes.text(stop_x + 0.05, 0.27, "weak is stopped", va="top", fontsize=9)
     axes.set_xlabel("visitors of")
     axes.set_ylabel("click-through rate")
     axes.set_ylim(0, 0.28)

@@ -1,4 +1,5 @@
-"""Whether a server gives a saved model's answers: Triton with an exported repository, or `headrace serve`.
+"""Comparison of a server's answers with those of a saved model: Triton with an exported repository, or `headrace
+serve`.
 
     python scripts/compare_server.py SAVED URL... --model NAME [--requests N] [--rows N] [--tolerance T]
 
@@ -45,12 +46,12 @@ class Rows:
     columns: tuple[RawColumn, ...]
 
     @staticmethod
-    def of(workflow: FittedWorkflow) -> Rows:
-        """Of the columns that the features are made of."""
+    def for_workflow(workflow: FittedWorkflow) -> Rows:
+        """Return rows of the columns that the features are made of."""
         return Rows(workflow, raw_columns(workflow.workflow, made_of(workflow.features)))
 
     def draw(self, rows: int, rng: np.random.Generator) -> pa.RecordBatch:
-        """Some, each time others; columns of which no feature is made are null."""
+        """Draw rows, each time others; columns of which no feature is made are null."""
         drawn = {c.name: self._column(c, rows, rng) for c in self.columns}
         types = {name: self.workflow.workflow.input_type(name).arrow for name in self.workflow.input_columns}
         return pa.RecordBatch.from_pydict({n: drawn[n] if n in drawn else pa.nulls(rows, t) for n, t in types.items()})
@@ -77,21 +78,21 @@ class Rows:
         return _anything(element, rng)
 
     def _known(self, column: str) -> list[str]:
-        """Values of the first vocabulary that a chain of the column has."""
+        """Return the values of the first vocabulary that a chain of the column has."""
         for chain in self.workflow.workflow.chains:
             for step in chain.steps:
                 if column in step.inputs and isinstance(step.op, Categorify):
                     table = self.workflow.vocabularies[step.op.vocabulary_of(column)].table
                     values = [str(v) for v in table.column("value").to_pylist()]
-                    whole = step.inputs[column].element in ("int", "bigint")
-                    return [v for v in values if not whole or v.removeprefix("-").isdigit()]
+                    is_integer = step.inputs[column].element in ("int", "bigint")
+                    return [v for v in values if not is_integer or v.removeprefix("-").isdigit()]
         return []
 
 
 def _anything(element: str, rng: np.random.Generator) -> Any:
-    """A value of a type."""
+    """Draw a value of a type."""
     seconds = int(rng.integers(0, _FIRST_YEAR * _SECONDS_OF_A_YEAR))
-    made = {
+    values = {
         "string": "".join(rng.choice([*"abcdefé日"], _LETTERS)),
         "boolean": bool(rng.integers(2)),
         "float": float(np.float32(rng.normal(scale=10))),
@@ -100,29 +101,29 @@ def _anything(element: str, rng: np.random.Generator) -> Any:
         "timestamp": seconds * 1_000_000,
         "date": seconds // 86_400,
     }
-    return made.get(element, int(rng.integers(-(2**31), 2**31)))
+    return values.get(element, int(rng.integers(-(2**31), 2**31)))
 
 
 class Server:
     """One that speaks KServe's protocol over HTTP."""
 
     def __init__(self, url: str, model: str) -> None:
-        """`url`: HOST:PORT, with or without http://."""
+        """Connect to a server. `url`: HOST:PORT, with or without http://."""
         self._client = http.InferenceServerClient(url.removeprefix("http://"))
         self._model = model
-        said = self._client.get_model_metadata(model)
-        self._inputs = {t["name"]: (t["datatype"], len(t["shape"])) for t in said["inputs"]}
-        self.outputs = [t["name"] for t in said["outputs"]]
+        metadata = self._client.get_model_metadata(model)
+        self._inputs = {t["name"]: (t["datatype"], len(t["shape"])) for t in metadata["inputs"]}
+        self.outputs = [t["name"] for t in metadata["outputs"]]
 
     def ask(self, tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs [rows] of raw columns. Triton's tensors have a dimension besides the rows."""
-        asked = []
+        """Return outputs [rows] of raw columns. Triton's tensors have a dimension besides the rows."""
+        inputs = []
         for name, (datatype, dimensions) in self._inputs.items():
             x = tensors[name]
             shaped = x[:, None] if x.ndim < dimensions else x
-            asked.append(http.InferInput(name, list(shaped.shape), datatype))
-            asked[-1].set_data_from_numpy(np.ascontiguousarray(shaped))
-        answer = self._client.infer(self._model, asked)
+            inputs.append(http.InferInput(name, list(shaped.shape), datatype))
+            inputs[-1].set_data_from_numpy(np.ascontiguousarray(shaped))
+        answer = self._client.infer(self._model, inputs)
         rows = len(next(iter(tensors.values())))
         return {name: np.asarray(answer.as_numpy(name)).reshape(rows, -1)[:, 0] for name in self.outputs}
 
@@ -133,16 +134,18 @@ def compare(saved: str, urls: Sequence[str], model: str, requests: int, rows: in
     workflow = FittedWorkflow.load(folder / "workflow")
     predictor = load_predictor(folder)
     servers = {url: Server(url, model) for url in urls}
-    drawn, rng, fine = Rows.of(workflow), np.random.default_rng(0), True
+    drawn, rng, fine = Rows.for_workflow(workflow), np.random.default_rng(0), True
     worst = {(url, output): 0.0 for url, server in servers.items() for output in server.outputs}
     for number in range(requests):
         batch = drawn.draw(rows if number else 1, rng)
-        made = workflow.transform_batch(batch)
-        wanted = predictor.predict_tasks({n: made.column(i).to_numpy() for i, n in enumerate(made.schema.names)})
+        features = workflow.transform_batch(batch)
+        expected = predictor.predict_tasks(
+            {n: features.column(i).to_numpy() for i, n in enumerate(features.schema.names)}
+        )
         tensors = to_tensors(drawn.columns, batch)
         for url, server in servers.items():
-            for output, found in server.ask(tensors).items():
-                apart = np.abs(found - wanted[output]) / np.maximum(1, np.abs(wanted[output]))
+            for output, answered in server.ask(tensors).items():
+                apart = np.abs(answered - expected[output]) / np.maximum(1, np.abs(expected[output]))
                 # NaN is apart from everything.
                 fine &= bool((apart <= tolerance).all())
                 worst[url, output] = max(worst[url, output], float(np.nan_to_num(apart, nan=np.inf).max(initial=0)))
@@ -160,9 +163,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=1e-5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        fine = compare(given.saved, given.urls, given.model, given.requests, given.rows, given.tolerance)
+        fine = compare(args.saved, args.urls, args.model, args.requests, args.rows, args.tolerance)
     except http.InferenceServerException as e:
         sys.exit(f"the server answers: {e}")
     sys.exit(0 if fine else 1)

@@ -66,14 +66,14 @@ _BROKEN = {
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, help="kept at the end; default: a temporary folder")
     parser.add_argument("--rows-per-day", type=int, default=60_000, metavar="N")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        home = (given.home or Path(folder) / "home").resolve()
-        size = f"generate.rows_per_day={given.rows_per_day}"
+        home = (args.home or Path(folder) / "home").resolve()
+        size = f"generate.rows_per_day={args.rows_per_day}"
         try:
             return _show(home, ["--home", str(home), "--set", size])
         finally:
@@ -84,27 +84,27 @@ def _show(home: Path, words: list[str]) -> int:
     headrace("generate", _PIPELINE, *words, "--until", DS)
     run = ["run", _PIPELINE, *words, "--ds", DS, "--overlay", str(checkout() / "conf/overlays/candidates.yaml")]
     headrace(*run, "--set", "score.filters=[]")
-    before, _ = _published(home)
-    _write_tables(home, before)
+    rows_before, _ = _published(home)
+    _write_tables(home, rows_before)
     headrace(*run, "--set", f"score.filters={json.dumps(_FILTERS)}", "--set", f"sources.orders={json.dumps(_ORDERS)}")
-    after, facts = _published(home)
+    rows_after, facts = _published(home)
     with duckdb.connect() as db:
         _read(db, home)
-        broken = {name: (_count(db, before, rule), _count(db, after, rule)) for name, rule in _BROKEN.items()}
+        broken = {name: (_count(db, rows_before, rule), _count(db, rows_after, rule)) for name, rule in _BROKEN.items()}
     print(f"{'left out':<28} {'without filters':>16} {'with filters':>13}")
-    for name, (unfiltered, filtered) in {"rows": (len(before), len(after)), **broken}.items():
+    for name, (unfiltered, filtered) in {"rows": (len(rows_before), len(rows_after)), **broken}.items():
         print(f"{name:<28} {unfiltered:>16,} {filtered:>13,}")
     print(f"\nfacts.candidates.violations: {facts['violations']}, candidates: {facts['candidates']:,}")
     print(f"{'source':<10} {'fetched':>10} {'filtered':>10}  users asked, by round; of them with too few")
-    for name, of in facts["sources"].items():
-        rounds = ", ".join(f"{r['users']:,} ({r['lacking']:,})" for r in of["rounds"])
-        print(f"{name:<10} {of['fetched']:>10,} {of['filtered']:>10,}  {rounds}")
+    for name, counts in facts["sources"].items():
+        rounds = ", ".join(f"{r['users']:,} ({r['lacking']:,})" for r in counts["rounds"])
+        print(f"{name:<10} {counts['fetched']:>10,} {counts['filtered']:>10,}  {rounds}")
     held = not facts["violations"] and all(unfiltered and not filtered for unfiltered, filtered in broken.values())
     return 0 if held else 1
 
 
 def _published(home: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The day's rows in PostgreSQL, and the score stage's facts of candidates."""
+    """Return the day's rows in PostgreSQL, and the score stage's facts of candidates."""
     ws = Workspace(home)
     with connect(Warehouse(), ws) as conn:
         rows = conn.execute("SELECT user_id, item_id, rank FROM clicks_scores WHERE ds = %s", [DS]).fetchall()
@@ -115,7 +115,7 @@ def _published(home: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _write_tables(home: Path, lists: pd.DataFrame) -> None:
-    """Orders, and what is blocked: of rows that were published without filters."""
+    """Write orders, and what is blocked: of rows that were published without filters."""
     lists = lists.sort_values(["user_id", "rank"]).reset_index(drop=True)
     drawn = np.random.default_rng(17).random(len(lists))
     orders = lists[drawn < 0.1][["user_id", "item_id"]]
@@ -134,7 +134,7 @@ def _write_tables(home: Path, lists: pd.DataFrame) -> None:
 
 
 def _read(db: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Views of what was written, and the newest columns of users and items."""
+    """Create views of what was written, and of the newest columns of users and items."""
     events = DeltaTable(Workspace(home).events(_PIPELINE).local_path()).file_uris()
     db.execute(f"CREATE VIEW lake AS FROM read_parquet({events})")
     db.execute(f"CREATE VIEW events AS FROM lake WHERE ts >= '{FIRST}' AND ts < DATE '{DS}' + 1")
@@ -151,12 +151,12 @@ def _read(db: duckdb.DuckDBPyConnection, home: Path) -> None:
     known = "user_id BIGINT, user_age INT, user_country VARCHAR"
     landed = f"{home}/landing/clicks/*/*"
     columns = "{" + ", ".join(f"{n}: '{t}'" for n, t in (c.split(" ") for c in known.split(", "))) + "}"
-    wanted = "TRY_CAST(user_id AS BIGINT) user_id, TRY_CAST(user_age AS INT) user_age, user_country, filename"
+    selected = "TRY_CAST(user_id AS BIGINT) user_id, TRY_CAST(user_age AS INT) user_age, user_country, filename"
     texts = columns.replace("BIGINT", "VARCHAR").replace("INT'", "VARCHAR'")
     db.execute(
-        f"CREATE TABLE visitors AS SELECT {wanted} FROM read_json('{landed}.json.gz', columns={texts}, filename=true, "
-        f"ignore_errors=true) UNION ALL SELECT {wanted} FROM read_csv('{landed}.csv.gz', all_varchar=true, "
-        f"filename=true, ignore_errors=true, null_padding=true)"
+        f"CREATE TABLE visitors AS SELECT {selected} FROM read_json('{landed}.json.gz', columns={texts}, "
+        f"filename=true, ignore_errors=true) UNION ALL SELECT {selected} FROM "
+        f"read_csv('{landed}.csv.gz', all_varchar=true, filename=true, ignore_errors=true, null_padding=true)"
     )
     db.execute(
         "CREATE TABLE u AS SELECT user_id, user_age, user_country FROM active WHERE trained UNION ALL "
@@ -169,9 +169,9 @@ def _read(db: duckdb.DuckDBPyConnection, home: Path) -> None:
 def _count(db: duckdb.DuckDBPyConnection, rows: pd.DataFrame, broken: str) -> int:
     db.register("lists", rows)
     every = "FROM lists s LEFT JOIN u ON u.user_id = s.user_id LEFT JOIN i ON i.item_id = s.item_id"
-    ((known, found),) = db.execute(f"SELECT count(u.user_id), count(*) FILTER (WHERE {broken}) {every}").fetchall()
+    ((known, violations),) = db.execute(f"SELECT count(u.user_id), count(*) FILTER (WHERE {broken}) {every}").fetchall()
     assert known == len(rows), f"{len(rows) - known} rows of users that nobody knows"
-    return int(found)
+    return int(violations)
 
 
 if __name__ == "__main__":

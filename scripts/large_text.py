@@ -58,13 +58,13 @@ REPEATED_ROWS, REPEATED, TEXTS = 38_000, 68 << 10, 14
 
 
 def letters(size: int) -> str:
-    """Letters and digits that hardly compress."""
-    of = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", np.uint8)
-    return of[np.random.default_rng(7).integers(0, len(of), size)].tobytes().decode()
+    """Return letters and digits that hardly compress."""
+    alphabet = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", np.uint8)
+    return alphabet[np.random.default_rng(7).integers(0, len(alphabet), size)].tobytes().decode()
 
 
 def texts_of(kind: str, day: int) -> Iterator[str | None]:
-    """The texts of a day's rows, in order; different ones differ in their first 16 characters."""
+    """Return the texts of a day's rows, in order; different ones differ in their first 16 characters."""
     block = letters(2 * LONG)
     if kind == "repeated":
         texts = [f"text {i:011d}" + block[i : i + REPEATED - 16 - i] for i in range(TEXTS + 1)]
@@ -90,12 +90,12 @@ def texts_of(kind: str, day: int) -> Iterator[str | None]:
 
 
 def file_of(table: Path, day: int) -> Path:
-    """The file of a day."""
+    """Return the file of a day."""
     return table / f"ds={DAYS[day]}" / "part-0.parquet"
 
 
 def write_table(kind: str, table: Path) -> int:
-    """A file of one row group for each day; bytes of text of the training day."""
+    """Write a file of one row group for each day; return the bytes of text of the training day."""
     type_ = pa.large_string() if kind == "long" else pa.string()
     first, size = 0, []
     for day, ds in enumerate(DAYS):
@@ -124,7 +124,7 @@ def write_table(kind: str, table: Path) -> int:
 
 
 def pipeline(kind: str, table: Path) -> dict[str, Any]:
-    """The pipeline, as its YAML says it."""
+    """Return the pipeline as its YAML says it."""
 
     def named(name: str, *ops: Any) -> dict[str, Any]:
         return {"columns": ["body"], "ops": [{"rename": {"to": {"body": name}}}, *ops]}
@@ -160,8 +160,8 @@ def pipeline(kind: str, table: Path) -> dict[str, Any]:
 
 
 def expected(kind: str, table: Path) -> pd.DataFrame:
-    """By id, what the dataset's rows must have: of the source's files, with pandas."""
-    found, hashes = [], dict[str, int]()
+    """Compute with pandas, from the source's files, the rows that the dataset must have, by id."""
+    parts, hashes = [], dict[str, int]()
     for day in range(len(DAYS)):
         for batch in pq.ParquetFile(file_of(table, day)).iter_batches(ROWS_AT_ONCE):
             part = batch.select(["id", "label", "k", "x"]).to_pandas()
@@ -169,71 +169,73 @@ def expected(kind: str, table: Path) -> pd.DataFrame:
             part["digest"] = [None if t is None else hashlib.sha256(t).hexdigest() for t in texts]
             part["begin"] = [None if t is None else t[:16] for t in texts]
             part["split"] = ("train", "valid")[day]
-            found.append(part)
+            parts.append(part)
             for text, digest in list(zip(texts, part["digest"], strict=True))[:: ROWS_AT_ONCE // 2]:
                 if text is not None and digest not in hashes and sum(h > 0 for h in hashes.values()) < HASHED:
                     hashes[digest] = xxh64(text) % BUCKETS + 1
-    rows = pd.concat(found, ignore_index=True)
+    rows = pd.concat(parts, ignore_index=True)
     train = rows[(rows["split"] == "train") & rows["digest"].notna()]
     counted = train.groupby("digest").agg(n=("id", "size"), begin=("begin", "first"))
     assert counted["begin"].is_unique, "the order of texts is that of their beginnings"
     counted = counted.sort_values(["n", "begin"], ascending=[False, True])
     codes = dict(zip(counted.index, range(2, len(counted) + 2), strict=True))
-    there = rows["digest"].notna()
+    is_present = rows["digest"].notna()
     rows["body"] = [0 if d is None else codes.get(d, 1) for d in rows["digest"]]
     rows["body_count"] = rows["digest"].map(counted["n"]).fillna(0).astype(np.float32)
     #: -1: not known here.
-    rows["hashed"] = np.where(there, rows["digest"].map(hashes).fillna(-1), 0).astype(np.int64)
+    rows["hashed"] = np.where(is_present, rows["digest"].map(hashes).fillna(-1), 0).astype(np.int64)
     if kind == "repeated":
         by = train.groupby(["digest", "k"]).agg(n=("id", "size"), mean=("x", "mean")).reset_index()
         joined = rows[["digest", "k"]].merge(by, "left", ["digest", "k"])
-        rows["body_k_count"] = joined["n"].where(there, 0).fillna(0).astype(np.float32)
-        rows["body_k_x_mean"] = joined["mean"].where(there).fillna(0).astype(np.float32)
+        rows["body_k_count"] = joined["n"].where(is_present, 0).fillna(0).astype(np.float32)
+        rows["body_k_x_mean"] = joined["mean"].where(is_present).fillna(0).astype(np.float32)
         n = rows["body_count"].astype(float)
-        of_train = n[(rows["split"] == "train") & there]
-        rows["often_count"] = ((n - of_train.mean()) / of_train.std()).where(there, 0.0)
+        of_train = n[(rows["split"] == "train") & is_present]
+        rows["often_count"] = ((n - of_train.mean()) / of_train.std()).where(is_present, 0.0)
     return rows.set_index("id")
 
 
 def read(file: Path) -> pd.DataFrame:
-    """A file of the dataset: digests in place of carried texts."""
-    found = []
+    """Read a file of the dataset, with digests in place of carried texts."""
+    parts = []
     for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE):
-        at = batch.schema.get_field_index("body__carried")
-        texts = batch.column(at).to_pylist()
+        index = batch.schema.get_field_index("body__carried")
+        texts = batch.column(index).to_pylist()
         rest = batch.select([n for n in batch.schema.names if n != "body__carried"]).to_pandas()
         rest["body__carried"] = [None if t is None else hashlib.sha256(t.encode()).hexdigest() for t in texts]
-        found.append(rest)
-    return pd.concat(found, ignore_index=True)
+        parts.append(rest)
+    return pd.concat(parts, ignore_index=True)
 
 
-def check(kind: str, dataset: dict[str, pd.DataFrame], wanted: pd.DataFrame) -> None:
+def check(kind: str, dataset: dict[str, pd.DataFrame], reference: pd.DataFrame) -> None:
     """Compare a dataset's rows with those that are wanted."""
     for split in ("train", "valid"):
         rows = pd.concat([frame for name, frame in dataset.items() if name.startswith(split)]).set_index("id")
-        mine = wanted[wanted["split"] == split].loc[rows.index]
-        assert len(rows) == (wanted["split"] == split).sum() == rows.index.nunique(), split
-        assert (rows["body__carried"].fillna("-") == mine["digest"].fillna("-")).all(), split
+        expected_rows = reference[reference["split"] == split].loc[rows.index]
+        assert len(rows) == (reference["split"] == split).sum() == rows.index.nunique(), split
+        assert (rows["body__carried"].fillna("-") == expected_rows["digest"].fillna("-")).all(), split
         for name in ("label", "body", "body_count"):
-            assert (rows[name].to_numpy() == mine[name].to_numpy()).all(), (split, name)
-        known = mine["hashed"] >= 0
-        assert (rows["hashed"][known] == mine["hashed"][known]).all(), (split, "hashed")
+            assert (rows[name].to_numpy() == expected_rows[name].to_numpy()).all(), (split, name)
+        known = expected_rows["hashed"] >= 0
+        assert (rows["hashed"][known] == expected_rows["hashed"][known]).all(), (split, "hashed")
         if kind == "repeated":
             assert known.sum() > len(rows) // 2
-            assert (rows["body_k_count"] == mine["body_k_count"]).all(), split
+            assert (rows["body_k_count"] == expected_rows["body_k_count"]).all(), split
             for name in ("body_k_x_mean", "often_count"):
-                np.testing.assert_allclose(rows[name], mine[name], rtol=2e-6, atol=2e-6, err_msg=f"{split} {name}")
+                np.testing.assert_allclose(
+                    rows[name], expected_rows[name], rtol=2e-6, atol=2e-6, err_msg=f"{split} {name}"
+                )
 
 
-def same(found: dict[str, pd.DataFrame], others: dict[str, pd.DataFrame]) -> None:
+def same(dataset: dict[str, pd.DataFrame], reference: dict[str, pd.DataFrame]) -> None:
     """Compare datasets: the same files, rows in the same order, the bits of every value."""
-    assert found.keys() == others.keys()
-    for name, frame in found.items():
-        pd.testing.assert_frame_equal(frame, others[name], check_exact=True, obj=name)
+    assert dataset.keys() == reference.keys()
+    for name, frame in dataset.items():
+        pd.testing.assert_frame_equal(frame, reference[name], check_exact=True, obj=name)
 
 
 def built(way: str, kind: str, folder: Path) -> tuple[dict[str, pd.DataFrame], str]:
-    """A day's dataset, and what it took."""
+    """Build a day's dataset; return it, and what it took."""
     home, spec = folder / "home", folder / "texts.yaml"
     command = [sys.executable, "-m", "headrace.cli", "run", str(spec), "--home", str(home), "--ds", DAYS[-1]]
     options = [part for setting in WAYS[way] for part in ("--set", setting)]
@@ -251,31 +253,31 @@ def built(way: str, kind: str, folder: Path) -> tuple[dict[str, pd.DataFrame], s
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     parser.add_argument("--ways", default=",".join(WAYS), help="the first is what the others are compared with")
-    given = parser.parse_args()
-    for kind in given.kinds or KINDS:
+    args = parser.parse_args()
+    for kind in args.kinds or KINDS:
         with tempfile.TemporaryDirectory(prefix="headrace-text-") as name:
             folder, table = Path(name), Path(name) / "table"
             size = write_table(kind, table)
             assert size > 1 << 31
             (folder / "texts.yaml").write_text(yaml.safe_dump(pipeline(kind, table)), encoding="utf-8")
             tick = time.perf_counter()
-            wanted = expected(kind, table)
+            reference = expected(kind, table)
             print(
                 f"{kind}: {size / 2**30:.2f} GiB of text in a row group; {time.perf_counter() - tick:.0f} s", flush=True
             )
             first: dict[str, pd.DataFrame] = {}
-            for way in given.ways.split(","):
-                found, took = built(way, kind, folder)
-                check(kind, found, wanted)
+            for way in args.ways.split(","):
+                dataset, took = built(way, kind, folder)
+                check(kind, dataset, reference)
                 if first:
-                    same(found, first)
-                first = first or found
-                rows = sum(map(len, found.values()))
-                print(f"{kind}, {took}; {rows:,} rows in {len(found)} files as computed here and alike", flush=True)
+                    same(dataset, first)
+                first = first or dataset
+                rows = sum(map(len, dataset.values()))
+                print(f"{kind}, {took}; {rows:,} rows in {len(dataset)} files as computed here and alike", flush=True)
                 shutil.rmtree(folder / "home")
 
 

@@ -89,7 +89,7 @@ def main() -> int:
 
 
 class Outcomes:
-    """What became of each cut, as lines of JSON."""
+    """Outcomes of the cuts, as lines of JSON."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -234,20 +234,20 @@ def _calm(work: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_again(
-    home: Path, ended: Sequence[str], calm: Mapping[str, Any], settings: Mapping[str, Any], to_stage: bool
+    home: Path, finished: Sequence[str], calm: Mapping[str, Any], settings: Mapping[str, Any], to_stage: bool
 ) -> str | None:
     """Run the day in what a cut left after some stages, or up to the last of them; return what is wrong, or None."""
     done = {p.stem for p in (home / "runs" / "clicks" / DAY).glob("*.json")}
-    lost = [name for name in ended if name not in done]
-    words = ("--to", ended[-1]) if to_stage else ()
+    lost = [name for name in finished if name not in done]
+    words = ("--to", finished[-1]) if to_stage else ()
     run = headrace(home, "run", "clicks", "--ds", DAY, *words, settings=settings)
     if run.code != 0:
         headrace(home, "warehouse", "stop", settings={})
         return f"the rerun ended with {run.code}: {run.output[-3000:]}"
-    again = [name for name in ended if f"{name}: done" in run.output]
+    again = [name for name in finished if f"{name}: done" in run.output]
     try:
-        found = comparable(results(home, (DAY,))[DAY])
-        assert_same(of_stages(calm, found) if to_stage else calm, found)
+        actual = comparable(results(home, (DAY,))[DAY])
+        assert_same(of_stages(calm, actual) if to_stage else calm, actual)
     except Exception as e:  # whatever it is: the home cannot be read, or it has other values
         return f"other results: {type(e).__name__}: {str(e)[:2000]}"
     return f"healed, but of stages that had ended lost were {lost}, and run again {again}" if lost or again else None

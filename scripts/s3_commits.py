@@ -61,25 +61,25 @@ def both(folder: Path, commits: int, delta: bool, put_seconds: float) -> None:
             writers.append(subprocess.Popen([*line, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             # The first makes the table.
             _line(writers[-1])
-        began = time.perf_counter()
+        started = time.perf_counter()
         for writer in writers:
             assert writer.stdin is not None
             writer.stdin.write("\n")
             writer.stdin.flush()
         done = [int(_line(writer)) for writer in writers]
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         for writer in writers:
             writer.wait()
         ws = Workspace.from_environment(folder / "home", os.environ)
         with session(Spark(master="local[1]", driver_memory="1g"), ws, "count") as spark:
             table = spark.read.format("delta").load(str(ws.table("clicks", "log")))
             rows = table.where("n >= 0").groupBy("who").count().collect()
-        found = {r["who"]: r["count"] for r in rows}
+        counts = {r["who"]: r["count"] for r in rows}
         newest = DeltaLog(ws.table("clicks", "log")).version
-    print(f"acknowledged {done[0]} + {done[1]}, found {found.get('one', 0)} + {found.get('two', 0)} rows")
+    print(f"acknowledged {done[0]} + {done[1]}, found {counts.get('one', 0)} + {counts.get('two', 0)} rows")
     # Of each writer the first commit is no row that is counted.
     print(f"newest version {newest}, of {sum(done) + 1}; {seconds:,.0f} s, PUTs held back for {put_seconds:g} s each")
-    if [found.get("one", 0), found.get("two", 0)] != done or newest != sum(done) + 1:
+    if [counts.get("one", 0), counts.get("two", 0)] != done or newest != sum(done) + 1:
         raise SystemExit("acknowledged commits were lost")
 
 

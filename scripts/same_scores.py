@@ -29,12 +29,12 @@ DS = "2026-01-08"
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, help="kept at the end; default: a temporary folder")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        home = (given.home or Path(folder) / "home").resolve()
+        home = (args.home or Path(folder) / "home").resolve()
         try:
             return _compare(home, Path(folder) / "warehouses")
         finally:
@@ -47,28 +47,28 @@ def _compare(home: Path, folder: Path) -> int:
     headrace("run", *words, "--ds", DS, "--to", "score")
     folder.mkdir()
     ws, places = Workspace(home), Warehouses(folder)
-    found = {"score stage": _scores(ws)}
+    rows_by_place = {"score stage": _scores(ws)}
     for kind in places.settings:
         sets = [word for text in places.overrides(kind) for word in ("--set", text)]
         headrace("publish", *words, "--ds", DS, *sets)
-        found[kind] = places.read(kind, ws, DS)
+        rows_by_place[kind] = places.read(kind, ws, DS)
     print(f"{'':<12} {'rows':>8}  SHA-256")
     digests = set()
-    for name, rows in found.items():
+    for name, rows in rows_by_place.items():
         digests.add(digest(rows))
         print(f"{name:<12} {len(rows):>8,}  {digest(rows)}")
     return 0 if len(digests) == 1 else 1
 
 
 def _scores(ws: Workspace) -> pd.DataFrame:
-    """The day's rows of the score stage's Delta table, by delta-rs."""
+    """Read the day's rows of the score stage's Delta table with delta-rs."""
     files = [Path(file) for file in DeltaTable(str(ws.table("clicks", "scores"))).file_uris()]
     day = [pq.ParquetFile(file).read().to_pandas() for file in files if file.parent.name == f"ds={DS}"]
     return pd.concat(day).assign(ds=DS)
 
 
 def digest(rows: pd.DataFrame) -> str:
-    """Of all columns, in order of user and rank: keys and ranks as int64, scores by their bits."""
+    """Return the SHA-256 of all columns, in order of user and rank: keys and ranks as int64, scores by their bits."""
     rows = rows.sort_values(["user_id", "rank"])
     digested = hashlib.sha256()
     for column in COLUMNS:

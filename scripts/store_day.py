@@ -41,7 +41,7 @@ _PIPELINE = "clicks"
 
 @dataclass(frozen=True)
 class Place:
-    """Where the other day is."""
+    """Environment and options with which `headrace run` works on the other day, in the lake and store under test."""
 
     environ: dict[str, str] = field(default_factory=dict)
     #: Of `headrace run`.
@@ -50,7 +50,7 @@ class Place:
 
 @contextmanager
 def servers(on: str, on_yarn: bool, folder: Path) -> Iterator[Place]:
-    """What the other day needs, while the block runs."""
+    """Start what the other day needs, while the block runs."""
     with ExitStack() as stack:
         environ, words = dict[str, str](), tuple[str, ...]()
         conf = folder / "conf"
@@ -74,7 +74,7 @@ def _roots(store: str, folder: Path) -> dict[str, str]:
 
 
 def _on_yarn(folder: Path) -> dict[str, object]:
-    """Two containers of one core, one for each rank."""
+    """Start YARN with two containers of one core, one for each rank."""
     return {
         "master": "yarn",
         "properties": {
@@ -98,20 +98,20 @@ def _on_yarn(folder: Path) -> dict[str, object]:
 
 def headrace(words: Sequence[str], environ: Mapping[str, str]) -> float:
     """Run a command; seconds."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     done = subprocess.run([str(Path(sys.executable).with_name("headrace")), *words], env={**os.environ, **environ})
     if done.returncode:
         raise SystemExit(f"headrace {' '.join(words)}: exit code {done.returncode}")
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def digests(folder: Location) -> dict[str, str]:
-    """SHA-256 of each file below a folder."""
+    """Return the SHA-256 of each file below a folder."""
     return {f.below(folder): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.files()}
 
 
 def rows_of(name: str, ws: Workspace, ds: str) -> pa.Table:
-    """A day's rows of a table, in an order that does not depend on files."""
+    """Return a day's rows of a table, in an order that does not depend on files."""
     table = ws.table(_PIPELINE, name)
     log = DeltaLog(table)
     state = log.state(log.version or 0)
@@ -122,26 +122,28 @@ def rows_of(name: str, ws: Workspace, ds: str) -> pa.Table:
 
 
 def manifests(ws: Workspace, ds: str) -> dict[str, Manifest]:
-    """Those of a day, by stage."""
+    """Return the manifests of a day, by stage."""
     return {s: m for s in ORDER if (m := Manifest.load(ws.manifest(_PIPELINE, ds, s))) is not None}
 
 
-def compare(one: Workspace, other: Workspace, ds: str, name: str) -> None:
-    """Raises SystemExit where the days differ."""
-    a, b = manifests(one, ds), manifests(other, ds)
+def compare(local_ws: Workspace, store_ws: Workspace, ds: str, name: str) -> None:
+    """Compare two days. Raises SystemExit where they differ."""
+    a, b = manifests(local_ws, ds), manifests(store_ws, ds)
     print(f"\n{'stage':<12}{'local s':>10}{f'{name} s':>14}")
     for stage in a:
         print(f"{stage:<12}{a[stage].seconds:>10.1f}{b[stage].seconds:>14.1f}")
     faults = [f"stages: {list(a)} and {list(b)}"] if list(a) != list(b) else []
     for stage, kind in (("features", "dataset"), ("train", "model")):
-        mine, theirs = (digests(ws.locate(m[stage].output(kind).name)) for ws, m in ((one, a), (other, b)))
-        data = {name for name in mine if name.endswith((".parquet", ".safetensors", ".arrow"))}
-        differ = sorted(name for name in data if mine[name] != theirs.get(name))
-        print(f"{kind}: {len(mine)} files, {len(data)} of data, {len(differ)} differ")
-        faults += differ + sorted(set(mine) ^ set(theirs))
-    mine, theirs = (rows_of("scores", ws, ds) for ws in (one, other))
-    print(f"scores: {mine.num_rows:,} rows, {'equal' if mine.equals(theirs) else 'they differ'}")
-    if not mine.equals(theirs) or not mine.num_rows:
+        local_digests, store_digests = (
+            digests(ws.locate(m[stage].output(kind).name)) for ws, m in ((local_ws, a), (store_ws, b))
+        )
+        data = {name for name in local_digests if name.endswith((".parquet", ".safetensors", ".arrow"))}
+        differ = sorted(name for name in data if local_digests[name] != store_digests.get(name))
+        print(f"{kind}: {len(local_digests)} files, {len(data)} of data, {len(differ)} differ")
+        faults += differ + sorted(set(local_digests) ^ set(store_digests))
+    local_rows, store_rows = (rows_of("scores", ws, ds) for ws in (local_ws, store_ws))
+    print(f"scores: {local_rows.num_rows:,} rows, {'equal' if local_rows.equals(store_rows) else 'they differ'}")
+    if not local_rows.equals(store_rows) or not local_rows.num_rows:
         faults.append("scores")
     if faults:
         raise SystemExit(f"the days differ: {', '.join(faults[:10])}")
@@ -163,17 +165,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = (args.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        sets = [word for given in args.set for word in ("--set", given)]
-        with servers(args.on, args.yarn, folder) as other:
-            for home, place in (("here", Place()), (name, other)):
+        sets = [word for setting in args.set for word in ("--set", setting)]
+        with servers(args.on, args.yarn, folder) as store_place:
+            for home, place in (("here", Place()), (name, store_place)):
                 words = ["--home", str(folder / home), *sets]
                 generated = ["generate", _PIPELINE, "--until", args.ds, "--rows-per-day", str(args.rows), *words]
                 headrace(generated, place.environ)
                 run = ["run", _PIPELINE, "--ds", args.ds, *place.words, *words]
                 took, again = (headrace(run, place.environ) for _ in range(2))
                 print(f"{home}: the day {took:.1f} s, run again {again:.1f} s", flush=True)
-            os.environ.update(other.environ)
-            compare(Workspace(folder / "here"), Workspace.from_environment(folder / name, other.environ), args.ds, name)
+            os.environ.update(store_place.environ)
+            compare(
+                Workspace(folder / "here"),
+                Workspace.from_environment(folder / name, store_place.environ),
+                args.ds,
+                name,
+            )
 
 
 if __name__ == "__main__":

@@ -56,14 +56,14 @@ class Written:
 
 
 def parquet(rows: pa.Table, folder: Path) -> Written:
-    """A folder of Parquet, a folder a day, by Arrow."""
+    """Write a folder of Parquet, a folder a day, with Arrow."""
     parts = pads.partitioning(pa.schema([("ds", pa.string())]), flavor="hive")
     pads.write_dataset(rows, folder, format="parquet", partitioning=parts)
     return Written({"format": "parquet", "path": str(folder), "day": {"partition": "ds"}})
 
 
 def delta_rs(rows: pa.Table, folder: Path) -> Written:
-    """A Delta table of delta-rs: partitioned, a delete, a checkpoint."""
+    """Write a Delta table with delta-rs: partitioned, a delete, a checkpoint."""
     write_deltalake(folder, rows, partition_by=["ds"])
     table = DeltaTable(folder)
     deleted = table.delete("hour = 5")["num_deleted_rows"]
@@ -72,13 +72,13 @@ def delta_rs(rows: pa.Table, folder: Path) -> Written:
 
 
 def delta_init(rows: pa.Table, folder: Path) -> Written:
-    """A Delta table of delta-rs, of which `headrace init` is told nothing but the folder."""
+    """Write a Delta table with delta-rs, of which `headrace init` is told nothing but the folder."""
     write_deltalake(folder, rows.drop_columns(["ds"]))
     return Written({"path": str(folder)}, init=True)
 
 
 def delta_spark(rows: pa.Table, folder: Path) -> Written:
-    """A Delta table of plain Spark: a renamed column, deletion vectors, days by a column of times."""
+    """Write a Delta table with plain Spark: a renamed column, deletion vectors, days by a column of times."""
     staged = folder.with_suffix(".staged")
     pq.write_table(rows.drop_columns(["ds"]), staged)
     properties = (
@@ -90,13 +90,13 @@ def delta_spark(rows: pa.Table, folder: Path) -> Written:
         spark.read.parquet(str(staged)).createOrReplaceTempView("rows")
         spark.sql(f"CREATE TABLE {table} USING delta TBLPROPERTIES ({properties}) AS SELECT * FROM rows")
         spark.sql(f"ALTER TABLE {table} RENAME COLUMN item_price TO price_eur")
-        gone = spark.sql(f"DELETE FROM {table} WHERE hour = 5").collect()[0]["num_affected_rows"]
+        deleted = spark.sql(f"DELETE FROM {table} WHERE hour = 5").collect()[0]["num_affected_rows"]
     source = {"format": "delta", "path": str(folder), "day": {"time": "ts"}}
-    return Written(source, {"item_price": "price_eur"}, gone)
+    return Written(source, {"item_price": "price_eur"}, deleted)
 
 
 def iceberg(rows: pa.Table, folder: Path) -> Written:
-    """An Iceberg table: hidden partitions by day, a renamed column, rows deleted by merge-on-read."""
+    """Write an Iceberg table: hidden partitions by day, a renamed column, rows deleted by merge-on-read."""
     staged = folder.with_suffix(".staged")
     pq.write_table(rows.drop_columns(["ds"]), staged)
     catalog = {
@@ -113,23 +113,23 @@ def iceberg(rows: pa.Table, folder: Path) -> Written:
         spark.sql(f"CREATE TABLE {table} USING iceberg {partitions} TBLPROPERTIES ({properties}) AS SELECT * FROM rows")
         spark.sql(f"ALTER TABLE {table} RENAME COLUMN item_price TO price_eur")
         spark.sql(f"DELETE FROM {table} WHERE hour = 5")
-        gone = spark.sql(f"SELECT sum(record_count) FROM {table}.delete_files").collect()[0][0]
+        deleted = spark.sql(f"SELECT sum(record_count) FROM {table}.delete_files").collect()[0][0]
     source = {"format": "iceberg", "path": str(folder), "day": {"time": "ts"}}
-    return Written(source, {"item_price": "price_eur"}, gone)
+    return Written(source, {"item_price": "price_eur"}, deleted)
 
 
 def orc(rows: pa.Table, folder: Path) -> Written:
-    """A folder of ORC by Spark, a folder a day."""
+    """Write a folder of ORC with Spark, a folder a day."""
     return by_spark(rows, folder, "orc")
 
 
 def avro(rows: pa.Table, folder: Path) -> Written:
-    """A folder of Avro by Spark, a folder a day."""
+    """Write a folder of Avro with Spark, a folder a day."""
     return by_spark(rows, folder, "avro")
 
 
 def by_spark(rows: pa.Table, folder: Path, form: str) -> Written:
-    """A folder of files in a format of Spark's."""
+    """Write a folder of files in a format of Spark's."""
     staged = folder.with_suffix(".staged")
     pq.write_table(rows, staged)
     with session(load_spec("clicks").spark, Workspace(folder.parent), "write files") as spark:
@@ -164,7 +164,7 @@ def main() -> None:
     if words.store and "iceberg" in kinds:
         parser.error("--store: an Iceberg table names its files by their paths, and cannot be copied")
     home = words.home or Path(tempfile.mkdtemp(prefix="headrace-tables-"))
-    settings = [part for one in words.set for part in ("--set", one)]
+    settings = [part for setting in words.set for part in ("--set", setting)]
     try:
         rows = load(home, words.rows_per_day)
         print(
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def load(home: Path, rows_per_day: int) -> pa.Table:
-    """A generated log as a typed table, with a column `ds`."""
+    """Return a generated log as a typed table, with a column `ds`."""
     size = ["--set", f"generate.rows_per_day={rows_per_day}"]
     headrace("generate", "clicks", "--home", str(home), "--until", DS, *size)
     headrace("run", "clicks", "--home", str(home), "--ds", DS, "--to", "ingest", *size)
@@ -203,7 +203,7 @@ def load(home: Path, rows_per_day: int) -> pa.Table:
 
 
 def run(home: Path, kind: str, written: Written, settings: list[str]) -> str:
-    """A day of a table; a line that says what came of it."""
+    """Run a day of a table; return a line that says what came of it."""
     name = f"clicks_{kind.replace('-', '_')}"
     spec = home / "tables" / f"{name}.yaml"
     if written.init:
@@ -214,14 +214,16 @@ def run(home: Path, kind: str, written: Written, settings: list[str]) -> str:
     headrace("run", str(spec), "--home", str(home), "--ds", DS, *settings)
     seconds = time.perf_counter() - tick
     ws = Workspace(home)
-    made = {stage: Manifest.load(ws.manifest(name, DS, stage)) for stage in ("ingest", "features", "train", "publish")}
-    kept, dataset, auc, published = (
-        made["ingest"].rows["kept"],
-        sum(made["features"].rows.values()),
-        made["train"].facts["metrics"]["auc"],
-        made["publish"].rows["published"],
+    manifests = {
+        stage: Manifest.load(ws.manifest(name, DS, stage)) for stage in ("ingest", "features", "train", "publish")
+    }
+    ingested, dataset, auc, published = (
+        manifests["ingest"].rows["kept"],
+        sum(manifests["features"].rows.values()),
+        manifests["train"].facts["metrics"]["auc"],
+        manifests["publish"].rows["published"],
     )
-    return f"{kind:<12} {kept:>9,} {written.deleted:>8,} {dataset:>9,} {auc:>7.4f} {published:>9,} {seconds:>8.1f}"
+    return f"{kind:<12} {ingested:>9,} {written.deleted:>8,} {dataset:>9,} {auc:>7.4f} {published:>9,} {seconds:>8.1f}"
 
 
 def shipped(spec: Path, name: str, written: Written) -> None:

@@ -72,7 +72,10 @@ def _gate(folder: Path, rows: int) -> None:
 
 
 def _run(folder: Path, *words: str, code: int = EXIT_DONE) -> str:
-    """A command in a workspace of the folder, what it prints; ends the script where its exit code is another."""
+    """Run a command in a workspace of the folder; return what it prints.
+
+    The script ends where its exit code is another.
+    """
     done = subprocess.run(
         [str(Path(sys.executable).with_name("headrace")), *words, "--home", "home"],
         cwd=folder,
@@ -108,8 +111,8 @@ def _arm(folder: Path) -> None:
         raise SystemExit(f"{done.stdout}\nclosed_loop.py: exit code {done.returncode}")
     lines = done.stdout.splitlines()
     status = next(i for i, line in enumerate(lines) if line.startswith("$ headrace experiment status"))
-    told = [line for line in lines[:status] if line.startswith("arm ") or "pairs with" in line]
-    print(*(line.rstrip() for line in [*told, *lines[status:]]), sep="\n")
+    messages = [line for line in lines[:status] if line.startswith("arm ") or "pairs with" in line]
+    print(*(line.rstrip() for line in [*messages, *lines[status:]]), sep="\n")
 
 
 if __name__ == "__main__":

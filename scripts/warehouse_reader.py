@@ -48,7 +48,7 @@ _READERS = 2
 
 
 def rows_of(ds: str, users: range, version: str) -> pa.RecordBatch:
-    """Each user's items: `_RANKS` rows."""
+    """Return the items of each user: `_RANKS` rows."""
     keys = [(user, rank) for user in users for rank in range(1, _RANKS + 1)]
     return pa.RecordBatch.from_pydict(
         {
@@ -139,21 +139,21 @@ class Publishers:
 
 
 def look(conn: warehouse.Connection, query: str) -> tuple[str, str | None]:
-    """The version that a query sees, and what is wrong with it, or None."""
-    found = conn.execute(query).fetchone()
-    assert found is not None
-    rows, low, high = found
-    whole = low is not None and low == high and rows == int(low)
-    return str(low), None if whole else f"{rows} rows of {low} to {high}"
+    """Return the version that a query sees, and what is wrong with it, or None."""
+    row = conn.execute(query).fetchone()
+    assert row is not None
+    rows, low, high = row
+    is_consistent = low is not None and low == high and rows == int(low)
+    return str(low), None if is_consistent else f"{rows} rows of {low} to {high}"
 
 
 def queries() -> Iterator[str]:
-    """What readers ask: each day, and the view of the newest."""
-    what = "SELECT count(*), min(model_version), max(model_version) FROM"
+    """Yield the queries of a reader: each day, and the view of the newest."""
+    select = "SELECT count(*), min(model_version), max(model_version) FROM"
     while True:
         for ds in DAYS:
-            yield f"{what} scores WHERE ds = '{ds}'"
-        yield f"{what} scores_current"
+            yield f"{select} scores WHERE ds = '{ds}'"
+        yield f"{select} scores_current"
 
 
 def poll(home: Path, reads: int, users: int) -> int:
@@ -185,7 +185,7 @@ def poll(home: Path, reads: int, users: int) -> int:
                             stop.set()
 
         def hurt() -> None:
-            mine = "application_name = 'headrace' AND pid <> ALL(%s)"
+            killable = "application_name = 'headrace' AND pid <> ALL(%s)"
             with server.connect() as killer:
                 while len(readers) < _READERS:
                     time.sleep(0.01)
@@ -193,24 +193,24 @@ def poll(home: Path, reads: int, users: int) -> int:
                     if random.random() < 0.3:
                         publishers.kill(random.randrange(_WRITERS))
                     else:
-                        kept = [killer.info.backend_pid, conn.info.backend_pid, *readers]
+                        spared = [killer.info.backend_pid, conn.info.backend_pid, *readers]
                         cut = killer.execute(
-                            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine} ORDER BY random() "
-                            f"LIMIT 1",
-                            [kept],
+                            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {killable} ORDER BY "
+                            f"random() LIMIT 1",
+                            [spared],
                         ).fetchall()
                         publishers.counts["cut"] += len(cut)
 
         def watch() -> None:
-            began = time.monotonic()
+            started = time.monotonic()
             print(f"{'minute':>6} {'reads':>8} {'published':>10} {'killed':>7} {'cut':>6} {'faults':>7}", flush=True)
             while not stop.wait(60):
-                show(began)
-            show(began)
+                show(started)
+            show(started)
 
-        def show(began: float) -> None:
+        def show(started: float) -> None:
             c = publishers.counts
-            minute = (time.monotonic() - began) / 60
+            minute = (time.monotonic() - started) / 60
             print(
                 f"{minute:>6.1f} {done['reads']:>8,} {c['published']:>10,} {c['killed']:>7,} {c['cut']:>6,} "
                 f"{len(faults):>7,}",
@@ -230,18 +230,18 @@ def poll(home: Path, reads: int, users: int) -> int:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reads", type=int, default=100_000)
     parser.add_argument("--users", type=int, default=300, help="of the largest version")
     parser.add_argument("--home", type=Path, help="default: a temporary folder")
     parser.add_argument("--publisher", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.publisher is not None:
-        publisher(given.home, given.users, given.publisher)
+    args = parser.parse_args()
+    if args.publisher is not None:
+        publisher(args.home, args.users, args.publisher)
         return os.EX_OK
     with tempfile.TemporaryDirectory() as folder:
-        return 1 if poll(given.home or Path(folder) / "home", given.reads, given.users) else os.EX_OK
+        return 1 if poll(args.home or Path(folder) / "home", args.reads, args.users) else os.EX_OK
 
 
 if __name__ == "__main__":

@@ -31,14 +31,14 @@ NOT_FOUND = "NOT_FOUND"
 #: The last line of `python/jobs/run_command.py`.
 _ENDS = re.compile(r"^headrace ends with exit code (\d+)$", re.MULTILINE)
 #: States of Spark's master (DriverState) and of YARN in which nothing more will happen.
-_ENDED = ("FINISHED", "FAILED", "KILLED", "ERROR", NOT_FOUND)
+_FINAL_STATES = ("FINISHED", "FAILED", "KILLED", "ERROR", NOT_FOUND)
 
 
 @dataclass(frozen=True)
 class State:
     """State of an application."""
 
-    ended: bool
+    is_final: bool
     done: bool
     name: str
     #: None: not told.
@@ -46,7 +46,7 @@ class State:
     message: str = ""
 
     def as_event(self) -> dict[str, Any]:
-        """For a trigger's event."""
+        """Return the fields of a trigger's event."""
         return asdict(self)
 
 
@@ -69,18 +69,18 @@ class Cluster:
         """
         if self.kind == "yarn":
             return self._yarn_state(application)
-        found = _ask(f"{self.rest}/v1/submissions/status/{application}")
-        if not found.get("success"):
+        status = _ask(f"{self.rest}/v1/submissions/status/{application}")
+        if not status.get("success"):
             # The master has been started anew without its drivers, or is being so.
-            return State(True, False, NOT_FOUND, message=str(found.get("message") or ""))
-        name, message = str(found.get("driverState", "UNKNOWN")), str(found.get("message") or "").strip()
+            return State(True, False, NOT_FOUND, message=str(status.get("message") or ""))
+        name, message = str(status.get("driverState", "UNKNOWN")), str(status.get("message") or "").strip()
         done = name == "FINISHED"
         if name == "FAILED":
-            said = self._end_of_log(application, str(found.get("workerId")))
-            if ends := _ENDS.findall(said):
-                return State(True, False, name, int(ends[-1]), last_words(_ENDS.sub("", said)))
+            log_end = self._end_of_log(application, str(status.get("workerId")))
+            if ends := _ENDS.findall(log_end):
+                return State(True, False, name, int(ends[-1]), last_words(_ENDS.sub("", log_end)))
         code = _EXITED.search(message)
-        return State(name in _ENDED, done, name, 0 if done else int(code[1]) if code else None, message)
+        return State(name in _FINAL_STATES, done, name, 0 if done else int(code[1]) if code else None, message)
 
     def _yarn_state(self, application: str) -> State:
         answer = _ask(f"{self.rest}/ws/v1/cluster/apps/{application}")
@@ -88,17 +88,17 @@ class Cluster:
             return State(True, False, NOT_FOUND, message=str(answer["RemoteException"].get("message") or ""))
         if "state" not in answer.get("app", {}):
             raise OSError(f"{self.rest} tells no state of {application}")
-        found = answer["app"]
-        name, said = str(found["state"]), str(found.get("diagnostics") or "").strip()
-        if name not in _ENDED:
-            return State(False, False, name, message=said)
-        if name == "FINISHED" and found.get("finalStatus") == "SUCCEEDED":
-            return State(True, True, name, 0, said)
-        program = _USER_EXITED.search(said)
-        code = program or _EXITED.search(said)
+        app = answer["app"]
+        name, diagnostics = str(app["state"]), str(app.get("diagnostics") or "").strip()
+        if name not in _FINAL_STATES:
+            return State(False, False, name, message=diagnostics)
+        if name == "FINISHED" and app.get("finalStatus") == "SUCCEEDED":
+            return State(True, True, name, 0, diagnostics)
+        program = _USER_EXITED.search(diagnostics)
+        code = program or _EXITED.search(diagnostics)
         # What follows the first line is the end of the application master's log, traces and all.
-        message = program[0] if program else said.partition("\n")[0]
-        page = f"; its log: {found['amContainerLogs']}" if found.get("amContainerLogs") else ""
+        message = program[0] if program else diagnostics.partition("\n")[0]
+        page = f"; its log: {app['amContainerLogs']}" if app.get("amContainerLogs") else ""
         return State(True, False, name, int(code[1]) if code else None, message + page)
 
     def _end_of_log(self, driver: str, worker: str) -> str:
@@ -148,10 +148,10 @@ class Cluster:
                 "spark.driver.memory": memory,
             },
         }
-        found = _ask(f"{self.rest}/v1/submissions/create", request)
-        if not found.get("success"):
-            raise RuntimeError(f"{self.rest} refuses the application: {found.get('message') or found}")
-        return str(found["submissionId"])
+        answer = _ask(f"{self.rest}/v1/submissions/create", request)
+        if not answer.get("success"):
+            raise RuntimeError(f"{self.rest} refuses the application: {answer.get('message') or answer}")
+        return str(answer["submissionId"])
 
 
 def last_words(text: str) -> str:
@@ -166,17 +166,17 @@ def _ask(url: str, body: Any = None) -> dict[str, Any]:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json;charset=UTF-8"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-            said = answer.read()
+            content = answer.read()
         try:
-            found = json.loads(said)
+            parsed = json.loads(content)
         except ValueError:
             # A standby ResourceManager that knows no active one answers with a page, and that all is well.
-            raise OSError(f"{url} answers no JSON: {said[:200].decode(errors='replace')}") from None
+            raise OSError(f"{url} answers no JSON: {content[:200].decode(errors='replace')}") from None
     except urllib.error.HTTPError as e:
         if e.code >= 500:
             raise
         try:
-            found = json.load(e)
+            parsed = json.load(e)
         except ValueError:
             raise e from None
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

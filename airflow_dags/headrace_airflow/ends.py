@@ -17,7 +17,7 @@ class RefusedException(AirflowFailException):
     """Exit code 3: an audit, a limit of drift or a gate has refused."""
 
 
-def end(code: int | None, what: str, said: str) -> NoReturn:
+def end(code: int | None, job: str, message: str) -> NoReturn:
     """Raise what the task of a job with this exit code (not 0) ends with; None: it is not known.
 
     Raises:
@@ -29,15 +29,15 @@ def end(code: int | None, what: str, said: str) -> NoReturn:
         AirflowException: anything else, which is tried again.
     """
     if code == ERRORS.EXIT_REFUSED:
-        raise RefusedException(f"{what} was refused: {said}")
+        raise RefusedException(f"{job} was refused: {message}")
     if code == ERRORS.EXIT_USER_ERROR:
-        raise AirflowFailException(f"{what}: {said}")
+        raise AirflowFailException(f"{job}: {message}")
     if code in (ERRORS.EXIT_INCOMPLETE, ERRORS.EXIT_BUSY):
-        why = (
+        reason = (
             "the day is not complete yet, or its store is away"
             if code == ERRORS.EXIT_INCOMPLETE
             else "another run is at work"
         )
-        log.info("%s waits: %s", what, why)
+        log.info("%s waits: %s", job, reason)
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=SETTINGS.wait_seconds))
-    raise AirflowException(f"{what} failed{'' if code is None else f' with exit code {code}'}: {said}")
+    raise AirflowException(f"{job} failed{'' if code is None else f' with exit code {code}'}: {message}")

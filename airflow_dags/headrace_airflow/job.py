@@ -13,13 +13,13 @@ from airflow.providers.standard.operators.branch import BranchMixIn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from headrace_airflow.cluster import last_words
-from headrace_airflow.elsewhere import LITTLE, Elsewhere, known
 from headrace_airflow.ends import RefusedException, end
-from headrace_airflow.here import Here
 from headrace_airflow.lineage import parent_variables
+from headrace_airflow.local_command import LocalCommand
 from headrace_airflow.notify import tell
 from headrace_airflow.outside import PUBLIC, SPARK, Master, command, master, run, secrets
 from headrace_airflow.pipelines import Pipeline
+from headrace_airflow.remote_command import LITTLE, RemoteCommand, known
 from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, STAGES, private_variables
 from headrace_airflow.spark_provider import SparkSubmitHook, SparkSubmitOperator, with_kubernetes
 
@@ -33,10 +33,10 @@ class _Hook(SparkSubmitHook):
     secrets: dict[str, str]
 
     def _build_spark_common_args(self) -> list[str]:
-        found: list[str] = super()._build_spark_common_args()
+        args: list[str] = super()._build_spark_common_args()
         hidden = dict.fromkeys(private_variables(), "")
         self._env = {**hidden, **(self._env or {}), **self.secrets}
-        return found
+        return args
 
     @property
     def code(self) -> int | None:
@@ -44,12 +44,12 @@ class _Hook(SparkSubmitHook):
         return getattr(self._submit_sp, "returncode", None)
 
     @property
-    def said(self) -> str:
+    def last_output(self) -> str:
         """The end of what it said."""
         return last_words("\n".join(self._last_submit_log_lines))
 
 
-class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
+class HeadraceJob(RemoteCommand, LocalCommand, SparkSubmitOperator):
     """`spark-submit python/jobs/run_stage.py STAGE PIPELINE --ds DS --home HOME`, one stage for one day.
 
     Before it submits, it has the pipelines' environment write the Spark properties of the pipeline, so that a change
@@ -92,13 +92,13 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         """
         place = self._place = master(self.pipeline)
         if place.kind == "kubernetes":
-            self.run_elsewhere(context, place, self._words(place), self.execution_timeout)
+            self.run_remotely(context, place, self._words(place), self.execution_timeout)
             return
         if place.kind == "yarn" and not STAGES[self.stage].spark:
-            code, said = self.run_here(context, self._words(place))
-            self.ended(context, code, said)
+            code, message = self.run_locally(context, self._words(place))
+            self.handle_end(context, code, message)
             return
-        if not place.elsewhere:
+        if not place.is_remote:
             # What the application sets up depends on where it runs, so it is told the connection's master.
             self.properties_file = _spark_properties(self.pipeline, place)
             self.application_args = [*self.application_args, *place.overrides]
@@ -116,7 +116,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         except AirflowException as e:
             if self._hook.code is None:
                 raise
-            self._end(context, self._hook.code, self._hook.said, e)
+            self._end(context, self._hook.code, self._hook.last_output, e)
         else:
             self.succeeded(context)
 
@@ -125,33 +125,33 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         words = ("run", str(self.pipeline.path), "--ds", self.ds, "--from", self.stage, "--to", self.stage)
         return [*command(*words), *place.overrides]
 
-    def ended(self, context: Context, code: int | None, said: str) -> None:
+    def handle_end(self, context: Context, code: int | None, message: str) -> None:
         """Handle the end of the driver or the pod. Raises AirflowException as `headrace_airflow.ends.end`."""
         if code == ERRORS.EXIT_DONE:
             self.succeeded(context)
         else:
-            self._end(context, code, said)
+            self._end(context, code, message)
 
     def on_kill(self) -> None:
         """Stop what this process has started. The triggerer stops a pod; a driver of a cluster works on."""
-        self.stop_here()
+        self.stop_process()
         if self._hook is not None:
             super().on_kill()
 
     def succeeded(self, context: Context) -> None:
         """Handle the job's success."""
 
-    def _end(self, context: Context, code: int | None, said: str, cause: BaseException | None = None) -> None:
+    def _end(self, context: Context, code: int | None, message: str, cause: BaseException | None = None) -> None:
         try:
-            end(code, f"{self.stage} of '{self.pipeline.name}' for {self.ds}", said)
+            end(code, f"{self.stage} of '{self.pipeline.name}' for {self.ds}", message)
         except RefusedException as e:
             self.refused(context, str(e))
         except AirflowException as e:
             raise e from cause
 
-    def refused(self, context: Context, why: str) -> None:
+    def refused(self, context: Context, reason: str) -> None:
         """Handle exit code 3. Raises RefusedException."""
-        raise RefusedException(why)
+        raise RefusedException(reason)
 
     def _get_hook(self) -> _Hook:
         hook = _Hook(
@@ -174,9 +174,9 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         if self._place.kind == "standalone":
             heap = str(self.pipeline.value("spark.driver_memory", "3g")) if STAGES[self.stage].spark else LITTLE
             return self.send_driver(context, self._place, self._words(self._place), heap)
-        given = secrets(self.pipeline)
-        public = {name: given.pop(name) for name in PUBLIC if name in given} | parent_variables(context)
-        with _private_properties(self.properties_file, given, public) as path:
+        private = secrets(self.pipeline)
+        public = {name: private.pop(name) for name in PUBLIC if name in private} | parent_variables(context)
+        with _private_properties(self.properties_file, private, public) as path:
             self.properties_file = path
             self._yarn_track_via_rm_api = True
             hook = self._get_hook()
@@ -191,7 +191,7 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
             state = known(self._place).state(str(external_id))
         except OSError as e:
             raise AirflowException(f"{self._place.rest} does not answer: {e}") from e
-        return "SUCCEEDED" if state.done else "ENDED" if state.ended else "ACTIVE"
+        return "SUCCEEDED" if state.done else "ENDED" if state.is_final else "ACTIVE"
 
     def is_job_active(self, status: str) -> bool:
         """Return whether the application runs or waits."""
@@ -219,17 +219,17 @@ class HeadraceGate(HeadraceJob, BranchMixIn):
 
     def succeeded(self, context: Context) -> None:
         """Ask for the verdict: the stage's own work is done whatever it is. `headrace run` has told it."""
-        if master(self.pipeline).elsewhere:
+        if master(self.pipeline).is_remote:
             return
         done = run(command("gate", str(self.pipeline.path), "--ds", self.ds), self.pipeline)
         self.log.info("%s", done.stdout.strip())
         if done.returncode:
             self._end(context, done.returncode, (done.stderr.strip() or done.stdout.strip())[-1500:])
 
-    def refused(self, context: Context, why: str) -> None:
-        """Past the promotion; and whoever is to know is told which rule it was."""
-        self.log.warning("%s", why)
-        tell("refused", self.pipeline.name, self.ds, f"{why}\nThe champion goes on scoring.")
+    def refused(self, context: Context, reason: str) -> None:
+        """Skip the promotion, and notify whoever is to know which rule refused the model."""
+        self.log.warning("%s", reason)
+        tell("refused", self.pipeline.name, self.ds, f"{reason}\nThe champion goes on scoring.")
         self.do_branch(context, self.refused_next)
 
 
@@ -237,8 +237,8 @@ def _spark_properties(pipeline: Pipeline, place: Master) -> str:
     """Have the pipelines' environment write the Spark properties of a pipeline on this machine; the file's path."""
     done = run([*command("spark-properties", str(pipeline.path)), *place.overrides], pipeline)
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise AirflowFailException(f"headrace spark-properties {pipeline.path}: {said}")
+        message = done.stderr.strip() or done.stdout.strip()
+        raise AirflowFailException(f"headrace spark-properties {pipeline.path}: {message}")
     return done.stdout.strip().splitlines()[-1]
 
 

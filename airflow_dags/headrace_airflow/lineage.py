@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parent_variables(context: Context) -> dict[str, str]:
-    """Variables for what a task starts: `namespace/job/run id` of the try of the task, and of the DAG's run."""
+    """Return variables for what a task starts: `namespace/job/run id` of the task's try, and of the DAG's run."""
     task: Any = context["ti"]
     try:
         # Late: without the provider nothing else of this is needed.

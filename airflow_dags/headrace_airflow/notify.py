@@ -31,9 +31,9 @@ def report_url(pipeline: str, ds: str) -> str:
 def task_failed(context: Any) -> None:
     """Send the message of a task that has failed for good; a callback."""
     task, ti = context["task"], context["ti"]
-    why = str(context.get("exception") or "its process was killed")
+    reason = str(context.get("exception") or "its process was killed")
     pipeline = getattr(task, "pipeline", None)
-    text = f"{ti.task_id} failed: {why}\nLog: {getattr(ti, 'log_url', '')}"
+    text = f"{ti.task_id} failed: {reason}\nLog: {getattr(ti, 'log_url', '')}"
     tell("failed", pipeline.name if pipeline else ti.dag_id, _day(task, context), text)
 
 
@@ -57,9 +57,9 @@ def tell(event: str, pipeline: str, ds: str, text: str) -> None:
     message = {"event": event, "pipeline": pipeline, "ds": ds, "text": text, "report": report_url(pipeline, ds)}
     for conn_id, send in ((WEBHOOK, _post), (SMTP, _mail)):
         try:
-            found = connection(conn_id)
-            if found is not None:
-                send(found, message)
+            conn = connection(conn_id)
+            if conn is not None:
+                send(conn, message)
         except Exception as e:
             log.warning("no message by '%s': %s: %s", conn_id, type(e).__name__, e)
 

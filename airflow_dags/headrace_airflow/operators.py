@@ -11,11 +11,11 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from headrace_airflow.elsewhere import Elsewhere
 from headrace_airflow.ends import end
-from headrace_airflow.here import Here
+from headrace_airflow.local_command import LocalCommand
 from headrace_airflow.outside import command, master
 from headrace_airflow.pipelines import POOL, Pipeline
+from headrace_airflow.remote_command import RemoteCommand
 from headrace_airflow.settings import ERRORS, SETTINGS
 from headrace_airflow.triggers import DayComplete, look
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class WaitForDay(Elsewhere, BaseOperator):
+class WaitForDay(RemoteCommand, BaseOperator):
     """Wait until a day's data are complete, as far as markers and files tell (`source.complete`), in the triggerer.
 
     It asks `headrace run --from ingest --to ingest --dry-run`, whose exit code is 75 until then. What needs the rows to
@@ -41,28 +41,28 @@ class WaitForDay(Elsewhere, BaseOperator):
         words = ("--ds", self.ds, "--from", "ingest", "--to", "ingest", "--dry-run")
         argv = command("run", str(self.pipeline.path), *words)
         place = master(self.pipeline)
-        if place.elsewhere:  # each look is one there; between two of them the task waits for its time
-            self.run_elsewhere(context, place, argv, self.timeout)
+        if place.is_remote:  # each look is one there; between two of them the task waits for its time
+            self.run_remotely(context, place, argv, self.timeout)
             return
-        code, said = asyncio.run(look(argv))
+        code, message = asyncio.run(look(argv))
         if code == ERRORS.EXIT_INCOMPLETE:
-            self.log.info("%s", said)
+            self.log.info("%s", message)
             trigger = DayComplete(argv, SETTINGS.wait_seconds)
             self.defer(trigger=trigger, method_name="complete", timeout=self.timeout)
-        self.complete(context, {"code": code, "said": said})
+        self.complete(context, {"code": code, "said": message})
 
     def complete(self, context: Context, event: dict[str, Any]) -> None:
         """Finish the task: the day is complete, or the command has failed."""
-        self.ended(context, event["code"], event["said"])
+        self.handle_end(context, event["code"], event["said"])
 
-    def ended(self, context: Context, code: int | None, said: str) -> None:
+    def handle_end(self, context: Context, code: int | None, message: str) -> None:
         """Handle the end of a look. Raises AirflowException as `headrace_airflow.ends.end`."""
-        self.log.info("%s", said)
+        self.log.info("%s", message)
         if code != ERRORS.EXIT_DONE:
-            end(code, f"a look at the day {self.ds} of '{self.pipeline.name}'", said)
+            end(code, f"a look at the day {self.ds} of '{self.pipeline.name}'", message)
 
 
-class HeadraceCommand(Elsewhere, Here, BaseOperator):
+class HeadraceCommand(RemoteCommand, LocalCommand, BaseOperator):
     """`headrace WORDS... --home HOME` in the pipelines' environment; its exit code means what a job's does."""
 
     template_fields: Sequence[str] = ("words", "ds")
@@ -74,19 +74,19 @@ class HeadraceCommand(Elsewhere, Here, BaseOperator):
     def execute(self, context: Context) -> None:
         """Run it. Raises AirflowException as `headrace_airflow.ends.end`."""
         argv, place = command(*self.words), master(self.pipeline)
-        if place.elsewhere:
-            self.run_elsewhere(context, place, argv, None)
+        if place.is_remote:
+            self.run_remotely(context, place, argv, None)
         else:
-            self.ended(context, *self.run_here(context, argv))
+            self.handle_end(context, *self.run_locally(context, argv))
 
-    def ended(self, context: Context, code: int | None, said: str) -> None:
+    def handle_end(self, context: Context, code: int | None, message: str) -> None:
         """Handle the command's end. Raises AirflowException as `headrace_airflow.ends.end`."""
         if code != ERRORS.EXIT_DONE:
-            end(code, f"headrace {' '.join(self.words)}", said)
+            end(code, f"headrace {' '.join(self.words)}", message)
 
     def on_kill(self) -> None:
         """Stop the command with its task."""
-        self.stop_here()
+        self.stop_process()
 
 
 class ModelEvent(BaseOperator):

@@ -28,7 +28,7 @@ PUBLIC = ("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 
 
 def connection(conn_id: str) -> Any:
-    """Airflow's connection of that name, or None."""
+    """Return Airflow's connection of that name, or None."""
     try:
         return BaseHook.get_connection(conn_id)
     except (AirflowException, ValueError):
@@ -55,7 +55,7 @@ class Master:
     kubernetes: str = ""
 
     @property
-    def elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """Return whether commands of `headrace` run where the stages do: this machine need not reach the workspace."""
         return self.kind in ("standalone", "kubernetes")
 
@@ -73,20 +73,20 @@ def master(pipeline: Pipeline) -> Master:
         AirflowFailException: it is missing, has no host, or what it needs besides is not there.
     """
     conn_id = f"{SPARK}_{pipeline.name}"
-    found = connection(conn_id)
-    if found is None:
+    conn = connection(conn_id)
+    if conn is None:
         conn_id = SPARK
-        found = connection(conn_id)
+        conn = connection(conn_id)
     advice = (
         f"define the connection '{conn_id}' as JSON, for example "
         f"""AIRFLOW_CONN_{conn_id.upper()}='{{"conn_type":"spark","host":"local[2]"}}'"""
     )
-    if found is None:
+    if conn is None:
         raise AirflowFailException(advice)
-    if not found.host:
+    if not conn.host:
         raise AirflowFailException(f"the connection '{conn_id}' has no host (Spark's master): {advice}")
-    url = f"{found.host}:{found.port}" if found.port else str(found.host)
-    extra = found.extra_dejson
+    url = f"{conn.host}:{conn.port}" if conn.port else str(conn.host)
+    extra = conn.extra_dejson
     cluster = extra.get("deploy-mode") == "cluster"
     if url == "k8s" or (cluster and url.startswith("k8s")):
         if url != "k8s" or not cluster:
@@ -116,45 +116,45 @@ def master(pipeline: Pipeline) -> Master:
 
 
 def secrets(pipeline: Pipeline) -> dict[str, str]:
-    """Variables for the jobs of a pipeline, from the connections of the warehouse and of the store.
+    """Return the variables for the jobs of a pipeline, from the connections of the warehouse and of the store.
 
     Raises:
         AirflowFailException: the pipeline's own connection has a password, and its YAML names no variable for it.
     """
-    found: dict[str, str] = {}
-    own = connection(f"{WAREHOUSE}_{pipeline.name}")
+    variables: dict[str, str] = {}
+    pipeline_warehouse = connection(f"{WAREHOUSE}_{pipeline.name}")
     variable = pipeline.value("publish.warehouse.password_env")
-    if own is not None and own.password and variable is None:
+    if pipeline_warehouse is not None and pipeline_warehouse.password and variable is None:
         raise AirflowFailException(
             f"{pipeline.path}: the connection '{WAREHOUSE}_{pipeline.name}' has a password: name the variable that "
             f"jobs read it from, publish.warehouse.password_env"
         )
-    warehouse = own or connection(WAREHOUSE)
+    warehouse = pipeline_warehouse or connection(WAREHOUSE)
     if warehouse is not None and warehouse.password and variable is not None:
-        found[variable] = warehouse.password
+        variables[variable] = warehouse.password
     store = connection(f"{STORE}_{pipeline.name}") or connection(STORE)
     if store is not None:
         extra = store.extra_dejson
-        given = {
+        credentials = {
             "AWS_ACCESS_KEY_ID": store.login,
             "AWS_SECRET_ACCESS_KEY": store.password,
             "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
             "AWS_DEFAULT_REGION": extra.get("region_name"),
             "AWS_ENDPOINT_URL": extra.get("endpoint_url"),
         }
-        found |= {name: str(value) for name, value in given.items() if value}
-    return found
+        variables |= {name: str(value) for name, value in credentials.items() if value}
+    return variables
 
 
 def environment(pipeline: Pipeline | None = None) -> dict[str, str]:
     """Return the environment of a command of the pipelines' environment, with the secrets of its pipeline."""
     private = {*private_variables(), "PYTHONPATH"}
-    kept = {name: value for name, value in os.environ.items() if name not in private}
-    return kept | {"PYTHONUNBUFFERED": "1"} | (secrets(pipeline) if pipeline is not None else {})
+    inherited = {name: value for name, value in os.environ.items() if name not in private}
+    return inherited | {"PYTHONUNBUFFERED": "1"} | (secrets(pipeline) if pipeline is not None else {})
 
 
 def command(*words: str) -> list[str]:
-    """`headrace WORDS... --home HOME`."""
+    """Return the words of `headrace WORDS... --home HOME`."""
     return [str(SETTINGS.headrace), *words, "--home", SETTINGS.home]
 
 

@@ -76,13 +76,13 @@ def pipelines(with_specs: bool = True) -> Iterator[Pipeline]:
     seen: dict[str, Path] = {}
     for pipeline in read:
         path = pipeline.path
-        found = replace(pipeline, fault=faults[path]) if path in faults else pipeline
-        if found.name in seen:
-            found = Pipeline(path.stem, path, fault=f"{path} and {seen[found.name]} are both named '{found.name}'")
-            if found.name in seen:
+        entry = replace(pipeline, fault=faults[path]) if path in faults else pipeline
+        if entry.name in seen:
+            entry = Pipeline(path.stem, path, fault=f"{path} and {seen[entry.name]} are both named '{entry.name}'")
+            if entry.name in seen:
                 continue
-        seen[found.name] = path
-        yield found
+        seen[entry.name] = path
+        yield entry
 
 
 def _content(path: Path) -> bytes | OSError:

@@ -36,24 +36,24 @@ class CommandPod(KubernetesPodOperator):
     #: The exit code of the container; None: it has not ended by itself.
     code: int | None = None
     #: The end of its log, where it failed.
-    said: str = ""
+    last_output: str = ""
 
     def __init__(
         self, *, pipeline: Pipeline, place: Master, words: Sequence[str], timeout: timedelta | None, **kwargs: Any
     ) -> None:
-        given = properties(pipeline, place.conf)
+        conf = properties(pipeline, place.conf)
         self._pipeline, self._secrets = pipeline, secrets(pipeline)
         self._secret_name = _secret_name(pipeline.name) if self._secrets else None
         gpu = kwargs.get("pool") == GPU_POOL
         name = f"headrace-{_name(pipeline.name)}-{_name(kwargs['task_id'])}"
         try:
-            spec = pod_spec(name, words, given, gpu, self._secret_name)
+            spec = pod_spec(name, words, conf, gpu, self._secret_name)
         except ValueError as e:
             raise AirflowFailException(f"{pipeline.path}: {e}") from e
         super().__init__(
             kubernetes_conn_id=place.kubernetes,
             full_pod_spec=PodGenerator.deserialize_model_dict(spec),
-            pod_template_file=template_file(given),
+            pod_template_file=template_file(conf),
             base_container_name=CONTAINER,
             # The end of the log of a container that fails: why it did.
             termination_message_policy="FallbackToLogsOnError",
@@ -75,7 +75,7 @@ class CommandPod(KubernetesPodOperator):
         self.execute_async(context)
 
     def _write_secret(self, name: str, namespace: str, values: Mapping[str, str]) -> None:
-        """One for a pipeline, the same for all of its pods."""
+        """Write the Secret of a pipeline, the same for all of its pods."""
         labels = {"app.kubernetes.io/managed-by": "headrace"}
         metadata = client.V1ObjectMeta(name=name, namespace=namespace, labels=labels)
         secret = client.V1Secret(metadata=metadata, string_data=dict(values), type="Opaque")
@@ -92,12 +92,12 @@ class CommandPod(KubernetesPodOperator):
         for status in statuses:
             if status.name == CONTAINER and status.state and status.state.terminated:
                 self.code = status.state.terminated.exit_code
-                self.said = status.state.terminated.message or ""
+                self.last_output = status.state.terminated.message or ""
         super().cleanup(pod, remote_pod, *args, **kwargs)
 
 
 def _secret_name(pipeline: str) -> str:
-    """No other pipeline's, also where names differ in what Kubernetes' have not: `shop_a`, `shop__a`."""
+    """Return a name that is no other pipeline's: the hash tells shop_a from shop__a, which have one Kubernetes name."""
     return f"headrace-{_name(pipeline)}-{hashlib.sha256(pipeline.encode()).hexdigest()[:8]}-env"
 
 

@@ -83,8 +83,8 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def _pyspark(python: Path) -> Path:
-    found = sorted((python.parent.parent / "lib").glob("python3*/site-packages/pyspark"))
-    return found[0] if found else python.parent.parent / "pyspark-is-not-installed"
+    installed = sorted((python.parent.parent / "lib").glob("python3*/site-packages/pyspark"))
+    return installed[0] if installed else python.parent.parent / "pyspark-is-not-installed"
 
 
 SETTINGS = settings()
@@ -95,7 +95,7 @@ _PRIVATE = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 
 
 def private_variables() -> list[str]:
-    """Names of the variables of this process that no job gets."""
+    """Return the names of the variables of this process that no job gets."""
     return [name for name in os.environ if name.startswith(_PRIVATE)]
 
 

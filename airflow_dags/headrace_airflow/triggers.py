@@ -39,11 +39,11 @@ class DayComplete(BaseTrigger):
         """Look, wait, look again."""
         while True:
             await asyncio.sleep(self.seconds)
-            code, said = await look(self.argv)
+            code, message = await look(self.argv)
             if code != ERRORS.EXIT_INCOMPLETE:
-                yield TriggerEvent({"code": code, "said": said})
+                yield TriggerEvent({"code": code, "said": message})
                 return
-            self.log.info("%s", said)
+            self.log.info("%s", message)
 
 
 async def look(argv: Sequence[str]) -> tuple[int, str]:
@@ -99,6 +99,6 @@ class ApplicationEnded(BaseTrigger):
                 lost = lost + 1 if state.name == NOT_FOUND else 0
                 if lost:
                     self.log.warning("%s does not know %s: %s", self.rest, self.application, state.message)
-            if state.ended and lost in (0, _SILENT):
+            if state.is_final and lost in (0, _SILENT):
                 yield TriggerEvent(state.as_event())
                 return

@@ -18,13 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.export_parity", description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(CASES), help="Models, by the names of the table.")
     parser.add_argument("--formats", nargs="*", default=["onnx", "torch"], choices=["onnx", "torch"])
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory(prefix="export-parity-") as scratch:
-        for number, name in enumerate(asked.only):
-            rows.append(measure(name, asked.formats, Path(scratch) / str(number)))
-    print(markdown(rows, asked.formats, PRECISIONS))
+        for number, name in enumerate(args.only):
+            rows.append(measure(name, args.formats, Path(scratch) / str(number)))
+    print(markdown(rows, args.formats, PRECISIONS))
 
 
 if __name__ == "__main__":

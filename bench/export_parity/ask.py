@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from bench.export_parity.cases import Batch, Case, tensors
+from bench.export_parity.cases import Batch, ExportCase, tensors
 from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.network import ITEM_VECTOR, QUERY_VECTOR, ExportedNetwork
 from headrace.export.record import ITEM, MODEL, QUERY, ExportRecord, read_record
@@ -24,83 +24,86 @@ from headrace.storage import Location
 
 Answers = Mapping[str, NDArray[np.float32]]
 #: By graph, what it gives.
-Found = Mapping[str, Answers]
+GraphAnswers = Mapping[str, Answers]
 
 
-def by_model(model: ShardedModel, case: Case, given: Batch) -> Found:
-    """What the model itself says of a batch, of each of its graphs."""
-    batch = tensors(case.schema, given)
+def by_model(model: ShardedModel, case: ExportCase, inputs: Batch) -> GraphAnswers:
+    """Return the model's own answers for a batch, by graph."""
+    batch = tensors(case.schema, inputs)
     with torch.inference_mode():
         outputs = model.outputs_of(*batch)
         tasks = model.tasks
-        said = {name: tasks.value(name, outputs[name]).numpy() for name in tasks.specs}
-        found = {MODEL: said or {ONLY_TASK: model.value(outputs["logits"]).numpy()}}
+        by_task = {name: tasks.value(name, outputs[name]).numpy() for name in tasks.specs}
+        answers = {MODEL: by_task or {ONLY_TASK: model.value(outputs["logits"]).numpy()}}
     if QUERY in ExportedNetwork(model).graphs:
-        found[QUERY] = {QUERY_VECTOR: query_vectors(model, *batch).numpy()}
-        found[ITEM] = {ITEM_VECTOR: row_item_vectors(model, *batch).numpy()}
-    return found
+        answers[QUERY] = {QUERY_VECTOR: query_vectors(model, *batch).numpy()}
+        answers[ITEM] = {ITEM_VECTOR: row_item_vectors(model, *batch).numpy()}
+    return answers
 
 
 @contextmanager
 def rounded(model: ShardedModel, precision: str) -> Iterator[None]:
-    """A model with the numbers that the files have. (LightGCN's are rounded behind the propagation.)"""
+    """Give a model the numbers that the files have, while the block runs.
+
+    (LightGCN's are rounded behind the propagation.)
+    """
     tables = list(model.embeddings.weights)
     tables += [] if model.dynamic is None else [t.weight for t in model.dynamic.tables]
     network = model.network
-    made = getattr(network, "_propagated", None)
-    if made is not None:
-        rows = [x / network.args.temperature if not i else x for i, x in enumerate(made)]
+    propagated = getattr(network, "_propagated", None)
+    if propagated is not None:
+        rows = [x / network.args.temperature if not i else x for i, x in enumerate(propagated)]
         users, items = (x if precision == "fp32" else decode(encode(x, DTYPES[precision])) for x in rows)
         network._propagated = users * network.args.temperature, items
-    kept = [rows.clone() for rows in tables]
-    if made is None:
+    saved = [rows.clone() for rows in tables]
+    if propagated is None:
         for rows in tables:
             rows.copy_(decode(encode(rows, DTYPES[precision])))
     try:
         yield
     finally:
-        for rows, before in zip(tables, kept, strict=True):
-            rows.copy_(before)
-        if made is not None:
-            network._propagated = made
+        for rows, original in zip(tables, saved, strict=True):
+            rows.copy_(original)
+        if propagated is not None:
+            network._propagated = propagated
 
 
 def inputs_of(schema: DatasetSchema, columns: FeatureColumns) -> Batch:
-    """What an export is given, of features by name as predictors have them."""
-    found: dict[str, NDArray[Any]] = {}
+    """Return the inputs of an export, from features by name as predictors have them."""
+    inputs: dict[str, NDArray[Any]] = {}
     for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
         values = matrix_of(columns, f)
         if f.kind is Kind.CONTINUOUS:
-            found[f.name] = values.astype(np.float32)
+            inputs[f.name] = values.astype(np.float32)
         else:
-            found[f.name] = (values if f.is_list else values.reshape(-1)).astype(np.int64)
-    return found
+            inputs[f.name] = (values if f.is_list else values.reshape(-1)).astype(np.int64)
+    return inputs
 
 
-def by_onnxruntime(folder: Location, given: Batch) -> Found:
-    """What an export of ONNX says, on one thread."""
+def by_onnxruntime(folder: Location, inputs: Batch) -> GraphAnswers:
+    """Return the answers of an ONNX export, on one thread."""
     record = read_record(folder)
-    return {name: _session(folder, graph.file, given) for name, graph in record.graphs.items()}
+    return {name: _session(folder, graph.file, inputs) for name, graph in record.graphs.items()}
 
 
-def _session(folder: Location, file: str, given: Batch) -> Answers:
+def _session(folder: Location, file: str, inputs: Batch) -> Answers:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession((folder / file).local_path(), options, providers=["CPUExecutionProvider"])
     names = [x.name for x in session.get_outputs()]
-    asked = {x.name: given[x.name] for x in session.get_inputs()}
-    return dict(zip(names, session.run(names, asked), strict=True))
+    feed = {x.name: inputs[x.name] for x in session.get_inputs()}
+    return dict(zip(names, session.run(names, feed), strict=True))
 
 
-def by_torch_program(folder: Location, given: Batch) -> Found:
-    """What an export of torch says."""
-    record, found = read_record(folder), {}
+def by_torch_program(folder: Location, inputs: Batch) -> GraphAnswers:
+    """Return the answers of a torch export."""
+    record, answers = read_record(folder), {}
     for name, graph in record.graphs.items():
         program = torch.export.load((folder / graph.file).local_path()).module()
-        arguments = [torch.from_numpy(given[x.name]) for x in graph.inputs]
-        said = program(*arguments, *_mapped(folder, record, name))
-        found[name] = {o.name: x.detach().numpy() for o, x in zip(graph.outputs, said, strict=True)}
-    return found
+        arguments = [torch.from_numpy(inputs[x.name]) for x in graph.inputs]
+        results = program(*arguments, *_mapped(folder, record, name))
+        answers[name] = {o.name: x.detach().numpy() for o, x in zip(graph.outputs, results, strict=True)}
+    return answers
 
 
 def _mapped(folder: Location, record: ExportRecord, graph: str) -> list[Any]:
@@ -114,8 +117,8 @@ def _mapped(folder: Location, record: ExportRecord, graph: str) -> list[Any]:
 _SMALL = 0.1
 
 
-def difference(found: Found, wanted: Found) -> float:
-    """The largest difference, relative to what is wanted, or to 0.1 where that is smaller."""
-    assert {n: list(x) for n, x in found.items()} == {n: list(x) for n, x in wanted.items()}
-    pairs = [(found[g][n], x) for g, of in wanted.items() for n, x in of.items()]
+def difference(answers: GraphAnswers, expected: GraphAnswers) -> float:
+    """Return the largest difference, relative to what is expected, or to 0.1 where that is smaller."""
+    assert {n: list(x) for n, x in answers.items()} == {n: list(x) for n, x in expected.items()}
+    pairs = [(answers[g][n], x) for g, outputs in expected.items() for n, x in outputs.items()]
     return max(float(np.max(np.abs(a - b) / np.maximum(np.abs(b), _SMALL), initial=0)) for a, b in pairs)

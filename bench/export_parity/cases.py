@@ -53,7 +53,7 @@ CODES_ALONE = _schema(_USER, _ITEM, _HISTORY)
 
 
 @dataclass(frozen=True)
-class Case:
+class ExportCase:
     """A model to be exported.
 
     Attributes:
@@ -71,54 +71,54 @@ class Case:
     longest: int = 3000
 
 
-def _args(**given: Any) -> dict[str, Any]:
-    return {"args": given}
+def _args(**settings: Any) -> dict[str, Any]:
+    return {"args": settings}
 
 
 _PAIR = {"user": "user", "item": "item"}
-CASES: Mapping[str, Case] = {
-    "dlrm": Case("dlrm", settings={"bottom_mlp": (8,), "top_mlp": (16,), "pooling": "mean"}),
-    "wide_deep": Case("wide_deep", settings={**_args(deep_mlp=[8]), "pooling": "max"}),
-    "deepfm": Case("deepfm", settings=_args(deep_mlp=[8], dropout=0.2)),
-    "dcn_v2": Case("dcn_v2", settings=_args(low_rank=2, experts=2, deep_mlp=[8])),
-    "final_mlp": Case("final_mlp", settings=_args(first_mlp=[8, 4], second_mlp=[6], first_gate=["user"])),
-    "masknet": Case("masknet", settings=_args(blocks=[8, 8])),
-    "shared_bottom": Case("shared_bottom", tasks=True),
-    "mmoe": Case("mmoe", tasks=True),
+CASES: Mapping[str, ExportCase] = {
+    "dlrm": ExportCase("dlrm", settings={"bottom_mlp": (8,), "top_mlp": (16,), "pooling": "mean"}),
+    "wide_deep": ExportCase("wide_deep", settings={**_args(deep_mlp=[8]), "pooling": "max"}),
+    "deepfm": ExportCase("deepfm", settings=_args(deep_mlp=[8], dropout=0.2)),
+    "dcn_v2": ExportCase("dcn_v2", settings=_args(low_rank=2, experts=2, deep_mlp=[8])),
+    "final_mlp": ExportCase("final_mlp", settings=_args(first_mlp=[8, 4], second_mlp=[6], first_gate=["user"])),
+    "masknet": ExportCase("masknet", settings=_args(blocks=[8, 8])),
+    "shared_bottom": ExportCase("shared_bottom", tasks=True),
+    "mmoe": ExportCase("mmoe", tasks=True),
     # A sum of 3,000 vectors is another one in another order, which four experts and two levels make visible.
-    "ple": Case("ple", settings={"pooling": "mean"}, tasks=True),
-    "esmm": Case("esmm", settings={"pooling": "mean"}, tasks=True),
-    "matrix_factorization": Case("matrix_factorization", CODES_ALONE, _args(**_PAIR)),
-    "matrix_factorization, cosine": Case(
+    "ple": ExportCase("ple", settings={"pooling": "mean"}, tasks=True),
+    "esmm": ExportCase("esmm", settings={"pooling": "mean"}, tasks=True),
+    "matrix_factorization": ExportCase("matrix_factorization", CODES_ALONE, _args(**_PAIR)),
+    "matrix_factorization, cosine": ExportCase(
         "matrix_factorization", CODES_ALONE, _args(**_PAIR, similarity="cosine", temperature=0.5)
     ),
-    "neumf": Case("neumf", CODES_ALONE, _args(**_PAIR, mlp=[8], mlp_dim=6)),
-    "mult_vae": Case("mult_vae", CODES_ALONE, _args(history="history", item="item", hidden=[12])),
-    "lightgcn": Case("lightgcn", CODES_ALONE, _args(**_PAIR, temperature=0.5)),
-    "simplex": Case("simplex", CODES_ALONE, _args(**_PAIR, history="history")),
-    "two_tower": Case("two_tower", PLAIN, _args(item="item", user_mlp=[8], item_mlp=[8], temperature=0.5)),
-    "two_tower, items by code": Case(
+    "neumf": ExportCase("neumf", CODES_ALONE, _args(**_PAIR, mlp=[8], mlp_dim=6)),
+    "mult_vae": ExportCase("mult_vae", CODES_ALONE, _args(history="history", item="item", hidden=[12])),
+    "lightgcn": ExportCase("lightgcn", CODES_ALONE, _args(**_PAIR, temperature=0.5)),
+    "simplex": ExportCase("simplex", CODES_ALONE, _args(**_PAIR, history="history")),
+    "two_tower": ExportCase("two_tower", PLAIN, _args(item="item", user_mlp=[8], item_mlp=[8], temperature=0.5)),
+    "two_tower, items by code": ExportCase(
         "two_tower", PLAIN, _args(item="item", item_features=["item"], user_mlp=[8], item_mlp=[8])
     ),
-    "sasrec": Case("sasrec", HISTORIES, _args(item="item", history="history", length=10, heads=2)),
-    "sasrec, newest first": Case(
+    "sasrec": ExportCase("sasrec", HISTORIES, _args(item="item", history="history", length=10, heads=2)),
+    "sasrec, newest first": ExportCase(
         "sasrec", HISTORIES, _args(item="item", history="history", length=10, newest="first", temperature=0.2)
     ),
-    "hstu": Case("hstu", HISTORIES, _args(item="item", history="history", length=10, heads=2)),
-    "hstu, times": Case(
+    "hstu": ExportCase("hstu", HISTORIES, _args(item="item", history="history", length=10, heads=2)),
+    "hstu, times": ExportCase(
         "hstu",
         _schema(_USER, _ITEM, _HISTORY, _TIMES),
         _args(item="item", history="history", length=10, times="times"),
         longest=TIMES,
     ),
-    "din": Case("din", HISTORIES, _args(histories={"item": "history"}, attention_mlp=[8], mlp=[8])),
-    "din, softmax": Case(
+    "din": ExportCase("din", HISTORIES, _args(histories={"item": "history"}, attention_mlp=[8], mlp=[8])),
+    "din, softmax": ExportCase(
         "din", HISTORIES, _args(histories={"item": "history"}, softmax=True, activation="prelu", mlp=[8])
     ),
-    "dlrm, raw ids": Case(
+    "dlrm, raw ids": ExportCase(
         "dlrm", _schema(_USER, _AGE, _DEVICE, _DEVICES), {"bottom_mlp": (8,), "top_mlp": (16,), "pooling": "mean"}
     ),
-    "din, raw ids": Case(
+    "din, raw ids": ExportCase(
         "din",
         _schema(_USER, _AGE, _ITEM, _DEVICES, _DEVICE, _HISTORY),
         _args(histories={"item": "history", "device": "devices"}, mlp=[8]),
@@ -126,8 +126,8 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def make_model(case: Case, collective: Collective | None = None) -> ShardedModel:
-    """The model of a case, in evaluation mode, the same on any number of ranks.
+def make_model(case: ExportCase, collective: Collective | None = None) -> ShardedModel:
+    """Return the model of a case, in evaluation mode, the same on any number of ranks.
 
     Its tables' numbers are multiplied by 20; raw ids `KNOWN_IDS` have rows; LightGCN has a graph.
     """
@@ -154,7 +154,7 @@ def _edges() -> list[Any]:
 
 
 def _mend_statistics(model: ShardedModel) -> None:
-    """Moving averages (Dice) that training would have moved."""
+    """Set moving averages (Dice) that training would have moved."""
     generator = torch.Generator().manual_seed(7)
     for name, buffer in model.network.named_buffers():
         if name.endswith((".mean", ".variance")):
@@ -163,33 +163,35 @@ def _mend_statistics(model: ShardedModel) -> None:
 
 def _admit(model: ShardedModel, schema: DatasetSchema) -> None:
     """Give the known ids rows, as a step of training does."""
-    given = dict(batch(Case("", schema), len(KNOWN_IDS), longest=3))
+    inputs = dict(batch(ExportCase("", schema), len(KNOWN_IDS), longest=3))
     for f in schema.of(Kind.CATEGORICAL):
         if f.dynamic:
-            given[f.name] = KNOWN_IDS[:, None] if f.is_list else KNOWN_IDS
+            inputs[f.name] = KNOWN_IDS[:, None] if f.is_list else KNOWN_IDS
     with torch.enable_grad():
-        model.train()(*tensors(schema, given))
+        model.train()(*tensors(schema, inputs))
     assert model.dynamic is not None
     for table in model.dynamic.tables:
         table.weight.mul_(20)
 
 
-def batch(case: Case, rows: int = 64, seed: int = 1, longest: int | None = None) -> Batch:
-    """Nulls and unknown values among codes and ids, empty lists, one list of thousands of values with nulls between."""
+def batch(case: ExportCase, rows: int = 64, seed: int = 1, longest: int | None = None) -> Batch:
+    """Draw nulls and unknown values among codes and ids, empty lists, one list of thousands of values with nulls
+    between.
+    """
     rng = np.random.default_rng(seed)
     longest = case.longest if longest is None else longest
-    found: dict[str, NDArray[Any]] = {}
+    columns: dict[str, NDArray[Any]] = {}
     for f in (*case.schema.of(Kind.CONTINUOUS), *case.schema.of(Kind.CATEGORICAL)):
         if f.kind is Kind.CONTINUOUS:
-            found[f.name] = rng.normal(size=(rows, f.length)).astype(np.float32)
+            columns[f.name] = rng.normal(size=(rows, f.length)).astype(np.float32)
             if f.name == "times":
-                found[f.name] = np.sort(np.abs(found[f.name]) * 1e4, axis=1)
+                columns[f.name] = np.sort(np.abs(columns[f.name]) * 1e4, axis=1)
         elif f.is_list:
-            found[f.name] = _lists(f, rng, rows, longest)
+            columns[f.name] = _lists(f, rng, rows, longest)
         else:
-            found[f.name] = _draw(f, rng, rows)
-            found[f.name][:3] = [0, 1, (f.cardinality or 8) - 1][:rows]
-    return found
+            columns[f.name] = _draw(f, rng, rows)
+            columns[f.name][:3] = [0, 1, (f.cardinality or 8) - 1][:rows]
+    return columns
 
 
 def _draw(f: Feature, rng: np.random.Generator, size: Any) -> NDArray[np.int64]:
@@ -199,24 +201,24 @@ def _draw(f: Feature, rng: np.random.Generator, size: Any) -> NDArray[np.int64]:
 
 
 def _lists(f: Feature, rng: np.random.Generator, rows: int, longest: int) -> NDArray[np.int64]:
-    found = np.zeros((rows, max(1, longest)), np.int64)
+    lists = np.zeros((rows, max(1, longest)), np.int64)
     if longest:
         for row, length in enumerate(rng.integers(0, min(13, longest + 1), rows)):
-            found[row, :length] = _draw(f, rng, length)
-        found[0] = 0
+            lists[row, :length] = _draw(f, rng, length)
+        lists[0] = 0
         if rows > 1:
-            found[1] = _draw(f, rng, longest)
-            found[1, ::7] = 0
-    return found
+            lists[1] = _draw(f, rng, longest)
+            lists[1, ::7] = 0
+    return lists
 
 
-def tensors(schema: DatasetSchema, given: Batch) -> tuple[torch.Tensor, CategoricalBatch]:
-    """A batch as a model takes it."""
-    rows = len(next(iter(given.values())))
-    continuous = [torch.from_numpy(given[f.name]) for f in schema.of(Kind.CONTINUOUS)]
-    scalars = [torch.from_numpy(given[f.name]) for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
+def tensors(schema: DatasetSchema, inputs: Batch) -> tuple[torch.Tensor, CategoricalBatch]:
+    """Return a batch as a model takes it."""
+    rows = len(next(iter(inputs.values())))
+    continuous = [torch.from_numpy(inputs[f.name]) for f in schema.of(Kind.CONTINUOUS)]
+    scalars = [torch.from_numpy(inputs[f.name]) for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     lists = [
-        JaggedTensor.of_padded(torch.from_numpy(given[f.name]), 0) for f in schema.of(Kind.CATEGORICAL) if f.is_list
+        JaggedTensor.of_padded(torch.from_numpy(inputs[f.name]), 0) for f in schema.of(Kind.CATEGORICAL) if f.is_list
     ]
     codes = torch.stack(scalars, 1) if scalars else torch.zeros(rows, 0, dtype=torch.int64)
     return torch.cat(continuous, 1) if continuous else torch.zeros(rows, 0), CategoricalBatch(codes, lists)

@@ -16,22 +16,22 @@ Row = dict[str, Any]
 class Clock:
     """Seconds of work on the device: the median of several runs, after some that do not count."""
 
-    def __init__(self, device: str, turns: int, before: int) -> None:
-        self.device, self.turns, self.before = device, turns, before
+    def __init__(self, device: str, turns: int, warm_up: int) -> None:
+        self.device, self.turns, self.warm_up = device, turns, warm_up
 
     def seconds(self, work: Callable[[int], object]) -> float:
         """`work` is told which turn it is."""
-        found = []
-        for turn in range(self.before + self.turns):
+        measured = []
+        for repeat in range(self.warm_up + self.turns):
             if self.device == "cuda":
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 begin.record()
-                work(turn)
+                work(repeat)
                 end.record()
                 end.synchronize()
-                found.append(begin.elapsed_time(end) / 1000)
+                measured.append(begin.elapsed_time(end) / 1000)
             else:
-                began = time.perf_counter()
-                work(turn)
-                found.append(time.perf_counter() - began)
-        return statistics.median(found[self.before :])
+                start = time.perf_counter()
+                work(repeat)
+                measured.append(time.perf_counter() - start)
+        return statistics.median(measured[self.warm_up :])

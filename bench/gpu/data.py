@@ -43,7 +43,7 @@ EXPONENT = 1.05
 
 
 def cardinalities(rows: int) -> list[int]:
-    """The tables' rows, the large ones made smaller so that there are about `rows` in all."""
+    """Return the tables' rows, the large ones made smaller so that there are about `rows` in all."""
     share = min(1.0, rows / sum(CARDINALITIES))
     return [max(4, int(c * share)) if c > 100_000 or share < 1e-2 else c for c in CARDINALITIES]
 
@@ -58,11 +58,11 @@ class Batch:
 
 
 def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) -> list[Batch]:
-    """Several batches, so that no run finds the last one's rows in a cache."""
+    """Draw several batches, so that no run finds the last one's rows in a cache."""
     torch.manual_seed(0)
     rows = torch.tensor(sizes, dtype=torch.float64, device=device)
     first = (rows.cumsum(0) - rows).long()
-    found = []
+    drawn = []
     for _ in range(count):
         u = torch.rand(batch, len(sizes), dtype=torch.float64, device=device)
         if kind == "uniform":
@@ -72,11 +72,11 @@ def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) ->
             power = 1 - EXPONENT
             ids = ((((rows + 1) ** power - 1) * u) + 1) ** (1 / power) - 1
         ids = torch.minimum(ids.long(), (rows - 1).long())
-        found.append(
+        drawn.append(
             Batch(
                 (ids + first).flatten(),
                 torch.randn(batch, DENSE, device=device),
                 (torch.rand(batch, 1, device=device) < 0.03).float(),
             )
         )
-    return found
+    return drawn

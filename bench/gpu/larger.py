@@ -18,33 +18,33 @@ HELD = 0.1
 
 
 def map_rows(clock: Clock, ids: int) -> Iterator[Row]:
-    """A map that grows by half as many ids as it has, and lookups of all."""
+    """Measure a map that grows by half as many ids as it has, and lookups of all."""
     device = torch.device(clock.device)
     torch.manual_seed(0)
-    given = torch.unique(torch.randint(-(2**62), 2**62, (ids,), device=device))
-    half = len(given) // 2
+    unique_ids = torch.unique(torch.randint(-(2**62), 2**62, (ids,), device=device))
+    half = len(unique_ids) // 2
 
     def grow(_: int) -> None:
-        made = DeviceMap(device, given[:half])
-        made.add(given[half:])
+        device_map = DeviceMap(device, unique_ids[:half])
+        device_map.add(unique_ids[half:])
 
     seconds = clock.seconds(grow)
-    yield {"what": f"map: insert {len(given)} ids", "value": len(given) / seconds / 1e6, "unit": "M ids/s"}
-    made = DeviceMap(device, given)
-    seconds = clock.seconds(lambda _: made.find(given))
-    yield {"what": f"map: find {len(given)} ids", "value": len(given) / seconds / 1e6, "unit": "M ids/s"}
+    yield {"what": f"map: insert {len(unique_ids)} ids", "value": len(unique_ids) / seconds / 1e6, "unit": "M ids/s"}
+    device_map = DeviceMap(device, unique_ids)
+    seconds = clock.seconds(lambda _: device_map.find(unique_ids))
+    yield {"what": f"map: find {len(unique_ids)} ids", "value": len(unique_ids) / seconds / 1e6, "unit": "M ids/s"}
 
 
 def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
-    """Lookups and steps under Zipf's law of a table in host memory, a tenth of it on the card."""
+    """Measure lookups and steps under Zipf's law of a table in host memory, a tenth of it on the card."""
     host = torch.zeros(rows, DIM, pin_memory=clock.device == "cuda")
     sums = torch.zeros(rows, 1, pin_memory=clock.device == "cuda")
     table = RowCache([host, sums], max(64, int(HELD * rows)), clock.device)
-    found = [b.addresses for b in batches("zipf", [rows], batch, 24, clock.device)]
+    addresses = [b.addresses for b in batches("zipf", [rows], batch, 24, clock.device)]
     grad = torch.randn(batch, DIM, device=clock.device)
 
-    def step(turn: int) -> None:
-        distinct = find_duplicates(found[turn % len(found)])
+    def step(repeat: int) -> None:
+        distinct = find_duplicates(addresses[repeat % len(addresses)])
         vectors = table.look_up(distinct, admit=True)
         gpu.pool_sum(vectors, distinct.inverse(), batch)
         cached = table.acquire(distinct.unique)
@@ -52,10 +52,10 @@ def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
         gpu.rowwise_adagrad(weight, state, cached.slots, distinct.starts, distinct.order, grad, lr=0.01)
         table.commit(cached)
 
-    for turn in range(12 if clock.device == "cuda" else 1):
-        step(turn)
+    for repeat in range(12 if clock.device == "cuda" else 1):
+        step(repeat)
     table.forget_hits()
-    seconds = clock.seconds(lambda turn: step(12 + turn))
+    seconds = clock.seconds(lambda repeat: step(12 + repeat))
     ids = torch.arange(1, rows + 1, dtype=torch.float64)
     popular = ids.pow_(-EXPONENT)
     most = float(popular[: table.capacity].sum() / popular.sum())

@@ -16,7 +16,7 @@ from bench.gpu.data import DENSE, DIM, batches
 
 
 def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage: Any, dense: Any) -> Iterator[Row]:
-    """Ids from the host to the last optimizer; on a GPU the dense part as a graph."""
+    """Measure steps from ids on the host to the last optimizer; on a GPU the dense part as a graph."""
     from headrace.comm.base import LocalCollective
     from headrace.config import EmbeddingOptimizer, Model, Optimizer
     from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
@@ -48,11 +48,11 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     ]
     model.train()
 
-    def step(turn: int) -> None:
-        part = parts[turn % len(parts)]
-        made = passes(part, model.prepare(part.categorical))
-        made.backward()
-        optimizer.reduce(float(made.loss))
+    def step(repeat: int) -> None:
+        part = parts[repeat % len(parts)]
+        outcome = passes(part, model.prepare(part.categorical))
+        outcome.backward()
+        optimizer.reduce(float(outcome.loss))
         optimizer.step()
         model.step_embeddings()
 

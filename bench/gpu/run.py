@@ -69,11 +69,11 @@ class Tables:
         self.state = torch.zeros(sum(sizes), 1, device=device)
 
     def look_up(self, addresses: Tensor) -> Tensor:
-        """float32 [N, DIM]."""
+        """Return vectors float32 [N, DIM]."""
         return gpu.pool_sum(self.weight, addresses, addresses.numel())
 
     def update(self, addresses: Tensor, grad: Tensor) -> int:
-        """One step; grad float32 [N, DIM]. Returns how many distinct rows there were."""
+        """Make one step; grad float32 [N, DIM]. Return how many distinct rows there were."""
         values, order = torch.sort(addresses)
         is_first = torch.ones_like(values, dtype=torch.bool)
         torch.ne(values[1:], values[:-1], out=is_first[1:])
@@ -84,17 +84,17 @@ class Tables:
 
 
 def floors(clock: Clock, tables: Tables, batch: int, small: bool) -> dict[str, float]:
-    """TB/s of a copy and of a gather of rows, TFLOP/s of a bf16 product."""
+    """Measure TB/s of a copy and of a gather of rows, TFLOP/s of a bf16 product."""
     device = clock.device
     source = torch.randn((1 << 20) if small else (1 << 30), device=device)
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / clock.seconds(lambda _, a=source, b=target: b.copy_(a))  # type: ignore[misc]
     del source, target
-    found = batches("uniform", tables.sizes, batch, 4, device)
-    n = found[0].addresses.numel()
+    drawn = batches("uniform", tables.sizes, batch, 4, device)
+    n = drawn[0].addresses.numel()
     out = torch.empty(n, DIM, dtype=tables.weight.dtype, device=device)
     gathered = (
-        2 * out.nbytes / clock.seconds(lambda i: torch.index_select(tables.weight, 0, found[i % 4].addresses, out=out))
+        2 * out.nbytes / clock.seconds(lambda i: torch.index_select(tables.weight, 0, drawn[i % 4].addresses, out=out))
     )
     side = 256 if small else 8192
     a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
@@ -102,14 +102,14 @@ def floors(clock: Clock, tables: Tables, batch: int, small: bool) -> dict[str, f
     return {"copy TB/s": copied / 1e12, "gather TB/s": gathered / 1e12, "bf16 TFLOP/s": product / 1e12}
 
 
-def embedding_step(clock: Clock, tables: Tables, found: list[Batch], gather: float) -> dict[str, float]:
-    """Seconds of the step, of its floor, and of torch's."""
-    n = found[0].addresses.numel()
+def embedding_step(clock: Clock, tables: Tables, drawn: list[Batch], gather: float) -> dict[str, float]:
+    """Measure seconds of the step, of its floor, and of torch's."""
+    n = drawn[0].addresses.numel()
     grad = torch.randn(n, DIM, device=clock.device)
     distinct: list[int] = []
 
     def step(i: int) -> None:
-        addresses = found[i % len(found)].addresses
+        addresses = drawn[i % len(drawn)].addresses
         tables.look_up(addresses)
         distinct.append(tables.update(addresses, grad))
 
@@ -119,15 +119,15 @@ def embedding_step(clock: Clock, tables: Tables, found: list[Batch], gather: flo
     return {"seconds": seconds, "floor": moved / gather, "distinct share": statistics.median(distinct) / n}
 
 
-def torch_step(clock: Clock, tables: Tables, found: list[Batch]) -> float:
-    """Seconds of torch.nn.EmbeddingBag and SGD over the same matrix (a parameter shares it)."""
+def torch_step(clock: Clock, tables: Tables, drawn: list[Batch]) -> float:
+    """Measure seconds of torch.nn.EmbeddingBag and SGD over the same matrix (a parameter shares it)."""
     bag = torch.nn.EmbeddingBag.from_pretrained(tables.weight, freeze=False, mode="sum", sparse=True)
     optimizer = torch.optim.SGD(bag.parameters(), lr=LR)
-    n = found[0].addresses.numel()
+    n = drawn[0].addresses.numel()
     grad = torch.randn(n, DIM, device=clock.device, dtype=tables.weight.dtype)
 
     def step(i: int) -> None:
-        out = bag(found[i % len(found)].addresses.view(-1, 1))
+        out = bag(drawn[i % len(drawn)].addresses.view(-1, 1))
         out.backward(grad)
         optimizer.step()
         optimizer.zero_grad()
@@ -187,7 +187,7 @@ class Trainer:
 
 
 def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
-    """(name, what makes its figures), one after the other. Tables are made when the first part asks for them."""
+    """Yield (name, what makes its figures), one after the other. Tables are made when the first part asks for them."""
     small = args.tiny
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.rows]
     clock = Clock(device, 1, 0) if small else Clock(device, 20, 3)
@@ -211,8 +211,8 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
         yield from ({"what": name, "value": value} for name, value in bare().items())
 
     def embedding_rows(kind: str, batch: int) -> Iterator[Row]:
-        found = batches(kind, tables().sizes, batch, 4, device)
-        step = embedding_step(clock, tables(), found, bare()["gather TB/s"] * 1e12)
+        drawn = batches(kind, tables().sizes, batch, 4, device)
+        step = embedding_step(clock, tables(), drawn, bare()["gather TB/s"] * 1e12)
         yield {
             "what": f"embedding step, {kind}, {batch}",
             "value": batch / step["seconds"] / 1e6,
@@ -220,7 +220,7 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
             "of floor": step["floor"] / step["seconds"],
             "distinct": step["distinct share"],
         }
-        peer = torch_step(clock, tables(), found)
+        peer = torch_step(clock, tables(), drawn)
         yield {
             "what": f"torch's EmbeddingBag, {kind}, {batch}",
             "value": batch / peer / 1e6,
@@ -229,9 +229,9 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
         }
 
     def step_rows(name: str, kind: str, batch: int) -> Iterator[Row]:
-        found = batches(kind, tables().sizes, batch, 4, device)
+        drawn = batches(kind, tables().sizes, batch, 4, device)
         trainer = Trainer(name, tables(), batch, device, args.dense)
-        seconds = clock.seconds(lambda i: trainer.step(found[i % len(found)]))
+        seconds = clock.seconds(lambda i: trainer.step(drawn[i % len(drawn)]))
         if not torch.isfinite(trainer.loss):
             raise RuntimeError(f"the loss is {float(trainer.loss)}")
         dense = clock.seconds(lambda i: trainer.dense_part())
@@ -293,15 +293,15 @@ def main(words: list[str] | None = None) -> int:
     for name, make in parts(args, device):
         if not any(name.startswith(p) for p in args.parts):
             continue
-        found: list[Row] = []
+        part_rows: list[Row] = []
         try:
-            found.extend(make())
+            part_rows.extend(make())
         except Exception as e:  # one that fails must not cost the others' figures
             traceback.print_exc()
-            found.append({"what": name, "failed": f"{type(e).__name__}: {e}".splitlines()[0]})
-        for row in found:
+            part_rows.append({"what": name, "failed": f"{type(e).__name__}: {e}".splitlines()[0]})
+        for row in part_rows:
             show(row)
-        rows += found
+        rows += part_rows
         if args.json:
             args.json.write_text(json.dumps({"device": on, "torch": torch.__version__, "figures": rows}) + "\n")
     if not args.json:

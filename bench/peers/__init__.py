@@ -1,1 +1,1 @@
-"""What others do, each run in a process of its own; each prints one line of JSON."""
+"""Peers: programs of others, each run in a process of its own; each prints one line of JSON."""

@@ -35,8 +35,8 @@ def main(out: str, train_files: str, valid_files: str, categories: str, counts: 
     tick = time.perf_counter()
     learned: tuple[float, ...] = ()
     if numbers:
-        asked = ", ".join(f"avg({x}), stddev_samp({x})" for x in logs.values())
-        learned = con.execute(f"SELECT {asked} FROM train").fetchone() or ()
+        averages = ", ".join(f"avg({x}), stddev_samp({x})" for x in logs.values())
+        learned = con.execute(f"SELECT {averages} FROM train").fetchone() or ()
     for name in texts:
         con.execute(
             f"CREATE TABLE of_{name} AS SELECT {name} AS value, "

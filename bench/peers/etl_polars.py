@@ -30,13 +30,17 @@ def main(out: str, train_files: str, valid_files: str, categories: str, counts: 
     texts, numbers = categories.split(","), counts.split(",") if counts else []
     logs = {name: pl.col(name).fill_null(0).clip(lower_bound=0).cast(pl.Float64).log1p() for name in numbers}
     tick = time.perf_counter()
-    asked = [
+    queries = [
         frames["train"].select(
-            *(f.alias(f"{what}.{name}") for name, x in logs.items() for what, f in (("m", x.mean()), ("s", x.std())))
+            *(
+                f.alias(f"{prefix}.{name}")
+                for name, x in logs.items()
+                for prefix, f in (("m", x.mean()), ("s", x.std()))
+            )
         )
     ]
     for name in texts:
-        asked.append(
+        queries.append(
             frames["train"]
             .select(pl.col(name).alias("value"))
             .drop_nulls()
@@ -48,9 +52,9 @@ def main(out: str, train_files: str, valid_files: str, categories: str, counts: 
             .with_row_index("code", 2)
             .with_columns(pl.col("code").cast(pl.Int32))
         )
-    found = [query.collect(engine="streaming") for query in asked]
-    learned = found[0].row(0, named=True) if numbers else {}
-    vocabularies = dict(zip(texts, found[1:], strict=True))
+    results = [query.collect(engine="streaming") for query in queries]
+    learned = results[0].row(0, named=True) if numbers else {}
+    vocabularies = dict(zip(texts, results[1:], strict=True))
     for name, vocabulary in vocabularies.items():
         vocabulary.select("value", "code").write_parquet(folder / "vocabulary" / f"{name}.parquet")
     fitted = time.perf_counter()

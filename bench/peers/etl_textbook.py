@@ -12,7 +12,7 @@ from bench.criteo_data import CATEGORIES, COUNTS
 
 
 def textbook(spark: SparkSession, train: list[str], valid: list[str], out: Path, min_count: int) -> tuple[float, float]:
-    """(seconds of fit, seconds of transform and write) of the Criteo workflow over Parquet files."""
+    """Measure (seconds of fit, seconds of transform and write) of the Criteo workflow over Parquet files."""
     rows = {"train": spark.read.parquet(*train), "valid": spark.read.parquet(*valid)}
     tick = time.perf_counter()
     tables: dict[str, DataFrame] = {}
@@ -23,8 +23,8 @@ def textbook(spark: SparkSession, train: list[str], valid: list[str], out: Path,
         counted.select(name, (F.row_number().over(order) + 1).alias(f"{name}_code")).write.parquet(path)
         tables[name] = spark.read.parquet(path)
     logs = {n: F.log1p(F.greatest(F.coalesce(F.col(n), F.lit(0)), F.lit(0)).cast("double")) for n in COUNTS}
-    asked = [f(x).alias(f"{k}{n}") for n, x in logs.items() for k, f in (("m", F.avg), ("s", F.stddev_samp))]
-    learned = rows["train"].agg(*asked).collect()[0]
+    aggregates = [f(x).alias(f"{k}{n}") for n, x in logs.items() for k, f in (("m", F.avg), ("s", F.stddev_samp))]
+    learned = rows["train"].agg(*aggregates).collect()[0]
     fitted = time.perf_counter()
     for split, frame in rows.items():
         for name in CATEGORIES:

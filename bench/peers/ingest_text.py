@@ -18,7 +18,7 @@ _DUCKDB = {"int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE", "string": "
 
 
 def duckdb_(form: str, out: str, files: list[str], columns: Mapping[str, str]) -> int:
-    """DuckDB."""
+    """Ingest by DuckDB; return its rows."""
     import duckdb
 
     con = duckdb.connect()
@@ -30,12 +30,12 @@ def duckdb_(form: str, out: str, files: list[str], columns: Mapping[str, str]) -
         rest = "delim = '\t', header = false, quote = ''" if form == "criteo" else "delim = ',', header = true"
         read = f"read_csv({files!r}, {rest}, columns = {types}, auto_detect = false)"
     con.execute(f"COPY (SELECT * FROM {read}) TO '{out}' (FORMAT parquet, COMPRESSION snappy)")
-    found = con.execute(f"SELECT count(*) FROM read_parquet('{out}')").fetchone()
-    return int(found[0]) if found else 0
+    row = con.execute(f"SELECT count(*) FROM read_parquet('{out}')").fetchone()
+    return int(row[0]) if row else 0
 
 
 def polars_(form: str, out: str, files: list[str], columns: Mapping[str, str]) -> int:
-    """Polars, streaming."""
+    """Ingest by Polars, streaming; return its rows."""
     import polars as pl
 
     types: dict[str, Any] = {"int": pl.Int32, "bigint": pl.Int64, "double": pl.Float64, "string": pl.String}

@@ -38,7 +38,7 @@ from headrace.embeddings.sharding_plan import Plan
 from headrace.workspace import checkout
 
 _MODULE = "bench.peers.torchrec_collisions"
-_NOBODY = -1
+_NO_OWNER = -1
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -62,7 +62,7 @@ class Stream:
     interval: int = 10
 
     def batches(self) -> Iterator[tuple[int, Ids, Mask]]:
-        """Day, ids int64 [batch] in [0, 2^63 - 1), and which of them came in an earlier batch."""
+        """Yield day, ids int64 [batch] in [0, 2^63 - 1), and which of them came in an earlier batch."""
         rng = np.random.default_rng(1)
         edges = np.cumsum(np.arange(1, self.population + 1) ** -self.zipf)
         edges /= edges[-1]
@@ -70,8 +70,8 @@ class Stream:
         was_seen = np.zeros(self.population, dtype=bool)
         for day in range(self.days):
             if day:
-                gone = np.flatnonzero(rng.random(self.population) < self.new)
-                ids[gone], was_seen[gone] = rng.integers(0, 2**63 - 1, len(gone)), False
+                replaced = np.flatnonzero(rng.random(self.population) < self.new)
+                ids[replaced], was_seen[replaced] = rng.integers(0, 2**63 - 1, len(replaced)), False
             for _ in range(self.steps):
                 drawn = np.searchsorted(edges, rng.random(self.batch)).clip(0, self.population - 1)
                 yield day, ids[drawn], was_seen[drawn]
@@ -79,20 +79,20 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one table did. Shares are of the lookups after the first day."""
+class TableFigures:
+    """Figures of one table. Shares are of the lookups after the first day."""
 
     name: str
     #: Of an id, lookup and admission: the median of the days' means.
     nanoseconds: float
     #: Lookups whose id had a row of its own, and had it since an earlier batch.
-    own: float
-    kept: float
+    own_row: float
+    held_row: float
     #: Of weights, the state of row-wise Adagrad, and all that says which id has which row.
     bytes_a_row: float
 
 
-class Ours:
+class HeadraceTable:
     """A table of raw ids, one rank."""
 
     def __init__(self, name: str, stream: Stream, **settings: Any) -> None:
@@ -101,23 +101,23 @@ class Ours:
         self._tables = DynamicEmbeddings([spec], LocalCollective(), seed=1)
         self._tables.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad"))
         self._lookups = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=self._tables)
-        self._nothing = torch.zeros(0, 0, dtype=torch.int64)
-        self._found = torch.zeros(0, dtype=torch.bool)
+        self._no_codes = torch.zeros(0, 0, dtype=torch.int64)
+        self._has_row = torch.zeros(0, dtype=torch.bool)
 
     def look_up(self, ids: Tensor) -> Tensor:
-        prepared = self._lookups.prepare(self._nothing, raw=[ids])
+        prepared = self._lookups.prepare(self._no_codes, raw=[ids])
         self._lookups.features(prepared)
-        ((vectors, self._found),) = prepared.found
+        ((vectors, self._has_row),) = prepared.found
         return vectors
 
-    def before(self, ids: Ids) -> Mask:
-        """Which have a row already."""
+    def with_row(self, ids: Ids) -> Mask:
+        """Return which ids have a row already."""
         return np.isin(ids, self._tables.tables[0].ids)
 
     def has_own(self, ids: Ids, held: Mask) -> tuple[Mask, Mask]:
-        """Of the last lookup: which had a row of their own; which of these had it before."""
-        own = self._found.numpy()
-        return own, own & held
+        """Return which ids of the last lookup had a row of their own, and which of these had it before."""
+        is_own = self._has_row.numpy()
+        return is_own, is_own & held
 
     @property
     def nbytes(self) -> int:
@@ -138,29 +138,29 @@ class TorchRec:
         self._weight = torch.zeros(stream.rows, stream.dim).uniform_(-0.05, 0.05)
         self._state = torch.zeros(stream.rows, 1)
         #: Who had a row last.
-        self._owner = np.full(stream.rows, _NOBODY)
-        self._at: Ids = np.zeros(0, dtype=np.int64)
+        self._owner = np.full(stream.rows, _NO_OWNER)
+        self._last_rows: Ids = np.zeros(0, dtype=np.int64)
 
     def look_up(self, ids: Tensor) -> Tensor:
         from torchrec.sparse.jagged_tensor import JaggedTensor  # type: ignore[import-not-found]
 
-        given = JaggedTensor(values=ids, lengths=torch.ones_like(ids, dtype=torch.int32))
-        rows = self._module({"t": given})["t"].values()
+        features = JaggedTensor(values=ids, lengths=torch.ones_like(ids, dtype=torch.int32))
+        rows = self._module({"t": features})["t"].values()
         changed = self._module.evict()
         if changed is not None:
             self._weight[changed] = torch.empty(len(changed), self._weight.shape[1]).uniform_(-0.05, 0.05)
             self._state[changed] = 0.0
-        self._at = rows.numpy()
+        self._last_rows = rows.numpy()
         return self._weight.index_select(0, rows)
 
-    def before(self, ids: Ids) -> Mask:
+    def with_row(self, ids: Ids) -> Mask:
         return np.zeros(len(ids), dtype=bool)
 
     def has_own(self, ids: Ids, held: Mask) -> tuple[Mask, Mask]:
-        own = self._at != self._common
-        kept = own & (self._owner[self._at] == ids)
-        self._owner[self._at[own]] = ids[own]
-        return own, kept
+        is_own = self._last_rows != self._common
+        is_held = is_own & (self._owner[self._last_rows] == ids)
+        self._owner[self._last_rows[is_own]] = ids[is_own]
+        return is_own, is_held
 
     @property
     def nbytes(self) -> int:
@@ -171,46 +171,48 @@ class TorchRec:
         return sum(different.values())
 
 
-def tables_of(stream: Stream) -> list[Ours | TorchRec]:
-    """Ours beside TorchRec's of the same rule, in pairs."""
+def tables_of(stream: Stream) -> list[HeadraceTable | TorchRec]:
+    """Return our tables beside TorchRec's of the same rule, in pairs."""
     from torchrec.modules import mc_modules as theirs
 
     return [
-        Ours("lfu", stream),
+        HeadraceTable("lfu", stream),
         TorchRec("LFU", stream, theirs.LFU_EvictionPolicy()),
-        Ours("lru", stream, evict="lru"),
+        HeadraceTable("lru", stream, evict="lru"),
         TorchRec("LRU", stream, theirs.LRU_EvictionPolicy()),
-        Ours("lfu, admit_after 2", stream, admit_after=2),
+        HeadraceTable("lfu, admit_after 2", stream, admit_after=2),
         TorchRec("distance-LFU", stream, theirs.DistanceLFU_EvictionPolicy()),
     ]
 
 
-def measure(stream: Stream, tables: Sequence[Ours | TorchRec]) -> tuple[list[Found], float]:
-    """What each table did; and the share of lookups whose id had come before: what a table without a limit keeps."""
+def measure(stream: Stream, tables: Sequence[HeadraceTable | TorchRec]) -> tuple[list[TableFigures], float]:
+    """Measure each table, and the share of lookups whose id had come before: what a table without a limit keeps."""
     seconds = np.zeros((len(tables), stream.days))
     shares = np.zeros((len(tables), 2))
     seen = 0.0
     later = (stream.days - 1) * stream.steps * stream.batch
     for number, (day, ids, was_seen) in enumerate(stream.batches()):
-        given = torch.from_numpy(ids)
+        id_tensor = torch.from_numpy(ids)
         seen += float(was_seen.sum()) * (day > 0)
-        for turn in range(len(tables)):
-            i = (turn + number) % len(tables)
-            held = tables[i].before(ids)
-            began = time.perf_counter()
-            tables[i].look_up(given)
-            seconds[i, day] += time.perf_counter() - began
-            found = tables[i].has_own(ids, held)
+        for offset in range(len(tables)):
+            i = (offset + number) % len(tables)
+            held = tables[i].with_row(ids)
+            start = time.perf_counter()
+            tables[i].look_up(id_tensor)
+            seconds[i, day] += time.perf_counter() - start
+            masks = tables[i].has_own(ids, held)
             if day:
-                shares[i] += [mask.sum() for mask in found]
+                shares[i] += [mask.sum() for mask in masks]
     each = 1e9 / (stream.steps * stream.batch)
     return [
-        Found(t.name, median(seconds[i, 1:].tolist()) * each, *(shares[i] / later).tolist(), t.nbytes / stream.rows)
+        TableFigures(
+            t.name, median(seconds[i, 1:].tolist()) * each, *(shares[i] / later).tolist(), t.nbytes / stream.rows
+        )
         for i, t in enumerate(tables)
     ], seen / later
 
 
-def run(stream: Stream) -> tuple[list[Found], float]:
+def run(stream: Stream) -> tuple[list[TableFigures], float]:
     """`measure` in a process that has TorchRec.
 
     Raises:
@@ -218,7 +220,7 @@ def run(stream: Stream) -> tuple[list[Found], float]:
     """
     root = checkout()
     path = os.pathsep.join([str(root), *(str(root / "build" / "peers" / name) for name in FOLDERS)])
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", _MODULE, json.dumps(asdict(stream))],
         check=True,
         cwd=root,
@@ -226,8 +228,8 @@ def run(stream: Stream) -> tuple[list[Found], float]:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     ).stdout
-    answer = json.loads(told.splitlines()[-1])
-    return [Found(**f) for f in answer["tables"]], answer["seen"]
+    answer = json.loads(output.splitlines()[-1])
+    return [TableFigures(**f) for f in answer["tables"]], answer["seen"]
 
 
 def _main() -> None:
@@ -236,8 +238,8 @@ def _main() -> None:
     import fbgemm_gpu  # type: ignore[import-not-found]  # noqa: F401  (registers the operators)
 
     stream = Stream(**json.loads(sys.argv[1]))
-    found, seen = measure(stream, tables_of(stream))
-    print(json.dumps({"tables": [asdict(f) for f in found], "seen": seen}))
+    measured, seen = measure(stream, tables_of(stream))
+    print(json.dumps({"tables": [asdict(f) for f in measured], "seen": seen}))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ FOLDERS = ("torchrec", "fbgemm")
 
 @dataclass(frozen=True)
 class Step:
-    """What is trained."""
+    """Training step to measure: model, tables, batch and ranks."""
 
     #: Rows of each table; one feature looks up each.
     rows: tuple[int, ...]
@@ -57,8 +57,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run measured."""
+class StepFigures:
+    """Figures of a run: seconds of its steps, and bytes that a rank sends."""
 
     #: Seconds of each step of the slowest rank, the first quarter left out.
     seconds: tuple[float, ...]
@@ -69,23 +69,23 @@ class Found:
 
 
 def is_installed() -> bool:
-    """Whether `make bench-peers` has run."""
+    """Return whether `make bench-peers` has run."""
     return all((checkout() / "build" / "peers" / name).is_dir() for name in FOLDERS)
 
 
 def draw_ids(step: Step, rank: int, batch: int) -> Any:
-    """Ids of one batch: int64 [B, features, ids], none 0."""
+    """Draw ids of one batch: int64 [B, features, ids], none 0."""
     import numpy as np
 
     rng = np.random.default_rng([rank, batch])
-    found = np.empty((step.batch, len(step.rows), step.ids), dtype=np.int64)
+    ids = np.empty((step.batch, len(step.rows), step.ids), dtype=np.int64)
     for i, rows in enumerate(step.rows):
         if step.zipf == 0:
-            found[:, i] = rng.integers(1, rows, (step.batch, step.ids))
+            ids[:, i] = rng.integers(1, rows, (step.batch, step.ids))
             continue
         edges = _zipf_edges(rows, step.zipf)
-        found[:, i] = np.searchsorted(edges, rng.random((step.batch, step.ids))).clip(1, rows - 1)
-    return found
+        ids[:, i] = np.searchsorted(edges, rng.random((step.batch, step.ids))).clip(1, rows - 1)
+    return ids
 
 
 @cache
@@ -96,7 +96,7 @@ def _zipf_edges(rows: int, exponent: float) -> Any:
     return edges / edges[-1]
 
 
-def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found:
+def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> StepFigures:
     """Train on `step.world` processes.
 
     Args:
@@ -123,7 +123,7 @@ def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found
         answers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(step.world)]
     seconds = tuple(max(times) for times in zip(*(a["seconds"] for a in answers), strict=True))
     mean = {k: sum(a[k] for a in answers) / len(answers) for k in ("sent", "reduced")}
-    return Found(seconds[len(seconds) // 4 :], mean["sent"] + mean["reduced"], mean["sent"])
+    return StepFigures(seconds[len(seconds) // 4 :], mean["sent"] + mean["reduced"], mean["sent"])
 
 
 class Meter:
@@ -164,7 +164,7 @@ class Meter:
 
 
 def _model(step: Step, torch: Any) -> Any:
-    """The model, its tables on the meta device: TorchRec makes the shards."""
+    """Return the model, its tables on the meta device: TorchRec makes the shards."""
     from torchrec.models.dlrm import DLRM, DLRMTrain  # type: ignore[import-not-found]
     from torchrec.modules.embedding_configs import EmbeddingBagConfig  # type: ignore[import-not-found]
     from torchrec.modules.embedding_modules import EmbeddingBagCollection  # type: ignore[import-not-found]
@@ -257,9 +257,9 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
     seconds = []
     for number in range(step.steps):
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         once(number)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     # DistributedDataParallel reduces in C++, where nobody counts: a ring passes on 2 (W - 1) / W of the gradients.
     reduced = 2 * (step.world - 1) / step.world * sum(p.numel() * p.element_size() for p in dense)
     answer = {"seconds": seconds, "sent": meter.sent / step.steps, "reduced": reduced}
@@ -269,8 +269,8 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
 
 
 def _main() -> None:
-    given = json.loads(sys.argv[1])
-    step = Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    fields = json.loads(sys.argv[1])
+    step = Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
     _rank_main(step, int(sys.argv[2]), Path(sys.argv[3]))
 
 

@@ -35,34 +35,34 @@ def run_part(name: str, part: Part, seeds: Sequence[int], results: Results) -> i
             failed += 1
             continue
         results.save(name, case, seed, result)
-        told = ", ".join(f"{m} {result.metrics[m]:.4f}" for m in part.shown_metrics(case, list(result.metrics)))
-        print(f"{name}: {case.name}, seed {seed}: {told}", flush=True)
+        metrics_text = ", ".join(f"{m} {result.metrics[m]:.4f}" for m in part.shown_metrics(case, list(result.metrics)))
+        print(f"{name}: {case.name}, seed {seed}: {metrics_text}", flush=True)
     return failed
 
 
 def write_record(parts: dict[str, Part], seeds: Sequence[int], results: Results) -> None:
     """Write build/quality/quality.json: the lines of all parts, and this machine."""
     lines = {name: [line.record() for line in lines_of(name, part, results, seeds)] for name, part in parts.items()}
-    found = {"machine": machine(), "parts": lines}
-    local(quality_folder() / "quality.json").put_text(json.dumps(found, indent=1) + "\n")
+    record = {"machine": machine(), "parts": lines}
+    local(quality_folder() / "quality.json").put_text(json.dumps(record, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 where something failed."""
+    """Run the command line and return the exit code: 1 where something failed."""
     parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
     parser.add_argument("--parts", default="", help="names with commas between them; all without")
     parser.add_argument("--seeds", default="1,2,3", help="with commas between them")
     parser.add_argument("--ranks", type=int, help="train on so many ranks, whatever the specs say")
     parser.add_argument("--threads", type=int, help="threads of each rank")
     parser.add_argument("--show", action="store_true", help="print what there is and run nothing")
-    given = parser.parse_args(arguments)
-    use_ranks(given.ranks, given.threads)
+    args = parser.parse_args(arguments)
+    use_ranks(args.ranks, args.threads)
     try:
-        seeds = [int(s) for s in given.seeds.split(",")]
-        chosen = load_parts([n for n in given.parts.split(",") if n])
+        seeds = [int(s) for s in args.seeds.split(",")]
+        chosen = load_parts([n for n in args.parts.split(",") if n])
         results, failed = Results.default(), 0
         for name, part in chosen.items():
-            failed += 0 if given.show else run_part(name, part, seeds, results)
+            failed += 0 if args.show else run_part(name, part, seeds, results)
             show(part, lines_of(name, part, results, seeds))
         write_record(load_parts(), seeds, results)
     except (UserError, ValueError) as e:

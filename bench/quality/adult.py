@@ -17,7 +17,7 @@ _VALID, _SEED = 0.1, 0
 
 
 def write_file(adult: Path, target: Path) -> None:
-    """The rows of adult.data and adult.test with a column `split`: a tenth of the former validates.
+    """Write the rows of adult.data and adult.test with a column `split`: a tenth of the former validates.
 
     Args:
         adult: the folder of both files, whose first lines name the columns.
@@ -27,7 +27,7 @@ def write_file(adult: Path, target: Path) -> None:
         return
     header, *rows = (adult / "adult.data").read_text().splitlines()
     _, *test = (adult / "adult.test").read_text().splitlines()
-    rows, test = ([r for r in of if r.strip()] for of in (rows, test))
+    rows, test = ([r for r in part if r.strip()] for part in (rows, test))
     valid = np.random.default_rng(_SEED).random(len(rows)) < _VALID
     lines = [f"{header}, split", *(f"{r}, {'valid' if v else 'train'}" for r, v in zip(rows, valid, strict=True))]
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ _SOURCE = "Klenitskiy and Vasilev, RecSys 2023"
 
 
 def target_hash(users: list[int], items: list[int]) -> str:
-    """SHA-256 of the lines `user item` of the test targets, by user."""
+    """Return SHA-256 of the lines `user item` of the test targets, by user."""
     lines = "".join(f"{user} {item}\n" for user, item in sorted(zip(users, items, strict=True)))
     return hashlib.sha256(lines.encode()).hexdigest()
 

@@ -21,13 +21,13 @@ _GOALS = {"ceiling_share": Goal(floor=0.97)}
 
 
 def _ceiling(manifest: Manifest, ws: Workspace) -> float:
-    found = facts.number(read_truth(ws, manifest.pipeline, manifest.ds).get("auc_ceiling"))
-    assert found is not None
-    return found
+    ceiling = facts.number(read_truth(ws, manifest.pipeline, manifest.ds).get("auc_ceiling"))
+    assert ceiling is not None
+    return ceiling
 
 
 def ceiling_share(manifest: Manifest, ws: Workspace) -> Mapping[str, float]:
-    """`ceiling_share`: how far from .5 to the ceiling. Raises UserError where a model is above it."""
+    """Return `ceiling_share`: how far from .5 to the ceiling. Raises UserError where a model is above it."""
     auc, ceiling = manifest.facts["metrics"]["auc"], _ceiling(manifest, ws)
     share = facts.ceiling_share(auc, ceiling)
     assert share is not None

@@ -49,15 +49,15 @@ def write_split(sequences: Path, folder: Path, stem: str, seed: int = 1) -> None
 
 
 def popularity(folder: Path, stem: str, k: int = 10) -> tuple[float, float]:
-    """HR@k and NDCG@k of items by their training rows; of equal counts the left-out item stands last."""
+    """Return HR@k and NDCG@k of items by their training rows; of equal counts the left-out item stands last."""
     train = np.loadtxt(folder / f"{stem}.train.rating", dtype=np.int64)
     lines = (folder / f"{stem}.test.negative").read_text(encoding="utf-8").splitlines()
     counts = np.bincount(train[:, 1], minlength=int(1e6))
     places = []
     for line in lines:
-        first, *others = line.split("\t")
-        own = int(first.strip("()").split(",")[1])
-        places.append(int((counts[[int(item) for item in others]] >= counts[own]).sum()))
+        first, *negatives = line.split("\t")
+        positive = int(first.strip("()").split(",")[1])
+        places.append(int((counts[[int(item) for item in negatives]] >= counts[positive]).sum()))
     place = np.array(places)
     return float((place < k).mean()), float(np.where(place < k, 1 / np.log2(place + 2), 0).mean())
 
@@ -70,8 +70,8 @@ def _split_folder() -> Path:
     return checkout() / "build" / "quality" / "work" / "leave_one_out" / "split"
 
 
-def _made() -> Path:
-    """The folder of the three files; they are made where they are not there."""
+def _prepared_folder() -> Path:
+    """Return the folder of the three files; they are written where they are missing."""
     folder = _split_folder()
     if not (folder / "beauty.test.negative").is_file():  # written last
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,41 +80,45 @@ def _made() -> Path:
 
 
 def _as_movielens(seed: int, folder: Path) -> CaseResult:
-    split = _made()
-    found = pipeline_case("", "movielens", overlays=_NEUMF, overrides=(_source(),), metrics=_METRICS).run(seed, folder)
+    split = _prepared_folder()
+    result = pipeline_case("", "movielens", overlays=_NEUMF, overrides=(_source(),), metrics=_METRICS).run(seed, folder)
     hr, ndcg = popularity(split, "beauty")
-    told = f"HR@10 {hr:.4f}, NDCG@10 {ndcg:.4f}"
+    popularity_metrics = f"HR@10 {hr:.4f}, NDCG@10 {ndcg:.4f}"
     return CaseResult(
-        found.metrics, found.seconds, found.peak_mib, found.intervals, {"items by their number of training rows": told}
+        result.metrics,
+        result.seconds,
+        result.peak_mib,
+        result.intervals,
+        {"items by their number of training rows": popularity_metrics},
     )
 
 
 def _tuned(seed: int, folder: Path) -> CaseResult:
     """Search once (a search that is there goes on or is taken as it is), then train with what was found."""
-    _made()
+    _prepared_folder()
     neumf, search = (checkout() / "conf" / "overlays" / f"{name}.yaml" for name in ("neumf", "neumf_search"))
     spec = load_spec("movielens", [*load_overlay(neumf), _source()])
     assert spec.ds is not None
     best = folder / "best.yaml"
-    given = ["movielens", "--home", str(folder / "home"), "--ds", spec.ds, "--overlay", str(neumf), "--set", _source()]
-    run_headrace("run", *given, "--to", "features")
-    run_headrace("tune", *given, "--overlay", str(search), "--seconds", str(SEARCH_SECONDS), "--out", str(best))
+    words = ["movielens", "--home", str(folder / "home"), "--ds", spec.ds, "--overlay", str(neumf), "--set", _source()]
+    run_headrace("run", *words, "--to", "features")
+    run_headrace("tune", *words, "--overlay", str(search), "--seconds", str(SEARCH_SECONDS), "--out", str(best))
     # As long as the trials were: what was chosen was chosen for that many epochs.
     epochs = load_spec("movielens", [*load_overlay(neumf), *load_overlay(search)]).train.search.epochs
     chosen = [*load_overlay(best), f"train.epochs={epochs}"] if best.is_file() else []
     overrides = [*load_overlay(neumf), _source(), *chosen]
-    found = pipeline_case("", "movielens", overrides=overrides, metrics=_METRICS).run(seed, folder)
+    result = pipeline_case("", "movielens", overrides=overrides, metrics=_METRICS).run(seed, folder)
     note = {"settings found": ", ".join(chosen) or "none better than those given"}
-    return CaseResult(found.metrics, found.seconds, found.peak_mib, found.intervals, note)
+    return CaseResult(result.metrics, result.seconds, result.peak_mib, result.intervals, note)
 
 
 def _settings(tuned: bool) -> dict[str, Any]:
     neumf = checkout() / "conf" / "overlays" / "neumf.yaml"
     spec = load_spec("movielens", [*load_overlay(neumf), "source.path=beauty.t*"])
     left_out = {"train": {"ranks", "threads", "seed", "search"}, "description": True}
-    told = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+    settings = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
     return {
-        "spec": told,
+        "spec": settings,
         "split": 1,
         **({"search_seconds": SEARCH_SECONDS, "epochs": "of the search"} if tuned else {}),
     }

@@ -48,20 +48,20 @@ takes a half or a third of these seconds. Ranks and threads change a metric only
 
 
 def page(parts: Mapping[str, Part], results: Results, seeds: Sequence[int] = SEEDS) -> str:
-    """The page."""
-    found = [_HEAD]
+    """Return the page of all parts."""
+    sections = [_HEAD]
     machines = results.machines()
     if machines:
-        found.append(f"Machine: {'; '.join(machines)}.\n")
+        sections.append(f"Machine: {'; '.join(machines)}.\n")
     for name, part in parts.items():
-        found.append(f"## {part.title}\n\n`make quality PARTS={name}`\n\n{part.protocol.strip()}\n")
+        sections.append(f"## {part.title}\n\n`make quality PARTS={name}`\n\n{part.protocol.strip()}\n")
         lines = lines_of(name, part, results, seeds)
-        found.append(_table(lines) if lines else "No results yet.\n")
+        sections.append(_table(lines) if lines else "No results yet.\n")
         if part.published:
-            found.append(_published(part))
+            sections.append(_published(part))
         if notes := _notes(name, part, results, seeds):
-            found.append(notes)
-    return "\n".join(found)
+            sections.append(notes)
+    return "\n".join(sections)
 
 
 def _table(lines: Sequence[Line]) -> str:
@@ -70,8 +70,8 @@ def _table(lines: Sequence[Line]) -> str:
     rows = []
     for line in lines:
         ends = line.interval
-        told = [f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""] if intervals else []
-        rows.append([*line.cells(), *told])
+        interval_cell = [f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""] if intervals else []
+        rows.append([*line.cells(), *interval_cell])
     left = {"case", "metric", "reached"}
     rule = ["---" if name in left else "---:" for name in header]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)) + "\n"
@@ -88,17 +88,17 @@ def _published(part: Part) -> str:
 
 
 def _notes(name: str, part: Part, results: Results, seeds: Sequence[int]) -> str:
-    """What the cases tell besides; one line where all of them say the same."""
-    told: dict[str, dict[str, list[str]]] = {}
+    """Return the notes of the cases; one line where all of them say the same."""
+    notes: dict[str, dict[str, list[str]]] = {}
     for case in part.cases:
         for seed in seeds:
             result = results.load(name, case, seed)
             for key, value in (result.notes if result else {}).items():
-                cases = told.setdefault(key, {}).setdefault(value, [])
+                cases = notes.setdefault(key, {}).setdefault(value, [])
                 if case.name not in cases:
                     cases.append(case.name)
     lines = []
-    for key, values in told.items():
+    for key, values in notes.items():
         if len(values) == 1:
             lines.append(f"- {key}: {next(iter(values))}")
         else:

@@ -1,4 +1,4 @@
-"""What a part of `make quality` is: its cases, what they are measured against, and the list of parts."""
+"""Parts of `make quality`: cases, what they are measured against, and the list of parts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMES = ("movielens", "leave_one_out", "beauty", "gowalla", "adult", "talkingdat
 
 @dataclass(frozen=True)
 class Goal:
-    """What a metric is to reach: `floor` at least, `aim` where papers have it. `lower`: less is better (an error)."""
+    """Goal of a metric: `floor` at least, `aim` where papers have it. `lower`: less is better (an error)."""
 
     floor: float | None = None
     aim: float | None = None
     lower: bool = False
 
     def reached(self, value: float) -> str:
-        """`aim`, `floor`, or `below floor`: what a value comes to."""
+        """Return `aim`, `floor`, or `below floor`: what a value comes to."""
         sign = -1 if self.lower else 1
         if self.aim is not None and sign * value >= sign * self.aim:
             return "aim"
@@ -36,7 +36,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody reported on this very split."""
+    """Result that others have published on this very split."""
 
     model: str
     metrics: Mapping[str, float]
@@ -45,7 +45,7 @@ class Published:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What one run of a case came to.
+    """Result of one run of a case.
 
     metrics: by name, as in the train stage's record (`auc`, `hr_at_k`), `SPLIT.NAME` of other splits than `valid` and
     `rank`. intervals: by metric, [low, high] of one run's bootstrap. seconds: of training and evaluation; None where an
@@ -76,7 +76,7 @@ class Case:
     metrics: tuple[str, ...] = ()
 
     def all_settings(self) -> Mapping[str, Any]:
-        """The settings. Raises UserError where a spec has faults."""
+        """Return the settings. Raises UserError where a spec has faults."""
         return self.settings() if callable(self.settings) else self.settings
 
 
@@ -92,23 +92,23 @@ class Part:
     data: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """Why the part cannot run here; None: it can."""
-        gone = [name for name in self.data if not (data_folder() / name).is_dir()]
-        return f"../shared/data/{gone[0]} is not there" if gone else None
+        """Return the reason why the part cannot run here; None: it can."""
+        absent = [name for name in self.data if not (data_folder() / name).is_dir()]
+        return f"../shared/data/{absent[0]} is not there" if absent else None
 
-    def shown_metrics(self, case: Case, found: Sequence[str]) -> list[str]:
-        """The metrics of a case that tables show, of those that it has."""
+    def shown_metrics(self, case: Case, measured: Sequence[str]) -> list[str]:
+        """Return the metrics of a case that tables show, of those that it has."""
         known = [*case.goals, *(m for p in self.published for m in p.metrics)]
-        return [m for m in dict.fromkeys(case.metrics or known or found) if m in found]
+        return [m for m in dict.fromkeys(case.metrics or known or measured) if m in measured]
 
 
 def data_folder() -> Path:
-    """Where the data sets are, if they are."""
+    """Return the folder of the data sets; it need not exist."""
     return checkout().parent / "shared" / "data"
 
 
 def load_parts(names: Sequence[str] = ()) -> dict[str, Part]:
-    """Parts by name; all that there are without names.
+    """Return parts by name; all that there are without names.
 
     Raises:
         UserError: no such part.

@@ -35,7 +35,7 @@ def pipeline_case(
     measure: Callable[[Manifest, Workspace], Mapping[str, float]] | None = None,
     notes: Callable[[Manifest, Workspace], Mapping[str, str]] | None = None,
 ) -> Case:
-    """A case that runs a pipeline to its stage `train` or `baseline`.
+    """Return a case that runs a pipeline to its stage `train` or `baseline`.
 
     Args:
         name: of the case.
@@ -54,24 +54,24 @@ def pipeline_case(
     """
 
     def all_overrides() -> list[str]:
-        found = [o for file in overlays for o in load_overlay(checkout() / "conf" / "overlays" / file)]
-        return [*found, *overrides]
+        from_overlays = [o for file in overlays for o in load_overlay(checkout() / "conf" / "overlays" / file)]
+        return [*from_overlays, *overrides]
 
     def settings() -> Mapping[str, Any]:
         spec = load_spec(pipeline, all_overrides())
         # Without defaults: a key that a later version adds leaves results as they are.
         left_out = {"train": set(_NOT_SETTINGS), "description": True}
-        told = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
-        return {"spec": told, "ds": ds or spec.ds, "stage": stage}
+        spec_settings = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+        return {"spec": spec_settings, "ds": ds or spec.ds, "stage": stage}
 
     def run(seed: int, folder: Path) -> CaseResult:
         ws = Workspace(folder / home)
-        given = [*all_overrides(), f"train.seed={seed}", "train.warm_start=false", *_machine_overrides]
-        spec = load_spec(pipeline, given)
+        run_overrides = [*all_overrides(), f"train.seed={seed}", "train.warm_start=false", *_machine_overrides]
+        spec = load_spec(pipeline, run_overrides)
         day = ds or spec.ds
         assert day is not None
         place = ["--home", str(ws.home)]
-        sets = [argument for override in given for argument in ("--set", override)]
+        sets = [argument for override in run_overrides for argument in ("--set", override)]
         if generate:
             run_headrace("generate", pipeline, *place, "--until", day, *sets)
         run_headrace("run", pipeline, *place, "--ds", day, "--to", "features", *sets)
@@ -108,13 +108,13 @@ def use_ranks(ranks: int | None, threads: int | None) -> None:
 
 
 def recorded(manifest: Manifest) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The metrics and intervals of a stage's record, `test.NAME` of the split `test`."""
+    """Return the metrics and intervals of a stage's record, `test.NAME` of the split `test`."""
     values = facts.numbers(manifest.facts.get("metrics"))
     intervals: dict[str, list[float]] = {}
-    for split, found in facts.mapping(manifest.facts.get("evaluation")).items():
+    for split, evaluation in facts.mapping(manifest.facts.get("evaluation")).items():
         prefix = "" if split in ("valid", "rank") else f"{split}."
-        values |= {f"{prefix}{k}": v for k, v in facts.numbers(facts.mapping(found).get("metrics")).items()}
-        ends = facts.mapping(facts.mapping(found).get("intervals"))
+        values |= {f"{prefix}{k}": v for k, v in facts.numbers(facts.mapping(evaluation).get("metrics")).items()}
+        ends = facts.mapping(facts.mapping(evaluation).get("intervals"))
         intervals |= {f"{prefix}{k}": list(v) for k, v in ends.items()}
     return values, intervals
 

@@ -28,27 +28,27 @@ class Results:
 
     @staticmethod
     def default() -> Results:
-        """Below build/quality."""
+        """Return the results below build/quality."""
         return Results(quality_folder() / "results")
 
     def path(self, part: str, case: Case, seed: int) -> Path:
-        """The file of a result."""
+        """Return the file of a result."""
         name = re.sub(r"[^a-z0-9]+", "-", case.name.lower()).strip("-")
         return self.folder / part / f"{name}.{seed}.json"
 
     def load(self, part: str, case: Case, seed: int) -> CaseResult | None:
-        """The result of the case as it is now; None where there is none, or one of other settings."""
+        """Load the result of the case as it is now; None where there is none, or one of other settings."""
         try:
-            found = json.loads(self.path(part, case, seed).read_text(encoding="utf-8"))
-            if found["form"] != _FORM or found["settings"] != settings_key(case):
+            record = json.loads(self.path(part, case, seed).read_text(encoding="utf-8"))
+            if record["form"] != _FORM or record["settings"] != settings_key(case):
                 return None
-            return CaseResult(**found["result"])
+            return CaseResult(**record["result"])
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
 
     def save(self, part: str, case: Case, seed: int, result: CaseResult) -> None:
         """Write a result, in one step."""
-        found = {
+        record = {
             "form": _FORM,
             "part": part,
             "case": case.name,
@@ -58,27 +58,27 @@ class Results:
             "machine": machine(),
             "result": asdict(result),
         }
-        local(self.path(part, case, seed)).put_text(json.dumps(found, indent=1) + "\n")
+        local(self.path(part, case, seed)).put_text(json.dumps(record, indent=1) + "\n")
 
     def machines(self) -> list[str]:
-        """The machines, in words, that results come from."""
+        """Return the machines, in words, that results come from."""
         files = sorted(self.folder.glob("*/*.json"))
         return sorted({json.loads(f.read_text(encoding="utf-8"))["machine"] for f in files})
 
 
 def quality_folder() -> Path:
-    """Where results and workspaces are."""
+    """Return the folder of results and workspaces."""
     return checkout() / "build" / "quality"
 
 
 def settings_key(case: Case) -> str:
-    """The fingerprint of what a result depends on besides the seed."""
+    """Return the fingerprint of what a result depends on besides the seed."""
     settings: Mapping[str, Any] = case.all_settings()
     return fingerprint(settings)
 
 
 def machine() -> str:
-    """This machine in words: processor, cores, memory."""
+    """Return this machine in words: processor, cores, memory."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -36,7 +36,7 @@ class Line:
     interval: tuple[float, float] | None = None
 
     def cells(self) -> list[str]:
-        """As `COLUMNS`."""
+        """Return the cells of the line, in the order of `COLUMNS`."""
         goal = self.goal or Goal()
         return [
             self.case,
@@ -52,23 +52,23 @@ class Line:
         ]
 
     def record(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return {**asdict(self), "reached": self.goal.reached(self.mean) if self.goal else None}
 
 
 def lines_of(name: str, part: Part, results: Results, seeds: Sequence[int]) -> list[Line]:
-    """The lines of a part's cases that have results, in the part's order."""
+    """Return the lines of a part's cases that have results, in the part's order."""
     return [line for case in part.cases for line in _lines_of_case(name, part, case, results, seeds)]
 
 
 def _lines_of_case(name: str, part: Part, case: Case, results: Results, seeds: Sequence[int]) -> list[Line]:
-    found = {seed: r for seed in seeds if (r := results.load(name, case, seed)) is not None}
-    if not found:
+    by_seed = {seed: r for seed in seeds if (r := results.load(name, case, seed)) is not None}
+    if not by_seed:
         return []
-    first = next(iter(found.values()))
+    first = next(iter(by_seed.values()))
     lines = []
     for metric in part.shown_metrics(case, list(first.metrics)):
-        values = [r.metrics[metric] for r in found.values() if metric in r.metrics]
+        values = [r.metrics[metric] for r in by_seed.values() if metric in r.metrics]
         ends = first.intervals.get(metric)
         lines.append(
             Line(
@@ -76,10 +76,10 @@ def _lines_of_case(name: str, part: Part, case: Case, results: Results, seeds: S
                 metric,
                 statistics.fmean(values),
                 statistics.stdev(values) if len(values) > 1 else None,
-                tuple(found),
+                tuple(by_seed),
                 case.goals.get(metric),
-                max((r.seconds for r in found.values() if r.seconds is not None), default=None),
-                max((r.peak_mib for r in found.values() if r.peak_mib is not None), default=None),
+                max((r.seconds for r in by_seed.values() if r.seconds is not None), default=None),
+                max((r.peak_mib for r in by_seed.values() if r.peak_mib is not None), default=None),
                 (ends[0], ends[1]) if ends else None,
             )
         )

@@ -31,33 +31,33 @@ def main() -> int:
     with ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rack-", dir=_build())))
         try:
-            found = _run(names, scenarios.Day(folder.absolute(), args.ds, args.rows))
+            results = _run(names, scenarios.ScenarioPlan(folder.absolute(), args.ds, args.rows))
         except NoRack as e:
             print(f"no rack here: {e}", file=sys.stderr)
             return 2
-    rows.publish(found)
-    return int(len(found) < len(names))
+    rows.publish(results)
+    return int(len(results) < len(names))
 
 
-def _run(names: Sequence[str], given: scenarios.Day) -> list[rows.Row]:
-    """Rows of those that did not fail."""
-    found = []
+def _run(names: Sequence[str], plan: scenarios.ScenarioPlan) -> list[rows.ScenarioResult]:
+    """Run the scenarios and return the rows of those that did not fail."""
+    results = []
 
-    def attempt(name: str, act: Callable[[], rows.Row]) -> None:
+    def attempt(name: str, act: Callable[[], rows.ScenarioResult]) -> None:
         try:
-            found.append(act())
-            print(found[-1], flush=True)
+            results.append(act())
+            print(results[-1], flush=True)
         except (RuntimeError, subprocess.TimeoutExpired) as e:
             print(f"| {name} | FAILED | {str(e)[:2000]} |", flush=True)
 
     for name in (n for n in scenarios.ALL if n in names):
-        attempt(name, lambda name=name: scenarios.ALL[name](given.below(name)))
+        attempt(name, lambda name=name: scenarios.ALL[name](plan.below(name)))
     disturbed = [n for n in names if n in faults.ALL]
     if disturbed:
-        with faults.lab(given.below("faults")) as lab:
+        with faults.start_lab(plan.below("faults")) as lab:
             for name in disturbed:
                 attempt(name, lambda name=name: faults.ALL[name](lab))
-    return found
+    return results
 
 
 def _build() -> Path:

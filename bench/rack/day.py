@@ -22,7 +22,7 @@ RANKS = 2
 
 
 @dataclass(frozen=True)
-class Cluster:
+class RackCluster:
     """Hosts: S3, PostgreSQL and Spark's master on the first, a worker on each of the others that has none of these."""
 
     hosts: Sequence[Host]
@@ -38,7 +38,7 @@ class Cluster:
         return self.hosts[0]
 
     def words(self, driver: Host, *words: str) -> list[str]:
-        """The command line of `headrace WORDS...` on a host."""
+        """Return the command line of `headrace WORDS...` on a host."""
         spark = spark_settings(self.services, driver, RANKS)
         return [*_headrace(), *words, "--home", str(self.home), *_sets({**self.settings, **spark, **self._warehouse})]
 
@@ -78,13 +78,13 @@ class Cluster:
         """Run all stages from `ingest` to `publish` to PostgreSQL and `report`."""
         self.run(driver, "day.log", "run", PIPELINE, "--ds", ds)
 
-    def pack(self, driver: Host, archive: str, *without: str) -> None:
+    def pack(self, driver: Host, archive: str, *excluded: str) -> None:
         """Pack the environment, but for some packages, as an archive in the store.
 
         Raises:
             RuntimeError: it failed.
         """
-        words = [*_headrace(), "pack", archive, *(word for name in without for word in ("--leave-out", name))]
+        words = [*_headrace(), "pack", archive, *(word for name in excluded for word in ("--leave-out", name))]
         code = driver.start(words, self.logs / "pack.log").wait()
         if code:
             raise RuntimeError(f"headrace pack: exit code {code}; {tail(self.logs / 'pack.log')}")
@@ -110,8 +110,8 @@ def cluster(
     drivers: int = 0,
     cores: int = 1,
     bare_workers: bool = False,
-) -> Iterator[Cluster]:
-    """A rack with services and workers.
+) -> Iterator[RackCluster]:
+    """Start a rack with services and workers, while the block runs.
 
     Args:
         folder: new; for the hosts' files and the logs.
@@ -132,16 +132,16 @@ def cluster(
                 host.environ["PYTHONPATH"] = str(checkout())
         start_postgres(hosts[0], hosts[1:], logs / "postgres.log")
         start_spark(hosts[0], hosts[1 : 1 + workers], logs, cores)
-        yield Cluster(hosts, logs, settings)
+        yield RackCluster(hosts, logs, settings)
 
 
 def to_promote(ds: str) -> list[str]:
-    """Words of headrace."""
+    """Return the words of `headrace run` up to the stage promote."""
     return ["run", PIPELINE, "--ds", ds, "--to", "promote"]
 
 
 def tail(log: Path, lines: int = 25) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 

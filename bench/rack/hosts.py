@@ -89,11 +89,14 @@ class Host:
 
     @property
     def spark_home(self) -> Path:
-        """Where it sees Spark."""
+        """Return the folder in which the host sees Spark."""
         return SPARK if self.bare else spark_home()
 
     def command(self, words: Sequence[str | Path]) -> list[str]:
-        """The command line, for this machine, of a command on the host. It ends with the process that starts it."""
+        """Return the command line, for this machine, of a command on the host.
+
+        It ends with the process that starts it.
+        """
         return [*_enter(self.process), "setpriv", "--pdeathsig", "KILL", *map(str, words)]
 
     def start(
@@ -114,7 +117,7 @@ class Host:
     def run(
         self, words: Sequence[str | Path], environ: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> str:
-        """What a command printed.
+        """Run a command on the host and return what it printed.
 
         Raises:
             RuntimeError: its exit code is not 0; the message ends with what it printed.
@@ -186,26 +189,26 @@ class Host:
 
 
 def _enter(process: int, *kinds: str) -> list[str]:
-    """What begins a command in the namespaces of a process; all of a host's unless they are named."""
+    """Return the words that begin a command in the namespaces of a process; all of a host's unless they are named."""
     kinds = kinds or ("--net", "--mount", "--uts", "--ipc", "--pid")
     return ["nsenter", "-t", str(process), *kinds, *(["--wd=/"] if "--mount" in kinds else []), "--"]
 
 
 def _run(words: Sequence[str]) -> None:
-    """Raises NoRack where the kernel has no such thing or lets nobody have it, else RuntimeError."""
+    """Run a command. Raises NoRack where the kernel has no such thing or lets nobody have it, else RuntimeError."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise _failure(words, done.stderr.strip() or str(done.returncode))
 
 
-def _failure(words: Sequence[str], said: str) -> Exception:
-    """What the failure of a command means: that this machine has no racks, or a fault."""
-    refused = any(text in said.lower() for text in _REFUSALS)
-    return (NoRack if refused else RuntimeError)(f"{shlex.join(words)}: {said}")
+def _failure(words: Sequence[str], output: str) -> Exception:
+    """Return the error that a failed command means: that this machine has no racks, or a fault."""
+    refused = any(text in output.lower() for text in _REFUSALS)
+    return (NoRack if refused else RuntimeError)(f"{shlex.join(words)}: {output}")
 
 
 def why_not() -> str | None:
-    """Why this machine cannot have a rack, as far as one can tell without trying."""
+    """Return the reason why this machine cannot have a rack, as far as one can tell without trying."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "namespaces of hosts are root's, on Linux"
     paths = [*os.environ.get("PATH", "").split(":"), "/usr/sbin", "/sbin"]
@@ -215,7 +218,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def rack(folder: Path, count: int, mbit: float = MBIT, bare: Collection[int] = ()) -> Iterator[list[Host]]:
-    """Hosts host0, host1, ...; all that runs on them ends with the block.
+    """Start hosts host0, host1, ...; all that runs on them ends with the block.
 
     Args:
         folder: new, for their own files; they do not see it, and each sees the part that is its own as PRIVATE.
@@ -239,12 +242,14 @@ def rack(folder: Path, count: int, mbit: float = MBIT, bare: Collection[int] = (
         _run([*inside, "ip", "link", "set", _BRIDGE, "up"])
         hosts = []
         for n in range(count):
-            own = folder / f"host{n}"
+            host_folder = folder / f"host{n}"
             for name in ("tmp", "private/home"):
-                (local(own) / name).make_dir()
-            (local(own) / "hosts").put_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
-            process = _first_process(stack, own / "log", _KINDS, _mounts(folder, own, f"host{n}", n in bare))
-            host = Host(n, process, switch, own / "private", n in bare, _environ())
+                (local(host_folder) / name).make_dir()
+            (local(host_folder) / "hosts").put_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
+            process = _first_process(
+                stack, host_folder / "log", _KINDS, _mounts(folder, host_folder, f"host{n}", n in bare)
+            )
+            host = Host(n, process, switch, host_folder / "private", n in bare, _environ())
             _run([*inside, "ip", "link", "add", f"v{n}", "type", "veth", "peer", "name", "eth0", "netns", str(process)])
             _run([*inside, "ip", "link", "set", f"v{n}", "master", _BRIDGE, "up"])
             net = _enter(process, "--net")
@@ -256,14 +261,17 @@ def rack(folder: Path, count: int, mbit: float = MBIT, bare: Collection[int] = (
         yield hosts
 
 
-def _mounts(folder: Path, own: Path, name: str, bare: bool) -> str:
-    """The shell's words that make a host's own view of the files, before its first process begins."""
+def _mounts(folder: Path, host_folder: Path, name: str, bare: bool) -> str:
+    """Return the shell's words that make a host's own view of the files, before its first process begins."""
     hidden = (Path("/tmp"), Path("/var/tmp"))
-    ours = {checkout(), Path(sys.prefix)}
-    needed = {Path(sys.base_prefix)} | (set() if bare else ours)
+    program_folders = {checkout(), Path(sys.prefix)}
+    needed = {Path(sys.base_prefix)} | (set() if bare else program_folders)
     lines = ["set -e", "mount -t tmpfs none /run", f"mkdir {PRIVATE}"]
-    lines += [f"mount --bind {_quote(own / part)} {at}" for part, at in (("private", PRIVATE), ("hosts", "/etc/hosts"))]
-    lines += [f"chmod 1777 {_quote(own)}/tmp", f"mount --bind {_quote(own)}/tmp /var/tmp"]
+    lines += [
+        f"mount --bind {_quote(host_folder / part)} {target}"
+        for part, target in (("private", PRIVATE), ("hosts", "/etc/hosts"))
+    ]
+    lines += [f"chmod 1777 {_quote(host_folder)}/tmp", f"mount --bind {_quote(host_folder)}/tmp /var/tmp"]
     # From here on nothing of the other hosts is to be seen.
     lines += [f"mount -t tmpfs none {_quote(folder)}"]
     for path in sorted(p for p in needed if any(p.is_relative_to(h) for h in hidden)):
@@ -271,24 +279,24 @@ def _mounts(folder: Path, own: Path, name: str, bare: bool) -> str:
         lines += [f"mkdir -p {_quote(seen)}", f"mount --rbind -o ro {_quote(path)} {_quote(seen)}"]
     if bare:
         lines += [f"mkdir {SPARK}", f"mount --rbind -o ro {_quote(spark_home())} {SPARK}"]
-        lines += [f"! test -d {_quote(path)} || mount -t tmpfs none {_quote(path)}" for path in sorted(ours)]
+        lines += [f"! test -d {_quote(path)} || mount -t tmpfs none {_quote(path)}" for path in sorted(program_folders)]
     lines += ["mount --rbind /var/tmp /tmp", "mount -t tmpfs -o mode=1777 none /dev/shm", "mount -t proc none /proc"]
     return "\n".join([*lines, "mount -o remount,bind,ro /", f"hostname {name}"])
 
 
 def _quote(path: Path) -> str:
-    """As the shell wants it."""
+    """Quote a path for the shell."""
     return shlex.quote(str(path))
 
 
-def _first_process(stack: ExitStack, log: Path, kinds: Sequence[str], before: str) -> int:
+def _first_process(stack: ExitStack, log: Path, kinds: Sequence[str], preparation: str) -> int:
     """Start what holds new namespaces; the first process in them, as this machine numbers it."""
-    then = f'{before}\nexec "$0" -I -S -c "$1"'
+    then = f'{preparation}\nexec "$0" -I -S -c "$1"'
     # Not the environment's, which a bare host does not have.
     python = os.path.realpath(sys.executable)
     line = ["setpriv", "--pdeathsig", "KILL", "unshare", *kinds, "bash", "-c", then, python, _FIRST]
-    with open(log, "wb") as said:
-        holder = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+    with open(log, "wb") as log_file:
+        holder = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log_file, stderr=subprocess.STDOUT)
     stack.callback(_end, holder)
     end = time.monotonic() + _START_SECONDS
     while log.read_bytes() != b"up\n":
@@ -307,10 +315,12 @@ def _end(holder: subprocess.Popen[bytes]) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """Of every command: this machine's programs, and nothing that says where its own files or services are."""
+    """Return the environment of every command: this machine's programs, and nothing that says where its own files or
+    services are.
+    """
     keep = ("PATH", "JAVA_HOME", "LANG", "LC_ALL", "PYENV_ROOT", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
     # Tests keep their JVMs' compilers and collectors small by it.
     keep += ("JAVA_TOOL_OPTIONS",)
-    found = {key: os.environ[key] for key in keep if key in os.environ}
-    found["PATH"] = f"{found.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
-    return {**found, "HOME": str(PRIVATE / "home"), "PYTHONUNBUFFERED": "1"}
+    environ = {key: os.environ[key] for key in keep if key in os.environ}
+    environ["PATH"] = f"{environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    return {**environ, "HOME": str(PRIVATE / "home"), "PYTHONUNBUFFERED": "1"}

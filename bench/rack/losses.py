@@ -1,4 +1,4 @@
-"""What a Spark application lost and made again, by its own log of events."""
+"""Losses of a Spark application, and what it made again, by its own log of events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROPERTIES = {"eventLog.enabled": "true", "eventLog.compress": "false", "eventLo
 
 @dataclass(frozen=True)
 class Losses:
-    """Of some applications."""
+    """Losses of some applications."""
 
     executors: int
     #: Tasks whose work was lost, by Spark's name of the reason.
@@ -50,7 +50,7 @@ def losses(logs: Sequence[Path]) -> Losses:
 
 
 def _events(log: Path) -> Iterator[Mapping[str, Any]]:
-    """Up to the end of the application: what it ends itself then is no loss."""
+    """Yield the events up to the end of the application: what it ends itself then is no loss."""
     for line in log.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):
             return
@@ -60,5 +60,5 @@ def _events(log: Path) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
+def _many(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

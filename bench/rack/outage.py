@@ -1,4 +1,4 @@
-"""What stands before a store and, while a file is there, answers 503 in its place.
+"""Proxy before a store that answers 503 in its place while a file is there.
 
     python -m bench.rack.outage HOST PORT TARGET_PORT FILE
 
@@ -37,7 +37,7 @@ class Outage:
         self._refused = 0
 
     async def serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        """One connection of a client's."""
+        """Serve one connection of a client's."""
         server: asyncio.StreamWriter | None = None
         handing_back: asyncio.Task[None] | None = None
         try:
@@ -66,10 +66,10 @@ class Outage:
 
     def _refuses(self, request: str) -> bool:
         try:
-            given = json.loads(self._file.read_text())
+            outage = json.loads(self._file.read_text())
         except FileNotFoundError:
             return False
-        if given.get("containing", "") not in request or self._refused >= given.get("times", sys.maxsize):
+        if outage.get("containing", "") not in request or self._refused >= outage.get("times", sys.maxsize):
             return False
         self._refused += 1
         print(f"503 {request}", flush=True)

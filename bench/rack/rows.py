@@ -14,8 +14,8 @@ HEAD = "| scenario | what was lost | seconds | undisturbed |\n|---|---|---:|---:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a scenario came to. That its end result is right was checked before."""
+class ScenarioResult:
+    """Result of a scenario. That its end result is right was checked before."""
 
     scenario: str
     lost: str
@@ -27,11 +27,11 @@ class Row:
         return f"| {self.scenario} | {self.lost} | {self.seconds:.0f} | {self.undisturbed:.0f} |"
 
 
-def publish(rows: Sequence[Row]) -> Path:
+def publish(rows: Sequence[ScenarioResult]) -> Path:
     """Put rows in place of their scenarios' in build/bench/rack.json, in one step, and print them."""
     path = checkout() / "build" / "bench" / "rack.json"
-    kept = json.loads(path.read_text()) if path.is_file() else []
-    table = {row["scenario"]: row for row in [*kept, *map(asdict, rows)]}
+    previous = json.loads(path.read_text()) if path.is_file() else []
+    table = {row["scenario"]: row for row in [*previous, *map(asdict, rows)]}
     local(path).put_text(json.dumps(list(table.values()), indent=1) + "\n")
     print("\n".join(["", HEAD, *map(str, rows)]), flush=True)
     return path

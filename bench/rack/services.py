@@ -1,4 +1,4 @@
-"""What a cluster has: an S3 server, PostgreSQL, and Spark's master on the first host; a worker on each that has one."""
+"""Services of a cluster: an S3 server, PostgreSQL, Spark's master on the first host, and its workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEEPALIVE = {"tcp_keepalive_time": 30, "tcp_keepalive_intvl": 10, "tcp_keepaliv
 
 
 def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
-    """S3Proxy with one bucket. Its files are the host's own."""
+    """Start S3Proxy with one bucket. Its files are the host's own."""
     folder = host.folder / "s3"
     prepare(folder, f"http://0.0.0.0:{port}", PRIVATE / "s3")
     host.start(command(PRIVATE / "s3"), log)
@@ -36,15 +36,19 @@ def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
 
 
 def start_outage(host: Host, log: Path) -> None:
-    """What can answer in place of the S3 server of this host. Each request that it refuses is a line of `log`."""
+    """Start a proxy that can answer in place of the S3 server of this host.
+
+    Each request that it refuses is a line of `log`.
+    """
     words = [sys.executable, "-m", "bench.rack.outage", host.address, str(OUTAGE_PORT), str(S3_PORT), str(OUTAGE)]
     host.start(words, log)
     host.wait_for(OUTAGE_PORT, _START_SECONDS)
 
 
 def store_environ(s3: Host, port: int = S3_PORT) -> Mapping[str, str]:
-    """How a process on a host is told of lake, store and scratch; the credentials are of the environment, as AWS's
-    tools want them."""
+    """Return the variables that tell a process on a host of lake, store and scratch; the credentials are of the
+    environment, as AWS's tools want them.
+    """
     return {
         **environ_of(f"http://{s3.name}:{port}"),
         "HEADRACE_LAKE": f"s3://{BUCKET}/lake",
@@ -54,40 +58,45 @@ def store_environ(s3: Host, port: int = S3_PORT) -> Mapping[str, str]:
 
 
 def start_postgres(host: Host, clients: Sequence[Host], log: Path) -> None:
-    """The PostgreSQL of the wheel, for other hosts, too: it asks for a password, which is in a file on each of them."""
+    """Start the PostgreSQL of the wheel, for other hosts, too: it asks for a password, which is in a file on each of
+    them.
+    """
     secret = secrets.token_urlsafe(24)
     for client in {host.number: host, **{c.number: c for c in clients}}.values():
         file = client.folder / PASSWORD.name
         file.touch(0o600)
         file.write_text(secret)
     account = server_account()
-    data, given = PRIVATE / "postgres", PRIVATE / "postgres-superuser"
-    found = {name: shlex.quote(str(reachable(program(name), account))) for name in ("initdb", "postgres", "psql")}
+    data, superuser_file = PRIVATE / "postgres", PRIVATE / "postgres-superuser"
+    programs = {name: shlex.quote(str(reachable(program(name), account))) for name in ("initdb", "postgres", "psql")}
     switch = (
         ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups"] if account.is_other else []
     )
     host.run(["install", "-d", "-m", "700", "-o", str(account.uid), "-g", str(account.gid), data])
-    host.run(["install", "-m", "600", "-o", str(account.uid), "-g", str(account.gid), PASSWORD, given])
-    make = f"{found['initdb']} -D {data} -U {ROLE} -A scram-sha-256 --pwfile={given} --no-sync -E UTF8 --locale=C"
+    host.run(["install", "-m", "600", "-o", str(account.uid), "-g", str(account.gid), PASSWORD, superuser_file])
+    make = (
+        f"{programs['initdb']} -D {data} -U {ROLE} -A scram-sha-256 --pwfile={superuser_file} --no-sync -E UTF8 "
+        f"--locale=C"
+    )
     host.run([*switch, "bash", "-c", f"{make} && echo 'host all all 10.77.0.0/24 scram-sha-256' >> {data}/pg_hba.conf"])
-    serve = f"exec {found['postgres']} -D {data} -h 0.0.0.0 -p {POSTGRES_PORT} -k {data}"
+    serve = f"exec {programs['postgres']} -D {data} -h 0.0.0.0 -p {POSTGRES_PORT} -k {data}"
     host.start([*switch, "bash", "-c", serve], log)
     host.wait_for(POSTGRES_PORT, _START_SECONDS)
-    connect = f"PGPASSWORD=$(cat {PASSWORD}) {found['psql']} -h {host.name} -U {ROLE} -d postgres"
+    connect = f"PGPASSWORD=$(cat {PASSWORD}) {programs['psql']} -h {host.name} -U {ROLE} -d postgres"
     # It listens before it is ready.
     begun = f"until {connect} -c 'SELECT 1' >/dev/null 2>&1; do sleep 0.2; done"
     host.run(["bash", "-c", f"{begun}; {connect} -c 'CREATE DATABASE {ROLE}'"], timeout=_START_SECONDS)
 
 
 def warehouse_settings(postgres: Host) -> Mapping[str, str]:
-    """The pipeline's `publish.warehouse` for it."""
-    given = {"kind": "postgres", "host": postgres.name, "port": str(POSTGRES_PORT), "user": ROLE, "database": ROLE}
-    given |= {"password_file": str(PASSWORD), "sslmode": "disable"}
-    return {f"publish.warehouse.{key}": value for key, value in given.items()}
+    """Return the pipeline's `publish.warehouse` for it."""
+    settings = {"kind": "postgres", "host": postgres.name, "port": str(POSTGRES_PORT), "user": ROLE, "database": ROLE}
+    settings |= {"password_file": str(PASSWORD), "sslmode": "disable"}
+    return {f"publish.warehouse.{key}": value for key, value in settings.items()}
 
 
 def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 1, memory: str = "4g") -> None:
-    """A standalone cluster. Executors inherit their worker's environment, and so its host's.
+    """Start a standalone cluster. Executors inherit their worker's environment, and so its host's.
 
     The master asks for signs of life as docs/cluster.md has it: it hears of a host that is cut off after a minute.
 
@@ -102,11 +111,11 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
         RuntimeError: a worker did not register.
     """
     java = ["java", "-Xmx512m", "-cp", f"{master.spark_home}/jars/*"]
-    at = ["--host", master.name, "--port", str(MASTER_PORT), "--webui-port", "0"]
+    address = ["--host", master.name, "--port", str(MASTER_PORT), "--webui-port", "0"]
     log = logs / "master.log"
     for name, value in _KEEPALIVE.items():
         master.set_network(name, value)
-    words = [*java, "-Dspark.rpc.io.enableTcpKeepAlive=true", "org.apache.spark.deploy.master.Master", *at]
+    words = [*java, "-Dspark.rpc.io.enableTcpKeepAlive=true", "org.apache.spark.deploy.master.Master", *address]
     master.start(words, log, _spark_environ(master))
     master.wait_for(MASTER_PORT, _START_SECONDS)
     started = [start_worker(host, master, logs, cores, memory) for host in workers]
@@ -118,7 +127,7 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
 
 
 def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: str = "2g") -> subprocess.Popen[bytes]:
-    """A worker of Spark's standalone cluster."""
+    """Start a worker of Spark's standalone cluster."""
     (local(host.folder) / "work").make_dir()
     words = ["java", "-Xmx512m", "-cp", f"{host.spark_home}/jars/*", "org.apache.spark.deploy.worker.Worker"]
     words += ["--host", host.name, "--cores", str(cores), "--memory", memory, "--webui-port", "0"]
@@ -127,7 +136,7 @@ def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: s
 
 
 def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, str]:
-    """The pipeline's `spark` for a driver on a host, and one slot an executor."""
+    """Return the pipeline's `spark` for a driver on a host, and one slot an executor."""
     properties = {
         "driver.host": driver.name,
         "driver.bindAddress": driver.address,
@@ -138,11 +147,11 @@ def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, s
         "dynamicAllocation.enabled": "false",
         "sql.shuffle.partitions": "4",
     }
-    found = {f"spark.properties.spark.{key}": value for key, value in properties.items()}
-    return {"spark.master": f"spark://{master.name}:{MASTER_PORT}", **found}
+    settings = {f"spark.properties.spark.{key}": value for key, value in properties.items()}
+    return {"spark.master": f"spark://{master.name}:{MASTER_PORT}", **settings}
 
 
 def _spark_environ(host: Host) -> dict[str, str]:
     # Without the version of Scala an executor looks for a build of Spark's own sources.
-    own = {"SPARK_HOME": str(host.spark_home), "SPARK_SCALA_VERSION": "2.13"}
-    return {**own, "SPARK_LOCAL_DIRS": str(PRIVATE / "spark"), "SPARK_LOG_DIR": str(PRIVATE / "logs")}
+    environ = {"SPARK_HOME": str(host.spark_home), "SPARK_SCALA_VERSION": "2.13"}
+    return {**environ, "SPARK_LOCAL_DIRS": str(PRIVATE / "spark"), "SPARK_LOG_DIR": str(PRIVATE / "logs")}

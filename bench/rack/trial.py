@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.rack.day import PIPELINE, Cluster, tail
+from bench.rack.day import PIPELINE, RackCluster, tail
 from bench.rack.hosts import PRIVATE, Host
 from bench.rack.losses import PROPERTIES, Losses, losses
 from bench.rack.services import S3_PORT
@@ -26,21 +26,21 @@ PARTS = ("ingest", "features", "train", "promote", "score")
 class Trial:
     """Lake and store, and on each host a home, a scratch folder and Spark's logs of events."""
 
-    cluster: Cluster
+    cluster: RackCluster
     name: str
     ds: str
     #: Of the store, as its processes know it.
     port: int = S3_PORT
 
     @staticmethod
-    def of(found: Cluster, name: str, ds: str, port: int = S3_PORT) -> Trial:
-        """A workspace in which there is nothing yet."""
-        root, endpoint = f"s3://{BUCKET}/{name}", f"http://{found.services.name}:{port}"
+    def create(rack: RackCluster, name: str, ds: str, port: int = S3_PORT) -> Trial:
+        """Return a workspace in which there is nothing yet."""
+        root, endpoint = f"s3://{BUCKET}/{name}", f"http://{rack.services.name}:{port}"
         spark = {**PROPERTIES, "eventLog.dir": f"file://{PRIVATE}/events/{name}"}
         spark["executorEnv.AWS_ENDPOINT_URL"] = endpoint
         places = {"lake": f"{root}/lake", "store": f"{root}/store", "scratch": str(PRIVATE / "trials" / name)}
-        settings = {**found.settings, **places, **{f"spark.properties.spark.{k}": v for k, v in spark.items()}}
-        return Trial(replace(found, settings=settings, home=PRIVATE / "home" / name), name, ds, port)
+        settings = {**rack.settings, **places, **{f"spark.properties.spark.{k}": v for k, v in spark.items()}}
+        return Trial(replace(rack, settings=settings, home=PRIVATE / "home" / name), name, ds, port)
 
     @property
     def root(self) -> str:
@@ -54,13 +54,15 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        """What its commands say."""
+        """Return the log of its commands."""
         return self.cluster.logs / f"{self.name}.log"
 
     def scratch(self, host: Host) -> list[Path]:
-        """The files that tasks have left on a host."""
+        """Return the files that tasks have left on a host."""
         # Folders may go while one looks.
-        return [Path(at, name) for at, _, names in os.walk(host.folder / "trials" / self.name) for name in names]
+        return [
+            Path(folder, name) for folder, _, names in os.walk(host.folder / "trials" / self.name) for name in names
+        ]
 
     def start(self, driver: Host, *words: str) -> subprocess.Popen[bytes]:
         """Start `headrace WORDS...` on the cluster."""
@@ -89,48 +91,48 @@ class Trial:
         return time.perf_counter() - begin
 
     def events(self, driver: Host) -> list[Path]:
-        """Spark's logs of the applications of a driver's host; while one runs, its own has another name."""
+        """Return Spark's logs of the applications of a driver's host; while one runs, its own has another name."""
         return sorted((driver.folder / "events" / self.name).glob("*"))
 
     def losses(self, driver: Host) -> Losses:
-        """What Spark lost and made again in the applications of a driver's host."""
+        """Return what Spark lost and made again in the applications of a driver's host."""
         return losses(self.events(driver))
 
 
 class CalmDay:
     """A day to which nothing happens, run as far as somebody asks, with a copy of the workspace after each part."""
 
-    def __init__(self, found: Cluster, ds: str) -> None:
-        self._trial = Trial.of(found, "calm", ds)
-        self._kept = found.services.folder / "kept"
+    def __init__(self, rack: RackCluster, ds: str) -> None:
+        self._trial = Trial.create(rack, "calm", ds)
+        self._snapshots = rack.services.folder / "kept"
         #: By part.
         self._seconds: dict[str, float] = {}
 
     def seconds(self, parts: Sequence[str]) -> float:
-        """What some parts took."""
+        """Return the seconds that some parts took."""
         self._run(parts[-1])
         return sum(self._seconds[part] for part in parts)
 
     def begin(self, name: str, after: str, port: int = S3_PORT) -> Trial:
-        """A new workspace, as it is after a part."""
+        """Create a workspace as it is after a part."""
         self._run(after)
-        found = Trial.of(self._trial.cluster, name, self._trial.ds, port)
-        home = found.cluster.services.folder / "home"
-        for kept, place in (
-            (self._kept / after / "objects", found.objects),
-            (self._kept / after / "home", home / name),
+        trial = Trial.create(self._trial.cluster, name, self._trial.ds, port)
+        home = trial.cluster.services.folder / "home"
+        for snapshot, place in (
+            (self._snapshots / after / "objects", trial.objects),
+            (self._snapshots / after / "home", home / name),
         ):
-            shutil.copytree(kept, place)
-        return found
+            shutil.copytree(snapshot, place)
+        return trial
 
-    def check(self, other: Trial, last: str) -> None:
+    def check(self, trial: Trial, last: str) -> None:
         """Compare another workspace's dataset, weights and scores, up to a part.
 
         Raises:
             RuntimeError: they differ.
         """
         self._run(last)
-        words = [sys.executable, "-m", "bench.rack.compare", self._trial.root, other.root, other.ds, last]
+        words = [sys.executable, "-m", "bench.rack.compare", self._trial.root, trial.root, trial.ds, last]
         print(self._trial.cluster.services.run(words), end="", flush=True)
 
     def _run(self, last: str) -> None:
@@ -144,4 +146,4 @@ class CalmDay:
             home = self._trial.cluster.services.folder / "home" / self._trial.name
             local(home).make_dir()
             for name, place in (("objects", self._trial.objects), ("home", home)):
-                shutil.copytree(place, self._kept / part / name)
+                shutil.copytree(place, self._snapshots / part / name)

@@ -15,27 +15,27 @@ _POLL_SECONDS = 0.1
 LIMIT_SECONDS = 900.0
 
 
-def until(ask: Callable[[], T], ended: Callable[[], int | None], log: Path) -> T:
-    """What `ask` says when it says something.
+def until(ask: Callable[[], T], exit_code: Callable[[], int | None], log: Path) -> T:
+    """Wait until `ask` gives an answer, and return it.
 
     Args:
         ask: gives what is false as long as there is nothing to say.
-        ended: the exit code of what is waited for, None while it runs.
+        exit_code: that of what is waited for, None while it runs.
         log: shown where it never came to that.
 
     Raises:
         RuntimeError: it ended before, or took longer than LIMIT_SECONDS.
     """
     end = time.monotonic() + LIMIT_SECONDS
-    while not (found := ask()):
-        if ended() is not None or time.monotonic() > end:
+    while not (answer := ask()):
+        if exit_code() is not None or time.monotonic() > end:
             raise RuntimeError(f"it never came to that; {tail(log)}")
         time.sleep(_POLL_SECONDS)
-    return found
+    return answer
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Seconds."""
+    """Measure the seconds of a call."""
     begin = time.perf_counter()
     act()
     return time.perf_counter() - begin

@@ -16,31 +16,31 @@ from headrace.workspace import checkout
 
 
 def table(days: Sequence[DayResult]) -> str:
-    """The days as a Markdown table."""
+    """Return the days as a Markdown table."""
     lines = [
         "| day | ceiling | daily | of the knowable | trained once | daily, first day's rows | saved | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for d in days:
         shares = f"{d.share(d.retrained):.2%} | {d.share_of_knowable:.2%} | {d.share(d.frozen):.2%}"
-        kept = "" if d.first_day is None else f"{days[0].share(d.first_day):.1%}"
+        first_day_share = "" if d.first_day is None else f"{days[0].share(d.first_day):.1%}"
         saved = "" if d.saved_bytes is None else f"{d.saved_bytes / 1024:.1f} KiB"
-        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {kept} | {saved} | {d.seconds:.0f} |")
+        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {first_day_share} | {saved} | {d.seconds:.0f} |")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 where a day came less far than it is to."""
+    """Run the command line and return the exit code: 1 where something failed."""
     parser = argparse.ArgumentParser(prog="make month", description=__doc__)
     parser.add_argument("--days", type=int, default=30, help="how many days are trained")
     parser.add_argument("--home", type=Path, default=checkout() / "build" / "month", help="the workspace")
     parser.add_argument("--overlay", type=Path, default=checkout() / "conf" / "overlays" / "month.yaml")
     parser.add_argument("--set", action="append", default=[], help="key=value over the overlay")
     parser.add_argument("--show", action="store_true", help="measure and show what there is, run nothing")
-    given = parser.parse_args(arguments)
-    run = Run(given.home.absolute(), given.days, given.overlay.absolute(), tuple(given.set))
+    args = parser.parse_args(arguments)
+    run = Run(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
     try:
-        if not given.show:
+        if not args.show:
             for _ in run.execute():
                 measure(run, run.home / "retrain.json")
         days = measure(run, run.home / "retrain.json")

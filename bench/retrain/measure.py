@@ -1,4 +1,4 @@
-"""What each day's model came to by its manifest, and what the first day's says of each day's rows of the lake."""
+"""Measurements of each day's model by its manifest, and of the first day's model by each day's rows of the lake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headrace.storage import local
 
 @dataclass(frozen=True)
 class DayResult:
-    """What is known of a day. AUCs of the rows that happened and landed on it."""
+    """Result of a day. AUCs of the rows that happened and landed on it."""
 
     ds: str
     rows: int
@@ -50,21 +50,21 @@ class DayResult:
     whole_bytes: int | None = None
 
     def share(self, value: float) -> float:
-        """How far an AUC comes from 0.5 to the ceiling."""
-        found = facts.ceiling_share(value, self.ceiling)
-        assert found is not None
-        return found
+        """Return how far an AUC comes from 0.5 to the ceiling."""
+        share = facts.ceiling_share(value, self.ceiling)
+        assert share is not None
+        return share
 
     @property
     def share_of_knowable(self) -> float:
-        """How far the day's model comes from 0.5 to what it can come to."""
-        found = facts.ceiling_share(self.retrained, self.knowable)
-        assert found is not None
-        return found
+        """Return how far the day's model comes from 0.5 to what it can come to."""
+        share = facts.ceiling_share(self.retrained, self.knowable)
+        assert share is not None
+        return share
 
 
 def measure(run: Run, file: Path) -> list[DayResult]:
-    """The days that are trained and not in `file` yet, and those that are; written day by day.
+    """Measure the days that are trained and not in `file` yet; return them and those that are. Written day by day.
 
     Raises:
         UserError: a model or the lake is damaged, or a model is better than the truth, which it must have seen then.
@@ -81,7 +81,7 @@ def measure(run: Run, file: Path) -> list[DayResult]:
             continue
         rows, metrics = rows_of(run, ds), manifest.facts["metrics"]
         saved = manifest.facts.get("saved") or {}
-        found = DayResult(
+        result = DayResult(
             ds=ds,
             rows=rows.num_rows,
             ceiling=ceiling_of(run, ds),
@@ -93,21 +93,21 @@ def measure(run: Run, file: Path) -> list[DayResult]:
             whole_bytes=saved.get("whole_copy_bytes"),
             seconds=round(sum(m.seconds for m in (manifest, manifest_of(run, ds, "features")) if m is not None), 1),
         )
-        if max(found.share(found.retrained), found.share(found.frozen)) > 1:
-            raise UserError(f"{ds}: an AUC above the ceiling, {found}: a model has seen what it should not")
-        known[ds] = {"key": manifest.key, **asdict(found)}
+        if max(result.share(result.retrained), result.share(result.frozen)) > 1:
+            raise UserError(f"{ds}: an AUC above the ceiling, {result}: a model has seen what it should not")
+        known[ds] = {"key": manifest.key, **asdict(result)}
         local(file).put_text(json.dumps(known, indent=1) + "\n")
-        print(f"{ds}: {found.share(found.retrained):.4f}, trained once {found.share(found.frozen):.4f}", flush=True)
+        print(f"{ds}: {result.share(result.retrained):.4f}, trained once {result.share(result.frozen):.4f}", flush=True)
     return results_of(known, dates)
 
 
 def results_of(known: Mapping[str, Any], dates: Sequence[str]) -> list[DayResult]:
-    """What a file of `measure` says of these days."""
+    """Return the results of these days in a file of `measure`."""
     return [DayResult(**{k: v for k, v in known[ds].items() if k != "key"}) for ds in dates if ds in known]
 
 
 def first_day_auc(manifest: Manifest, first_day: str) -> float | None:
-    """The AUC of a day's model over the rows of the first day, by its manifest."""
+    """Return the AUC of a day's model over the rows of the first day, by its manifest."""
     if manifest.ds == first_day:
         auc_of_day: float = manifest.facts["metrics"]["auc"]
         return auc_of_day
@@ -116,46 +116,46 @@ def first_day_auc(manifest: Manifest, first_day: str) -> float | None:
 
 
 def rows_of(run: Run, ds: str) -> pa.Table:
-    """The rows of a day that happened on it, as ingest kept them."""
+    """Return the rows of a day that happened on it, as ingest kept them."""
     log = DeltaLog(run.ws.events(PIPELINE))
     version = log.version
     files = None if version is None else log.plain_files(version)
     if files is None:
         raise UserError(f"the events table {log.folder} is missing, or has rows that only Spark can leave out")
-    mine = [f.path.local_path() for f in files if ds in f.partition.values()]
-    table = pa.concat_tables([pq.ParquetFile(p).read() for p in sorted(mine)])
+    paths = [f.path.local_path() for f in files if ds in f.partition.values()]
+    table = pa.concat_tables([pq.ParquetFile(p).read() for p in sorted(paths)])
     of_day = pc.equal(pc.strftime(table.column("ts"), format="%Y-%m-%d"), ds)
     return table.filter(of_day)
 
 
 def _auc(predictor: hr.Predictor, rows: pa.Table) -> float:
     clicked = rows.column("clicked").to_numpy().astype(np.float64)
-    found = auc(np.asarray(predictor.predict(rows), dtype=np.float64), clicked)
-    if found is None:
+    value = auc(np.asarray(predictor.predict(rows), dtype=np.float64), clicked)
+    if value is None:
         raise UserError("rows of one class alone have no AUC")
-    return round(found, 6)
+    return round(value, 6)
 
 
 def _knowable(run: Run, ds: str) -> float:
     spec = run.spec()
     assert spec.generate is not None
     day = (date.fromisoformat(ds) - date.fromisoformat(spec.generate.start)).days
-    found = knowable_auc(ClickModel(spec.generate, spec.table.late_days), day)
-    if found is None:
+    value = knowable_auc(ClickModel(spec.generate, spec.table.late_days), day)
+    if value is None:
         raise UserError("rows of one class alone have no AUC")
-    return round(found, 6)
+    return round(value, 6)
 
 
 def ceiling_of(run: Run, ds: str) -> float:
-    """The AUC of the true probabilities over the rows of a day."""
-    found = facts.number(read_truth(run.ws, PIPELINE, ds).get("auc_ceiling"))
-    if found is None:
+    """Return the AUC of the true probabilities over the rows of a day."""
+    ceiling = facts.number(read_truth(run.ws, PIPELINE, ds).get("auc_ceiling"))
+    if ceiling is None:
         raise UserError(f"the truth of {ds} is missing: run headrace generate again")
-    return found
+    return ceiling
 
 
 def manifest_of(run: Run, ds: str, stage: str = "train") -> Manifest | None:
-    """What a stage of a day has written; None: it has not run."""
+    """Return the manifest of a day's stage; None: it has not run."""
     return Manifest.load(run.ws.manifest(PIPELINE, ds, stage))
 
 

@@ -21,7 +21,7 @@ _DAILY, _ONCE, _FIRST, _REPLAYED = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 
 
 def draw(days: Sequence[DayResult], picture: Path, replayed: Mapping[str, float] | None = None) -> None:
-    """Two panels: on each day's rows the day's model and the first one; on the first day's rows each day's model.
+    """Draw two panels: on each day's rows the day's model and the first one; on the first day's rows each day's model.
 
     `replayed`: by day the AUC, over the first day's rows, of a model that was trained with replay.
     """
@@ -37,8 +37,8 @@ def draw(days: Sequence[DayResult], picture: Path, replayed: Mapping[str, float]
     upper.text(len(days) - 1, GOAL, f"{GOAL:.0%}", va="top", ha="right", fontsize=8, color="#666666")
     upper.legend(frameon=False, loc="lower left")
     first = days[0]
-    kept = [math.nan if d.first_day is None else first.share(d.first_day) for d in days]
-    lower.plot(places, kept, color=_FIRST, marker="o", markersize=3, label="daily")
+    first_day_shares = [math.nan if d.first_day is None else first.share(d.first_day) for d in days]
+    lower.plot(places, first_day_shares, color=_FIRST, marker="o", markersize=3, label="daily")
     if replayed:
         again = [first.share(replayed[d.ds]) if d.ds in replayed else math.nan for d in days]
         lower.plot(places, again, color=_REPLAYED, marker="s", markersize=3, label="daily, with replay")

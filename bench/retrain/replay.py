@@ -35,63 +35,63 @@ class Replayed:
     first_day: tuple[float, float]
 
 
-def beside(run: Run, overrides: Sequence[str]) -> Run:
-    """A run with other settings of training over the same datasets.
+def with_overrides(run: Run, overrides: Sequence[str]) -> Run:
+    """Return a run with other settings of training over the same datasets.
 
     Raises:
         UserError: a day has no dataset yet.
     """
-    found = replace(run, home=run.home / _NAME, overrides=(*run.overrides, *overrides))
-    found.home.mkdir(exist_ok=True)
+    replay = replace(run, home=run.home / _NAME, overrides=(*run.overrides, *overrides))
+    replay.home.mkdir(exist_ok=True)
     for name in _SHARED:
-        if not (found.home / name).is_symlink():
-            (found.home / name).symlink_to(Path("..") / name)
+        if not (replay.home / name).is_symlink():
+            (replay.home / name).symlink_to(Path("..") / name)
     for ds in run.dates():
         if manifest_of(run, ds, "features") is None:
             raise UserError(f"there is no dataset of {ds}: make month first, or take fewer --days")
-        _take(run, found, ds, "features")
-    first = days_with_replay(found)[:1]
+        _take(run, replay, ds, "features")
+    first = days_with_replay(replay)[:1]
     for ds in run.dates():
         trained = manifest_of(run, ds)
         if trained is not None and (not first or ds < first[0]):
-            _take(run, found, ds, "train")
+            _take(run, replay, ds, "train")
             folder = trained.output("model").name
-            if not found.ws.locate(folder).is_dir():
-                shutil.copytree(run.ws.locate(folder).local_path(), found.ws.locate(folder).local_path())
-    return found
+            if not replay.ws.locate(folder).is_dir():
+                shutil.copytree(run.ws.locate(folder).local_path(), replay.ws.locate(folder).local_path())
+    return replay
 
 
 def days_with_replay(run: Run) -> list[str]:
-    """The days that draw from the dataset of an earlier one."""
+    """Return the days that draw from the dataset of an earlier one."""
     dates, spec = run.dates(), run.spec()
     return [ds for ds in dates if set(replay_days(spec, ds)) & set(dates)]
 
 
-def _take(run: Run, other: Run, ds: str, stage: str) -> None:
-    there = other.ws.manifest(PIPELINE, ds, stage).local_path()
-    there.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run.ws.manifest(PIPELINE, ds, stage).local_path(), there)
+def _take(run: Run, replay: Run, ds: str, stage: str) -> None:
+    target = replay.ws.manifest(PIPELINE, ds, stage).local_path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run.ws.manifest(PIPELINE, ds, stage).local_path(), target)
 
 
-def compare(run: Run, other: Run) -> list[Replayed]:
-    """The days that both have trained."""
-    found, first = [], run.dates()[0]
+def compare(run: Run, replay: Run) -> list[Replayed]:
+    """Return the days that both have trained."""
+    replayed, first = [], run.dates()[0]
     for ds in run.dates():
-        both = [manifest_of(r, ds) for r in (run, other)]
+        both = [manifest_of(r, ds) for r in (run, replay)]
         pairs = [(m.facts["metrics"]["auc"], first_day_auc(m, first)) for m in both if m is not None]
-        if len(pairs) == 2 and all(kept is not None for _, kept in pairs):
-            found.append(Replayed(ds, (pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1])))
-    return found
+        if len(pairs) == 2 and all(on_first_day is not None for _, on_first_day in pairs):
+            replayed.append(Replayed(ds, (pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1])))
+    return replayed
 
 
 def replayed_of(run: Run) -> Mapping[str, float]:
-    """By day, the AUC over the first day's rows of the model that was trained with replay; empty before that."""
-    other = replace(run, home=run.home / _NAME)
-    return {d.ds: d.first_day[1] for d in compare(run, other)} if other.home.is_dir() else {}
+    """Return by day the AUC over the first day's rows of the model that was trained with replay; empty before that."""
+    replay = replace(run, home=run.home / _NAME)
+    return {d.ds: d.first_day[1] for d in compare(run, replay)} if replay.home.is_dir() else {}
 
 
 def table(days: Sequence[Replayed], ceilings: Mapping[str, float]) -> str:
-    """The days as a Markdown table: shares of the way to the ceiling of the rows that are measured."""
+    """Return the days as a Markdown table: shares of the way to the ceiling of the rows that are measured."""
     first = ceilings[days[0].ds]
     lines = [
         "| day | its rows | its rows, replay | first day's rows | first day's rows, replay |",
@@ -104,21 +104,21 @@ def table(days: Sequence[Replayed], ceilings: Mapping[str, float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="make month-replay", description=__doc__)
     parser.add_argument("--days", type=int, default=30, help="how many days are trained")
     parser.add_argument("--home", type=Path, default=checkout() / "build" / "month", help="the workspace of make month")
     parser.add_argument("--overlay", type=Path, default=checkout() / "conf" / "overlays" / "month.yaml")
     parser.add_argument("--set", action="append", default=[], help="key=value over the overlay, of make month")
     parser.add_argument("--share", type=float, default=0.1, help="retrain.replay.share")
-    given = parser.parse_args(arguments)
-    run = Run(given.home.absolute(), given.days, given.overlay.absolute(), tuple(given.set))
+    args = parser.parse_args(arguments)
+    run = Run(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
     try:
-        other = beside(run, [f"retrain.replay={{share: {given.share}, by: day}}"])
-        for ds in days_with_replay(other):
-            run_stage(TrainHere(), other.spec(), other.ws, ds)
+        replay = with_overrides(run, [f"retrain.replay={{share: {args.share}, by: day}}"])
+        for ds in days_with_replay(replay):
+            run_stage(TrainHere(), replay.spec(), replay.ws, ds)
             print(ds, flush=True)
-        days = compare(run, other)
+        days = compare(run, replay)
         ceilings = {d.ds: ceiling_of(run, d.ds) for d in days}
     except UserError as e:
         print(f"make month-replay: {e}", file=sys.stderr)

@@ -40,7 +40,7 @@ class TrainHere(Train):
 
 @dataclass(frozen=True)
 class Run:
-    """Which days are run where.
+    """Days to run, with their workspace and settings.
 
     Attributes:
         home: the workspace.
@@ -59,15 +59,15 @@ class Run:
         return Workspace(self.home)
 
     def spec(self) -> Spec:
-        """The pipeline."""
+        """Return the pipeline."""
         return load_spec(PIPELINE, [*load_overlay(self.overlay), *self.overrides])
 
     def dates(self) -> list[str]:
-        """The days that are trained: from the first whose window is full."""
+        """Return the days that are trained: from the first whose window is full."""
         spec = self.spec()
         assert spec.generate is not None
-        before = (date(2026, 1, 1) - date.fromisoformat(time_ranges(spec.features, "2026-01-01")[0][0])).days
-        first = date.fromisoformat(spec.generate.start) + timedelta(days=before)
+        days_before = (date(2026, 1, 1) - date.fromisoformat(time_ranges(spec.features, "2026-01-01")[0][0])).days
+        first = date.fromisoformat(spec.generate.start) + timedelta(days=days_before)
         return [(first + timedelta(days=i)).isoformat() for i in range(self.days)]
 
     def execute(self) -> Iterator[str]:

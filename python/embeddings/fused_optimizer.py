@@ -264,7 +264,7 @@ class Updater:
         Args:
             pending: the gradients.
             lr: of this step.
-            others: tables of raw ids, whose gradients are clipped together with these.
+            raw_gradients: tables of raw ids, whose gradients are clipped together with these.
         """
         self.steps += 1
         scale = 1.0 if lr is None else lr / self._optimizer.learning_rate

@@ -90,7 +90,7 @@ def hardest(scores: Tensor, ids: Tensor, k: int, item_ids: Tensor | None = None)
         scores: float32 [B, n].
         ids: int64 [B, n], or [n] of all rows.
         k: at most n count.
-        own: the rows' items, int64 [B], which stand behind all others; None: they are not known.
+        item_ids: the rows' items, int64 [B], which stand behind all others; None: they are not known.
 
     Returns:
         Their scores float32 [B, min(k, n)], highest first, and their ids, int64.

@@ -60,7 +60,7 @@ def item_feature(network: nn.Module, schema: DatasetSchema, purpose: str) -> Fea
     """Return the categorical feature of a network's items.
 
     Args:
-        why: what needs vectors, for the message.
+        purpose: what needs vectors, for the message.
 
     Raises:
         UserError: the network is in no retrieval form, or its item is no feature of codes.

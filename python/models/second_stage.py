@@ -63,7 +63,7 @@ class SecondStagePredictor:
 
         Args:
             columns: features by name.
-            said: what `predict_tasks` of the first model gave for these rows.
+            predictions: what `predict_tasks` of the first model gave for these rows.
         """
         data = stacked_matrix(self.schema, columns, predictions, self.outputs)
         if not len(data):

@@ -111,17 +111,17 @@ def run(dag_runs: list[str]) -> dict[str, Any]:
 def pods(name: str, stages: list[str]) -> dict[str, Any]:
     """The pods of a pipeline's stages as the API server would be sent them, by the models of Kubernetes' client."""
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    from headrace_airflow.elsewhere import Elsewhere
     from headrace_airflow.job import HeadraceJob
     from headrace_airflow.outside import master
     from headrace_airflow.pipelines import pipelines
+    from headrace_airflow.remote_command import RemoteCommand
     from kubernetes.client import ApiClient
 
     pipeline = next(p for p in pipelines() if p.name == name)
     place, pod_objects = master(pipeline), {}
     for stage in stages:
         job = HeadraceJob(stage=stage, pipeline=pipeline, ds="2026-02-01")
-        pod = Elsewhere._pod(job, place, job._words(place), job.execution_timeout)
+        pod = RemoteCommand._pod(job, place, job._words(place), job.execution_timeout)
         pod_objects[stage] = ApiClient().sanitize_for_serialization(pod.build_pod_request_obj(dry_run=True))
     return {"pods": pod_objects}
 

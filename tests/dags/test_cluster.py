@@ -45,7 +45,7 @@ def test_a_command_as_a_driver_of_a_real_master(tmp_path: Path) -> None:
             sent[code] = cluster.submit(place.url, str(RUN_COMMAND), words, env, "a name", "512m")
         end = time.monotonic() + 120
         for code, driver in sent.items():
-            while not (state := cluster.state(driver)).ended:
+            while not (state := cluster.state(driver)).is_final:
                 assert time.monotonic() < end, state
                 time.sleep(0.3)
             states[code] = state
@@ -88,13 +88,13 @@ def test_what_a_resource_manager_answers() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Manager) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         cluster = Cluster("yarn", f"http://127.0.0.1:{server.server_address[1]}")
-        application = [(s.ended, s.done, s.code) for s in map(cluster.state, answers)]
+        application = [(s.is_final, s.done, s.code) for s in map(cluster.state, answers)]
         lost = cluster.state("application_0_1")
         answers["application_1_1"] = {"appIdNum": "1"}
         with pytest.raises(OSError, match="tells no state"):
             cluster.state("application_1_1")
         server.shutdown()
-    assert (lost.ended, lost.done, lost.name, lost.message) == (True, False, "NOT_FOUND", "app not found")
+    assert (lost.is_final, lost.done, lost.name, lost.message) == (True, False, "NOT_FOUND", "app not found")
     assert application == [(False, False, None), (True, True, 0), (True, False, 75), (True, False, None)]
     with pytest.raises(OSError, match="refused"):
         cluster.state("application_1_1")

@@ -246,7 +246,7 @@ def test_the_states_of_real_applications(tmp_path: Path) -> None:
 
 
 def _is_over(place: Yarn, application: str | None) -> bool:
-    return application is not None and Cluster("yarn", place.rest).state(application).ended
+    return application is not None and Cluster("yarn", place.rest).state(application).is_final
 
 
 def test_what_is_lost_for_a_while_is_waited_for(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.rack.day import PIPELINE, Cluster
+from bench.rack.day import PIPELINE, RackCluster
 from bench.rack.hosts import PRIVATE, rack
 from bench.rack.losses import Losses
-from bench.rack.scenarios import Day
+from bench.rack.scenarios import ScenarioPlan
 from bench.rack.services import start_s3, start_spark, store_environ
 from bench.rack.trial import Trial
 from headrace.storage import local
@@ -31,8 +31,8 @@ def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
         for host in hosts:
             host.environ.update({**store_environ(hosts[0]), "PYTHONPATH": str(checkout()), "COLUMNS": "160"})
         start_spark(hosts[0], hosts, logs)
-        cluster = Cluster(hosts, logs, Day(tmp_path, DS, rows=600).settings)
-        trial = Trial.of(cluster, "day", DS)
+        cluster = RackCluster(hosts, logs, ScenarioPlan(tmp_path, DS, rows=600).settings)
+        trial = Trial.create(cluster, "day", DS)
         trial.end(trial.start(hosts[0], "generate", PIPELINE, "--until", DS))
         trial.run_part("train")
         assert trial.scratch(hosts[1])

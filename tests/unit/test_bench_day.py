@@ -28,10 +28,10 @@ def test_syncs_return_at_once() -> None:
 def test_pairs_take_turns_and_medians_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
 
-    def fake_run(home: Path, arguments: Any, syncs: bool = True) -> bench_day.Day:
+    def fake_run(home: Path, arguments: Any, syncs: bool = True) -> bench_day.DayRun:
         assert (home / "landing" / "rows").is_file()
         ran.append(syncs)
-        return bench_day.Day({}, 100.0 + len(ran) + (4.0 if syncs else 0.0))
+        return bench_day.DayRun({}, 100.0 + len(ran) + (4.0 if syncs else 0.0))
 
     def fake_headrace(*arguments: str, **_: object) -> None:
         landing = Path(arguments[arguments.index("--home") + 1]) / "landing"

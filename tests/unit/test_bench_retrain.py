@@ -16,7 +16,7 @@ from bench.retrain.__main__ import main, table
 from bench.retrain.knowable import knowable_auc
 from bench.retrain.measure import DayResult, results_of
 from bench.retrain.plot import draw
-from bench.retrain.replay import Replayed, beside, compare, days_with_replay, replayed_of
+from bench.retrain.replay import Replayed, compare, days_with_replay, replayed_of, with_overrides
 from bench.retrain.replay import table as replay_table
 from bench.retrain.run import Run, TrainHere
 from headrace.config import Generate, build_spec
@@ -122,17 +122,17 @@ retrain: {forgetting_day: 2026-01-02}
     run = Run(tmp_path / "home", 6, overlay)
     run.home.mkdir()
     with pytest.raises(UserError, match="no dataset of 2026-01-02: make month first"):
-        beside(run, [])
+        with_overrides(run, [])
     assert replayed_of(run) == {}
     for seed, ds in enumerate(run.dates()):
         make_dataset(run.ws, train=400, valid=200, users=60, ds=ds, seed=seed)
         run_stage(TrainHere(), run.spec(), run.ws, ds)
     manifests = {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
-    replayed = beside(run, ["retrain.replay={share: 0.5, by: day}"])
+    replayed = with_overrides(run, ["retrain.replay={share: 0.5, by: day}"])
     assert days_with_replay(replayed) == run.dates()[3:]
     for ds in run.dates()[3:]:
         outcome = run_stage(TrainHere(), replayed.spec(), replayed.ws, ds)
-    assert beside(run, ["retrain.replay={share: 0.5, by: day}"]) == replayed
+    assert with_overrides(run, ["retrain.replay={share: 0.5, by: day}"]) == replayed
     assert manifests == {ds: run.ws.manifest("clicks", ds, "train").read_bytes() for ds in run.dates()}
     days = compare(run, replayed)
     assert [d.ds for d in days] == run.dates()

@@ -31,8 +31,8 @@ from headrace.workspace import Workspace
 onnx = pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 
-from bench.export_parity.ask import Found, by_model, by_onnxruntime, by_torch_program, difference, rounded  # noqa: E402
-from bench.export_parity.cases import CASES, ITEMS, PLAIN, USERS, Case, batch, make_model  # noqa: E402
+from bench.export_parity.ask import GraphAnswers, by_model, by_onnxruntime, by_torch_program, difference, rounded  # noqa: E402
+from bench.export_parity.cases import CASES, ITEMS, PLAIN, USERS, ExportCase, batch, make_model  # noqa: E402
 from bench.export_parity.table import PRECISIONS, batches, card_of  # noqa: E402
 from headrace.export import files, onnx_model  # noqa: E402
 from headrace.export.network import ITEM_VECTOR, ExportedNetwork  # noqa: E402
@@ -45,10 +45,10 @@ TRACED_ONNX = onnx_model.traced_onnx
 CLOSE = 1e-5
 #: Classes of users: all features side by side; lookups of every form.
 OWN = {
-    "tests.plugin_models:Settled": Case("tests.plugin_models:Settled", settings={"args": {"scale": 0.5}}),
-    "tests.plugin_models:Interests": Case("tests.plugin_models:Interests"),
+    "tests.plugin_models:Settled": ExportCase("tests.plugin_models:Settled", settings={"args": {"scale": 0.5}}),
+    "tests.plugin_models:Interests": ExportCase("tests.plugin_models:Interests"),
 }
-ALL: Mapping[str, Case] = {**CASES, **OWN}
+ALL: Mapping[str, ExportCase] = {**CASES, **OWN}
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ class Looping(torch.nn.Module):
 
 def test_a_class_that_cannot_be_exported_is_named_before_anything_is_written(tmp_path: Path) -> None:
     kind = f"{__name__}:Looping"
-    model = make_model(Case(kind))
+    model = make_model(ExportCase(kind))
     for write in (onnx_model.write_onnx, write_torch):
         with pytest.raises(UserError, match=f"class '{kind}' cannot be exported: .*data-dependent"):
             write(model, card_of(model), local(tmp_path), "fp32")
@@ -294,7 +294,7 @@ def test_a_registered_model_is_exported_by_the_command(tmp_path: Path, capsys: p
     register(ws, name, local(saved), {}, "k", ds="2026-01-01")
     to, features = tmp_path / "out" / "clicks", batch(case, longest=12)
     expected = load_predictor(saved, 1).predict(columns_of(case.schema, features))
-    answers: dict[str, Found] = {}
+    answers: dict[str, GraphAnswers] = {}
     for form in ("torch", "onnx", "onnx"):  # an export that is there is replaced
         export_command(ws, "clicks", "1", local(to), "fp32", form=form)
         answers[form] = (by_torch_program if form == "torch" else by_onnxruntime)(local(to), features)

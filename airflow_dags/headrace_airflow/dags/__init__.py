@@ -10,12 +10,12 @@ from headrace_airflow.pipelines import Pipeline
 _KINDS = {"retrain": retrain.dag, "score": score.dag, "backfill": backfill.dag, "maintain": maintain.dag}
 
 
-def dags_of(pipeline: Pipeline, wanted: str | None = None) -> list[DAG]:
+def dags_of(pipeline: Pipeline, dag_id: str | None = None) -> list[DAG]:
     """Return a pipeline's DAGs; for a faulty file the one that names the fault.
 
     Args:
         pipeline: whose.
-        wanted: the one that is asked for, by its id; None: all.
+        dag_id: of the only DAG to return; None: all.
     """
     kinds = _KINDS if pipeline.fault is None else {"retrain": retrain.faulty}
-    return [make(pipeline) for kind, make in kinds.items() if wanted in (None, pipeline.dag_id(kind))]
+    return [make(pipeline) for kind, make in kinds.items() if dag_id in (None, pipeline.dag_id(kind))]

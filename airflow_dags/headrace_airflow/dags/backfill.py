@@ -17,14 +17,14 @@ _DAY = "{{ params.first }}"
 
 
 def dag(pipeline: Pipeline) -> DAG:
-    """`range`, the stages of the retraining and of the scores, `next_day`."""
+    """Return the DAG of `range`, the stages of the retraining and of the scores, and `next_day`."""
     days = {
         name: Param(None, type=["null", "string"], format="date", description=f"The {name} day, YYYY-MM-DD")
         for name in ("first", "last")
     }
-    with make_dag(pipeline, "backfill", __doc__ or "", 24, params=days, is_paused_upon_creation=False) as made:
+    with make_dag(pipeline, "backfill", __doc__ or "", 24, params=days, is_paused_upon_creation=False) as backfill_dag:
         checked = BackfillRange(pipeline=pipeline, first=_DAY, last="{{ params.last }}")
         trained = EmptyOperator(task_id="trained")
         chain_stages(pipeline, "retrain", _DAY, checked, trained)
-        chain_stages(pipeline, "score", _DAY, trained, NextDay(pipeline=pipeline, dag_id=made.dag_id))
-    return made
+        chain_stages(pipeline, "score", _DAY, trained, NextDay(pipeline=pipeline, dag_id=backfill_dag.dag_id))
+    return backfill_dag

@@ -79,17 +79,17 @@ def chain_stages(
     """
     entries = pipeline.stages(kind)
     steps: list[list[BaseOperator]] = [] if first is None else [[first]]
-    for beside, run in groupby(entries, key=lambda entry: entry.lease is not None):
-        made = [_job(pipeline, entry, ds, depends_on_past) for entry in run]
-        steps += [list(made)] if beside else [[job] for job in made]
+    for has_lease, run in groupby(entries, key=lambda entry: entry.lease is not None):
+        jobs = [_job(pipeline, entry, ds, depends_on_past) for entry in run]
+        steps += [list(jobs)] if has_lease else [[job] for job in jobs]
     if kind == "score":
         for task in steps[-1]:
             task.on_success_callback = [day_done]
     if last is not None:
         steps.append([last])
-    for before, after in pairwise(steps):
-        for task in before:
-            task >> after
+    for upstream, downstream in pairwise(steps):
+        for task in upstream:
+            task >> downstream
     for step, following in zip(steps, steps[2:], strict=False):
         if isinstance(step[0], HeadraceGate):
             step[0] >> following

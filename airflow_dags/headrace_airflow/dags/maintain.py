@@ -10,8 +10,8 @@ from headrace_airflow.pipelines import Pipeline
 
 
 def dag(pipeline: Pipeline) -> DAG:
-    """`headrace gc PIPELINE --delete`."""
+    """Return the DAG that runs `headrace gc PIPELINE --delete`."""
     schedule = CronDataIntervalTimetable("0 6 * * 0", timezone="UTC")
-    with make_dag(pipeline, "maintain", __doc__ or "", 12, schedule=schedule) as made:
+    with make_dag(pipeline, "maintain", __doc__ or "", 12, schedule=schedule) as maintain_dag:
         HeadraceCommand(task_id="gc", pipeline=pipeline, words=["gc", str(pipeline.path), "--delete"], ds=DS)
-    return made
+    return maintain_dag

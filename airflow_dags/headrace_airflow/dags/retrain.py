@@ -15,19 +15,19 @@ _HOURS = 20
 
 
 def dag(pipeline: Pipeline) -> DAG:
-    """`complete`, the stages, `model_event`; of a source that has no days only when asked."""
-    with _empty(pipeline) as made:
+    """Return the DAG of `complete`, the stages and `model_event`; without days in its source, only when asked."""
+    with _empty(pipeline) as retrain_dag:
         complete = WaitForDay(pipeline=pipeline, ds=DS, timeout=timedelta(hours=_HOURS - 2))
         event = ModelEvent(pipeline=pipeline, ds=DS)
         chain_stages(pipeline, "retrain", DS, complete, event, depends_on_past=pipeline.daily)
-    return made
+    return retrain_dag
 
 
 def faulty(pipeline: Pipeline) -> DAG:
     """Return a DAG for a file whose stages are not known: its task fails each day with the reason."""
-    with _empty(pipeline, str(pipeline.fault)) as made:
+    with _empty(pipeline, str(pipeline.fault)) as retrain_dag:
         Fault(pipeline=pipeline, ds=DS)
-    return made
+    return retrain_dag
 
 
 def _empty(pipeline: Pipeline, description: str = __doc__ or "") -> DAG:

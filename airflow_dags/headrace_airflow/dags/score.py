@@ -19,6 +19,6 @@ def dag(pipeline: Pipeline) -> DAG:
         8,
         schedule=PartitionedAssetTimetable(assets=model_asset(pipeline)),
         is_paused_upon_creation=False,
-    ) as made:
+    ) as score_dag:
         chain_stages(pipeline, "score", DS)
-    return made
+    return score_dag

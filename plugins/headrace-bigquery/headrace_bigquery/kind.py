@@ -1,4 +1,4 @@
-"""What the checks of a spec know of BigQuery; imports nothing of its client library."""
+"""Settings of BigQuery that the checks of a spec know; imports nothing of its client library."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class BigQueryClient(SqlClient):
             self._script.append((statement, params))
             return []
         kinds = {str: "STRING", int: "INT64"}
-        given = [self._library.ScalarQueryParameter(None, kinds.get(type(v), "DATETIME"), v) for v in params]
-        job = self._client.query(statement, job_config=self._library.QueryJobConfig(query_parameters=given))
+        parameters = [self._library.ScalarQueryParameter(None, kinds.get(type(v), "DATETIME"), v) for v in params]
+        job = self._client.query(statement, job_config=self._library.QueryJobConfig(query_parameters=parameters))
         return [tuple(row.values()) for row in job.result()]
 
     @contextmanager
@@ -85,12 +85,12 @@ class BigQueryClient(SqlClient):
                 raise TokenOvertaken from None
             raise
 
-    def check_token(self, fences: str, where: str, lease: str, token: int) -> None:
+    def check_token(self, fences: str, condition: str, lease: str, token: int) -> None:
         if self._script is None:
-            super().check_token(fences, where, lease, token)
+            super().check_token(fences, condition, lease, token)
         else:
             # A script has no answers before its end: it ends itself.
-            highest = f"SELECT max(`token`) FROM {fences} WHERE {where}"
+            highest = f"SELECT max(`token`) FROM {fences} WHERE {condition}"
             self.run(f"ASSERT ({highest}) <= {token} AS '{_OVERTAKEN}'", [lease])
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
@@ -108,7 +108,7 @@ class BigQueryClient(SqlClient):
                 self._client.load_table_from_file(source, name, job_config=config).result()
 
     def _load_from(self, place: Location, table: str, files: Sequence[Path], config: Any) -> None:
-        """By one job: all rows are in the table, or none."""
+        """Load the files by one job: all rows are in the table, or none."""
         sent = [place / file.name for file in files]
         with cleaned_up(place.remove, f"files may be left in {place}: remove them"):
             for file, copy in zip(files, sent, strict=True):
@@ -137,7 +137,7 @@ class BigQueryClient(SqlClient):
         return [f"{viewer} ON TABLE {table}", f"{viewer} ON VIEW {view}"]
 
     def grantee(self, role: str) -> str:
-        """A role is a principal of IAM, such as `group:analysts@example.com`."""
+        """Quote a role as a principal of IAM, such as `group:analysts@example.com`."""
         return literal(role)
 
 

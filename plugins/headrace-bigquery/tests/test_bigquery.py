@@ -46,8 +46,8 @@ from tests.storage_homes import memory_home
 
 
 def test_bigquery(tmp_path: Path) -> None:
-    made, swapped = record(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"))
-    assert made[0].endswith("`model_version` STRING NOT NULL) PARTITION BY `ds` CLUSTER BY `user_id`")
+    created, swapped = record(tmp_path, lambda recorder: BigQueryClient(recorder, recorder, "project", "served"))
+    assert created[0].endswith("`model_version` STRING NOT NULL) PARTITION BY `ds` CLUSTER BY `user_id`")
     assert swapped == [
         f"CREATE TABLE `project`.`served`.`{S}` AS SELECT {TICKED} FROM `project`.`served`.`clicks_scores` WHERE 1 = 0",
         f"load_table_from_file(/HERE/part-0.parquet, project.served.{S}, PARQUET, WRITE_APPEND, CREATE_NEVER)",
@@ -65,7 +65,7 @@ def test_bigquery(tmp_path: Path) -> None:
 
 
 def test_bigquery_loads_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one job; what was sent is removed, and what cannot be loaded, too."""
+    """One job loads all files; what was sent is removed, and what cannot be loaded, too."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("gs",))
     folder = location_of("gs://bucket/in")
     loads: list[tuple[list[str], list[bytes], str, Any]] = []
@@ -79,8 +79,8 @@ def test_bigquery_loads_from_a_bucket(tmp_path: Path, monkeypatch: pytest.Monkey
                 raise RuntimeError("no such column")
             return self
 
-    def client(told: Recorded) -> SqlClient:
-        return BigQueryClient(told, told, "project", "d", "gs://bucket/in/")
+    def client(recorder: Recorded) -> SqlClient:
+        return BigQueryClient(recorder, recorder, "project", "d", "gs://bucket/in/")
 
     _, swapped = record(tmp_path, client, Loading())
     assert not any(c.startswith("load") for c in swapped)
@@ -100,10 +100,10 @@ def test_bigquery_loads_from_a_bucket(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_tokens_in_a_script_of_bigquery(tmp_path: Path) -> None:
-    (*_, script) = fenced(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"), 7, 7)
+    (*_, script) = fenced(tmp_path, lambda recorder: BigQueryClient(recorder, recorder, "project", "served"), 7, 7)
     assert script.startswith("BEGIN TRANSACTION;\nUPDATE `project`.`served`.`clicks_scores_fences` SET `token` = 7")
 
-    class Ended(Recorded):
+    class Overtaken(Recorded):
         def note(self, statement: str, params: Any = None) -> None:
             super().note(statement, params)
             if "ASSERT" in statement:
@@ -111,20 +111,22 @@ def test_tokens_in_a_script_of_bigquery(tmp_path: Path) -> None:
                 raise RuntimeError("400 headrace: a later run has been at work at [3:1]")
 
     with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
-        fenced(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"), 7, 7, told=Ended())
+        fenced(
+            tmp_path, lambda recorder: BigQueryClient(recorder, recorder, "project", "served"), 7, 7, told=Overtaken()
+        )
 
 
 def test_rows_of_persons_are_deleted_from_all_days(tmp_path: Path) -> None:
     statements = erased("`p`.`s`.`{}`", "?", f"DATE '{DS}'", False)
     script = ";\n".join(["BEGIN TRANSACTION", *statements, "COMMIT TRANSACTION"])
-    check_erasure(tmp_path, lambda told: BigQueryClient(told, told, "p", "s"), [script])
+    check_erasure(tmp_path, lambda recorder: BigQueryClient(recorder, recorder, "p", "s"), [script])
 
 
 def test_rights_are_given_and_taken_back(tmp_path: Path) -> None:
     names = ["TABLE `p`.`s`.`clicks_scores`", "VIEW `p`.`s`.`clicks_scores_current`"]
     check_rights(
         tmp_path,
-        lambda told: BigQueryClient(told, told, "p", "s"),
+        lambda recorder: BigQueryClient(recorder, recorder, "p", "s"),
         [f"GRANT `roles/bigquery.dataViewer` ON {name} TO 'new'" for name in names],
         [f"REVOKE `roles/bigquery.dataViewer` ON {name} FROM 'old'" for name in names],
     )

@@ -83,7 +83,7 @@ class DatabricksClient(SqlClient):
     def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
         return [f"INSERT INTO {table} REPLACE WHERE {self.quote('ds')} = {self.day(ds)} SELECT * FROM {staging}"]
 
-    def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
+    def replace_record(self, publications: str, names: str, values: str, condition: str) -> list[str]:
         columns = [name.strip() for name in names.split(",")]
         row = ", ".join(f"{v.strip()} AS {n}" for v, n in zip(values.split(","), columns, strict=True))
         on = " AND ".join(f"p.{self.quote(n)} = r.{self.quote(n)}" for n in ("table_name", "ds"))

@@ -38,13 +38,15 @@ from tests.identifier_support import HOSTILE, check_names
 from tests.publish_support import DS
 
 
-class Refused(Exception):
-    """What the connector raises."""
+class DatabricksRefused(Exception):
+    """Error that the connector raises."""
 
 
 def test_databricks(tmp_path: Path) -> None:
-    made, swapped = record(tmp_path, lambda told: DatabricksClient(told, "main", "served", "/Volumes/main/a/b"))
-    assert made[0].endswith("`model_version` STRING NOT NULL) USING DELTA PARTITIONED BY (`ds`)")
+    created, swapped = record(
+        tmp_path, lambda recorder: DatabricksClient(recorder, "main", "served", "/Volumes/main/a/b")
+    )
+    assert created[0].endswith("`model_version` STRING NOT NULL) USING DELTA PARTITIONED BY (`ds`)")
     values = ", ".join(f"? AS {name}" for name in NAMES.split(", ")[1:])
     assert swapped == [
         f"CREATE TABLE `main`.`served`.`{S}` AS SELECT * FROM `main`.`served`.`clicks_scores` WHERE 1 = 0",
@@ -65,14 +67,14 @@ def test_databricks(tmp_path: Path) -> None:
 
 def test_rows_of_persons_are_deleted_from_all_days(tmp_path: Path) -> None:
     statements = erased("`c`.`s`.`{}`", "?", f"DATE '{DS}'", False)
-    check_erasure(tmp_path, lambda told: DatabricksClient(told, "c", "s", "/Volumes/c/s/v"), statements)
+    check_erasure(tmp_path, lambda recorder: DatabricksClient(recorder, "c", "s", "/Volumes/c/s/v"), statements)
 
 
 def test_rights_are_given_and_taken_back(tmp_path: Path) -> None:
     names = ["TABLE `c`.`s`.`clicks_scores`", "TABLE `c`.`s`.`clicks_scores_current`"]
     check_rights(
         tmp_path,
-        lambda told: DatabricksClient(told, "c", "s", "/Volumes/c/s/v"),
+        lambda recorder: DatabricksClient(recorder, "c", "s", "/Volumes/c/s/v"),
         [f"GRANT SELECT ON {name} TO `new`" for name in names],
         [f"REVOKE SELECT ON {name} FROM `old`" for name in names],
     )
@@ -92,27 +94,27 @@ def test_the_key_to_set_instead_of_an_option_is_said() -> None:
 
 @pytest.mark.parametrize("cleaning", [("REMOVE",), ()])
 def test_a_clean_up_that_fails_hides_no_cause(cleaning: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    told = Failing("COPY", Refused("no such column"), cleaning)
-    check_clean_up(lambda told: DatabricksClient(told, None, "served", "/Volumes/main/a/b"), told, caplog)
+    recorder = Failing("COPY", DatabricksRefused("no such column"), cleaning)
+    check_clean_up(lambda recorder: DatabricksClient(recorder, None, "served", "/Volumes/main/a/b"), recorder, caplog)
 
 
 def test_what_was_loaded_is_published_where_the_stage_is_not_cleaned(caplog: pytest.LogCaptureFixture) -> None:
-    told = Failing("nothing", Refused(), ("REMOVE",))
-    DatabricksClient(told, None, "served", "/Volumes/main/a/b").load("t", [], FILES)
-    assert [call.split()[0] for call in told.calls] == ["PUT", "PUT", "COPY", "REMOVE"]
+    recorder = Failing("nothing", DatabricksRefused(), ("REMOVE",))
+    DatabricksClient(recorder, None, "served", "/Volumes/main/a/b").load("t", [], FILES)
+    assert [call.split()[0] for call in recorder.calls] == ["PUT", "PUT", "COPY", "REMOVE"]
     assert "files may be left in /Volumes/main/a/b/headrace_" in caplog.text
 
 
 def test_databricks_may_send_the_files_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connector sends what is below the folder that it was given when it connected."""
-    given: dict[str, Any] = {}
+    connect_options: dict[str, Any] = {}
     sql = ModuleType("databricks.sql")
-    sql.Error = Refused  # type: ignore[attr-defined]
+    sql.Error = DatabricksRefused  # type: ignore[attr-defined]
 
     @contextmanager
     def connect(**options: Any) -> Iterator[Failing]:
-        given.update(options)
-        yield Failing("nothing", Refused())
+        connect_options.update(options)
+        yield Failing("nothing", DatabricksRefused())
 
     sql.connect = connect  # type: ignore[attr-defined]
     library = ModuleType("databricks")
@@ -124,7 +126,7 @@ def test_databricks_may_send_the_files_and_no_others(tmp_path: Path, monkeypatch
     ws = Workspace(tmp_path / "home").of(spec)
     with open_target(spec, ws) as target:
         assert target.days() == []
-    allowed = Path(given["staging_allowed_local_path"])
+    allowed = Path(connect_options["staging_allowed_local_path"])
     assert (ws.staging("clicks") / f"{DS}_x" / "part-0.parquet").local_path().is_relative_to(allowed)
     assert allowed.is_relative_to(tmp_path / "lake")
 

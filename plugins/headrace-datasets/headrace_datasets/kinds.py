@@ -1,4 +1,4 @@
-"""What the checks of a spec know of the formats; imports nothing of Spark."""
+"""Settings of the formats that the checks of a spec know; imports nothing of Spark."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class ListsReader(LandingReader):
             if split is None:
                 raise UserError(f"landing file {file.name} is none of *train.txt, *test.txt; narrow source.path")
             by_split[split].append(i)
-        for split, found in by_split.items():
-            if not found:
+        for split, files in by_split.items():
+            if not files:
                 raise UserError(
                     f"no landing file ends in '{split}.txt' (source.path {batch.source.path}); format lightgcn needs "
                     f"both of *train.txt, *test.txt"
@@ -74,5 +74,5 @@ def _rows(batch: LandingBatch, split: str, files: list[int]) -> DataFrame:
     )
     lines = lines.withColumn("_copy", F.coalesce("_f_copy", F.lit(0))).withColumn("_lonely", F.col("_f_item").isNull())
     texts = {"user_id": F.col("_f_user"), "item_id": F.col("_f_item"), "label": F.lit("1"), "split": F.lit(split)}
-    made = fixed_fields(batch, lines, texts, F.lit(False))
-    return made.withColumn("_skip", F.col("_skip") | F.col("_lonely")).drop("_lonely")
+    rows = fixed_fields(batch, lines, texts, F.lit(False))
+    return rows.withColumn("_skip", F.col("_skip") | F.col("_lonely")).drop("_lonely")

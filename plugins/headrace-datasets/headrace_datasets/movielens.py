@@ -83,8 +83,8 @@ class NcfReader(LandingReader):
             if kind is None:
                 raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
             by_kind[kind].append(i)
-        for kind, found in by_kind.items():
-            if not found:
+        for kind, files in by_kind.items():
+            if not files:
                 raise UserError(
                     f"no landing file ends in '{kind}' (source.path {batch.source.path}); "
                     f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
@@ -114,7 +114,7 @@ class NcfReader(LandingReader):
 
 
 def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int) -> DataFrame:
-    """For each positive row (one a user), `count` rows with other items, label 0, drawn without replacement.
+    """Add to each positive row (one a user) `count` rows with other items, label 0, drawn without replacement.
 
     Args:
         positives: rows to copy; all but item, label and rating stay as they are.
@@ -162,7 +162,7 @@ def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, coun
 
 
 def _parsed(batch: LandingBatch, lines: DataFrame, separator: str, split: str, least: int) -> DataFrame:
-    """user, item, rating and perhaps seconds, by a separator."""
+    """Parse user, item, rating and perhaps seconds, by a separator."""
     lines = lines.select("*", F.split("_text", separator).alias("_f_parts"))
 
     def part(k: int) -> Column:
@@ -182,11 +182,11 @@ def _parsed(batch: LandingBatch, lines: DataFrame, separator: str, split: str, l
 
 
 def _listed(batch: LandingBatch, lines: DataFrame) -> DataFrame:
-    """`(user,positive)` and items the user has not rated: one row an item, all of the line's number."""
+    """Parse `(user,positive)` and items the user has not rated: one row an item, all of the line's number."""
     parts = F.split("_text", "\t")
     user = F.regexp_extract("_text", r"^\((\d+),\d+\)\t", 1)
-    nothing = F.array(F.lit(None).cast("string"))
-    items = F.when(F.size(parts) > 1, F.slice(parts, 2, F.greatest(F.size(parts) - 1, F.lit(0)))).otherwise(nothing)
+    no_items = F.array(F.lit(None).cast("string"))
+    items = F.when(F.size(parts) > 1, F.slice(parts, 2, F.greatest(F.size(parts) - 1, F.lit(0)))).otherwise(no_items)
     lines = lines.select(
         *(c for c in lines.columns if c != "_copy"),
         user.alias("_f_user"),
@@ -205,7 +205,7 @@ def _listed(batch: LandingBatch, lines: DataFrame) -> DataFrame:
 
 
 def _seconds(batch: LandingBatch, texts: Mapping[str, Column]) -> dict[str, Column]:
-    """`ts` ready for a cast to timestamp, where it is declared as one."""
+    """Return `ts` ready for a cast to timestamp, where it is declared as one."""
     type_ = {c.name: c.type for c in batch.table.columns}.get("ts")
     if type_ != "timestamp":
         return {}
@@ -214,7 +214,7 @@ def _seconds(batch: LandingBatch, texts: Mapping[str, Column]) -> dict[str, Colu
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
-    whole = frames[0]
+    union = frames[0]
     for frame in frames[1:]:
-        whole = whole.unionByName(frame)
-    return whole
+        union = union.unionByName(frame)
+    return union

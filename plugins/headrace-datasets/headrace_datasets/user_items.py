@@ -48,20 +48,22 @@ class UserItemsReader(LandingReader):
         lines are no rows of their own, and skipped.
         """
         of_user = Window.partitionBy("user_id").orderBy("_file", "_line")
-        whole = of_user.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+        of_all_rows = of_user.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
         good = rows.where(F.col("_state") == GOOD).select(
-            "*", F.row_number().over(of_user).alias("_place"), F.collect_list("item_id").over(whole).alias("_items")
+            "*",
+            F.row_number().over(of_user).alias("_place"),
+            F.collect_list("item_id").over(of_all_rows).alias("_items"),
         )
-        behind = F.size("_items") - F.col("_place")
+        places_from_end = F.size("_items") - F.col("_place")
         few = F.size("_items") < len(_SPLITS)
-        kept = behind < F.when(few, 1).otherwise(len(_SPLITS))
-        split = F.when(few, F.lit("train")).otherwise(F.get(F.array(*map(F.lit, _SPLITS)), behind))
+        is_row = places_from_end < F.when(few, 1).otherwise(len(_SPLITS))
+        split = F.when(few, F.lit("train")).otherwise(F.get(F.array(*map(F.lit, _SPLITS)), places_from_end))
         history = F.slice("_items", F.lit(1), F.col("_place") - 1).cast(dict(rows.dtypes)["history"])
         good = good.withColumns(
             {
-                "_state": F.when(kept, F.lit(GOOD)).otherwise(SKIPPED),
-                "split": F.when(kept, split).otherwise(F.col("split")),
-                "history": F.when(kept, history),
+                "_state": F.when(is_row, F.lit(GOOD)).otherwise(SKIPPED),
+                "split": F.when(is_row, split).otherwise(F.col("split")),
+                "history": F.when(is_row, history),
             }
         )
         good = good.drop("_place", "_items")

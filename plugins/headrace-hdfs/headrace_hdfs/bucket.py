@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.01
 #: Bytes of a file that are in memory at a time while it goes up.
 _BLOCK = 8 << 20
 #: Where a rename finds no source it was not done before, its answer lost.
-_GONE = "what was to become this file was removed by somebody else"
+_REMOVED_BY_OTHERS = "what was to become this file was removed by somebody else"
 
 
 class HdfsBucket(Bucket):
@@ -60,7 +60,7 @@ class HdfsBucket(Bucket):
         self._authority = authority
 
     def display_name(self, key: str) -> str:
-        """How messages name a file."""
+        """Return the name of a file in messages."""
         return f"hdfs://{self._authority}{_path(key)}"
 
     @cached_property
@@ -69,7 +69,7 @@ class HdfsBucket(Bucket):
         return connect(self._authority)
 
     def get_small(self, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None:
-        """Its bytes and its tag are of one write."""
+        """Return the bytes of a file, and its tag; both are of one write."""
 
         def bytes_of(stored: Stored) -> bytes | None:
             if limit is not None and stored.size > limit:
@@ -82,8 +82,8 @@ class HdfsBucket(Bucket):
         return rpc.read(self._node, _path(key), start, size)
 
     def head(self, key: str) -> Stored | None:
-        found = rpc.status(self._node, _path(key))
-        return None if found is None or found.isdir else _stored(key, found)
+        status = rpc.status(self._node, _path(key))
+        return None if status is None or status.isdir else _stored(key, status)
 
     def put(self, key: str, data: bytes) -> str:
         return self._put(key, [data])
@@ -102,9 +102,9 @@ class HdfsBucket(Bucket):
                 if rpc.rename_new(self._node, _path(partial), _path(key)):
                     return tag
             except FileNotFoundError:
-                found = self.get_small(key, None)
-                if found is None or found[0] != data:
-                    raise StoreError(f"{self.display_name(key)}: {_GONE}") from None
+                existing = self.get_small(key, None)
+                if existing is None or existing[0] != data:
+                    raise StoreError(f"{self.display_name(key)}: {_REMOVED_BY_OTHERS}") from None
                 return tag
         except BaseException:
             self._clear(partial)
@@ -124,7 +124,7 @@ class HdfsBucket(Bucket):
                 if now is None or now.revision != revision:
                     self._end_turn(key, token)
                     return None
-                tag = self._later_than(now, self._there(f"{_lock(key)}/{token}"))
+                tag = self._later_than(now, self._required(f"{_lock(key)}/{token}"))
                 with suppress(FileNotFoundError):  # the turn was ended, or this was done and not answered
                     rpc.rename_over(self._node, _path(f"{_lock(key)}/{token}"), _path(key))
                     rpc.delete(self._node, _path(_lock(key)))
@@ -136,27 +136,27 @@ class HdfsBucket(Bucket):
                 with suppress(OSError, UserError):
                     self._end_turn(key, token)
                 raise
-            found = self.get_small(key, None)
-            if found is not None and found[0] == data:
-                return found[1].tag
+            existing = self.get_small(key, None)
+            if existing is not None and existing[0] == data:
+                return existing[1].tag
 
     def download(self, key: str, file: Path) -> Stored:
-        found = self._of_one_write(key, lambda s: rpc.read_to(self._node, _path(key), file, s.size))
-        if found is None:
+        download = self._of_one_write(key, lambda s: rpc.read_to(self._node, _path(key), file, s.size))
+        if download is None:
             raise FileNotFoundError(f"there is no file {self.display_name(key)}")
-        return found[1]
+        return download[1]
 
     def copy(self, source: str, target: str) -> None:
-        """By this process: HDFS has no call for it."""
-        found = self.head(source)
-        if found is None:
+        """Copy a file through this process: HDFS has no call for it."""
+        stored = self.head(source)
+        if stored is None:
             raise FileNotFoundError(f"there is no file {self.display_name(source)}")
-        size = found.size
+        size = stored.size
         starts = range(0, size, _BLOCK)
-        self._put(target, (rpc.read(self._node, _path(source), at, min(_BLOCK, size - at)) for at in starts))
+        self._put(target, (rpc.read(self._node, _path(source), start, min(_BLOCK, size - start)) for start in starts))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Also the folders of the store's own that are empty then."""
+        """Delete files, and the folders of the store's own that are empty then."""
         for key in keys:
             if f"/{DATA}/" in f"/{key}":
                 rpc.delete(self._node, _path(key))
@@ -166,18 +166,18 @@ class HdfsBucket(Bucket):
             self._prune(folder)
 
     def list_below(self, prefix: str) -> list[Stored]:
-        found = (_stored(_key(s), s) for s in rpc.below(self._node, _path(prefix)))
-        return sorted((s for s in found if s.key != prefix), key=lambda s: s.key)
+        stored = (_stored(_key(s), s) for s in rpc.below(self._node, _path(prefix)))
+        return sorted((s for s in stored if s.key != prefix), key=lambda s: s.key)
 
     def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]:
-        found = [s for s in rpc.level(self._node, _path(prefix)) if _key(s) != prefix]
-        folders = sorted(_key(s).rpartition("/")[2] for s in found if s.isdir)
-        return folders, sorted((_stored(_key(s), s) for s in found if not s.isdir), key=lambda s: s.key)
+        statuses = [s for s in rpc.level(self._node, _path(prefix)) if _key(s) != prefix]
+        folders = sorted(_key(s).rpartition("/")[2] for s in statuses if s.isdir)
+        return folders, sorted((_stored(_key(s), s) for s in statuses if not s.isdir), key=lambda s: s.key)
 
     def remove_folder(self, key: str) -> None:
         """Remove a folder and all below it, whatever it is; a file stays."""
-        found = rpc.status(self._node, _path(key))
-        if found is not None and found.isdir:
+        status = rpc.status(self._node, _path(key))
+        if status is not None and status.isdir:
             rpc.delete_tree(self._node, _path(key))
 
     def remove_partial(self, key: str) -> None:
@@ -185,50 +185,50 @@ class HdfsBucket(Bucket):
         rpc.delete_tree(self._node, _path(key))
 
     def _of_one_write(self, key: str, read: Callable[[Stored], T]) -> tuple[T, Stored] | None:
-        """What is read of a file, and its tag; again where it was replaced meanwhile."""
-        before = self.head(key)
-        while before is not None:
+        """Return what `read` gives of a file, and its tag; read again where it was replaced meanwhile."""
+        previous = self.head(key)
+        while previous is not None:
             fault: Exception | None = None
             try:
-                got = read(before)
+                got = read(previous)
             except (FileNotFoundError, StoreError) as e:  # its blocks may have gone with it
                 fault = e
-            after = self.head(key)
-            if after == before:
+            current = self.head(key)
+            if current == previous:
                 if fault is not None:
                     raise fault
-                return got, before
-            before = after
+                return got, previous
+            previous = current
         return None
 
     def _put(self, key: str, blocks: Iterable[bytes]) -> str:
         partial, written = self._written(key, blocks)
         tag = written.tag
         try:
-            if (before := self.head(key)) is not None:
-                tag = self._later_than(before, written)
+            if (replaced := self.head(key)) is not None:
+                tag = self._later_than(replaced, written)
             rpc.rename_over(self._node, _path(partial), _path(key))
         except FileNotFoundError:
-            found = self.head(key)
-            if found is None or found.tag != tag:
-                raise StoreError(f"{self.display_name(key)}: {_GONE}") from None
+            current = self.head(key)
+            if current is None or current.tag != tag:
+                raise StoreError(f"{self.display_name(key)}: {_REMOVED_BY_OTHERS}") from None
         except BaseException:
             self._clear(partial)
             raise
         return tag
 
     def _written(self, key: str, blocks: Iterable[bytes]) -> tuple[str, Stored]:
-        """A file beside that of a key."""
+        """Write a file beside that of a key; return its key, and what the NameNode knows of it."""
         partial = _partial(key, uuid.uuid4().hex[:8])
         try:
             rpc.create(self._node, _path(partial), blocks)
-            found = self.head(partial)
-            if found is None:
+            stored = self.head(partial)
+            if stored is None:
                 raise StoreError(f"{self.display_name(partial)} is gone since it was written")
         except BaseException:
             self._clear(partial)
             raise
-        return partial, found
+        return partial, stored
 
     def _take_turn(self, key: str, folder: str, token: str) -> None:
         """Have the folder be the lock. Raises FileNotFoundError where somebody removed it."""
@@ -255,14 +255,14 @@ class HdfsBucket(Bucket):
             time.sleep(_POLL_SECONDS)
 
     def _end_turn(self, key: str, token: str) -> None:
-        """That of the token, and no other: it is over, or another one's, where the token is not there."""
+        """End the turn of the token, and no other: without the token the turn is over, or another writer's."""
         rpc.delete_tree(self._node, _path(f"{_lock(key)}/{token}"))
         rpc.delete(self._node, _path(_lock(key)))
 
     def _delete_in_turn(self, key: str) -> None:
         """Remove a file, or a folder that is empty: of who had looked at it before, none can replace it any more."""
-        while (found := rpc.status(self._node, _path(key))) is not None:
-            if found.isdir:
+        while (status := rpc.status(self._node, _path(key))) is not None:
+            if status.isdir:
                 rpc.delete(self._node, _path(key))
                 return
             token = uuid.uuid4().hex
@@ -281,18 +281,18 @@ class HdfsBucket(Bucket):
             self._end_turn(key, token)
 
     def _later_than(self, old: Stored, new: Stored) -> str:
-        """The tag of a file, whose time is made a later one than that of `old`. Raises FileNotFoundError."""
+        """Return the tag of a file after making its time later than that of `old`. Raises FileNotFoundError."""
         if new.modified_ns > old.modified_ns:
             return new.tag
         rpc.set_modified(self._node, _path(new.key), old.modified_ns // 1_000_000 + 1)
-        return self._there(new.key).tag
+        return self._required(new.key).tag
 
-    def _there(self, key: str) -> Stored:
-        """What the NameNode knows of a file. Raises FileNotFoundError."""
-        found = self.head(key)
-        if found is None:
+    def _required(self, key: str) -> Stored:
+        """Return what the NameNode knows of a file. Raises FileNotFoundError."""
+        stored = self.head(key)
+        if stored is None:
             raise FileNotFoundError(self.display_name(key))
-        return found
+        return stored
 
     def _prune(self, folder: str) -> None:
         """Remove a folder of the store's own, and those above it that are its own, while they are empty."""
@@ -309,26 +309,26 @@ def _path(key: str) -> str:
     return f"/{key}"
 
 
-def _key(found: Any) -> str:
-    return str(found.path).lstrip("/")
+def _key(status: Any) -> str:
+    return str(status.path).lstrip("/")
 
 
-def _stored(key: str, found: Any) -> Stored:
-    time_ms, size = int(found.modification_time), int(found.length)
+def _stored(key: str, status: Any) -> Stored:
+    time_ms, size = int(status.modification_time), int(status.length)
     return Stored(key, size, time_ms * 1_000_000, f"{time_ms}-{size}")
 
 
-def _beside(key: str, name: Callable[[str], str]) -> str:
-    above, slash, own = key.rpartition("/")
-    return f"{above}{slash}{name(own)}"
+def _sibling(key: str, name: Callable[[str], str]) -> str:
+    above, slash, base = key.rpartition("/")
+    return f"{above}{slash}{name(base)}"
 
 
 def _partial(key: str, token: str) -> str:
-    return _beside(key, lambda name: f".{name}.{token}{PARTIAL}")
+    return _sibling(key, lambda name: f".{name}.{token}{PARTIAL}")
 
 
 def _lock(key: str) -> str:
-    return _beside(key, lambda name: f".{name}{LOCK}")
+    return _sibling(key, lambda name: f".{name}{LOCK}")
 
 
 def _blocks(file: Path) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from headrace_hdfs.timed import TimedClient
 
 
 def connect(authority: str) -> NameNode:
-    """The connection to the NameNode at `HOST:PORT`, or to those of a name in hdfs-site.xml; asks it nothing yet.
+    """Return a connection to the NameNode at `HOST:PORT`, or to those of a name in hdfs-site.xml; ask it nothing yet.
 
     Raises:
         UserError: the package is not installed, or the name is not known, of a host neither.
@@ -41,7 +41,10 @@ def connect(authority: str) -> NameNode:
 
 
 def _look_up(authority: str) -> None:
-    """Raises OSError where there is no host of that name: to the client that is a connection which fails."""
+    """Look up a host.
+
+    Raises OSError where there is none of that name: to the client that is a connection which fails.
+    """
     place = urlsplit(f"hdfs://{authority}")
     if place.port is None:  # a name of hdfs-site.xml
         return

@@ -43,7 +43,7 @@ class NameNode:
 
 
 def status(node: NameNode, path: str) -> Any | None:
-    """What the NameNode knows of a file or a folder (`FileStatus`); None where there is none."""
+    """Return what the NameNode knows of a file or a folder (Hadoop's FileStatus); None where there is none."""
     with _errors(node, path):
         try:
             return node.client.get_file_info(path)
@@ -56,7 +56,10 @@ def status(node: NameNode, path: str) -> Any | None:
 
 
 def level(node: NameNode, path: str) -> list[Any]:
-    """What is in a folder (`FileStatus`), by name; of a file itself. Empty where there is neither."""
+    """Return the entries of a folder (Hadoop's FileStatus), by name, or the file itself.
+
+    Empty where there is neither.
+    """
     with _errors(node, path):
         try:
             return sorted(node.client.list_status(path, False), key=lambda s: str(s.path))
@@ -69,23 +72,23 @@ def level(node: NameNode, path: str) -> list[Any]:
 
 
 def below(node: NameNode, path: str) -> list[Any]:
-    """The files (`FileStatus`) in a folder and in those below it, one call for each folder; of a file itself.
+    """Return the files (FileStatus) in a folder and in those below it, one call for each folder, or the file itself.
 
     Folder by folder, and not by the client's own way down, which ends with FileNotFoundError where one of them goes
     meanwhile: nothing of the others would be known.
     """
     files, folders = list[Any](), [path]
     while folders:
-        for found in level(node, folders.pop()):
-            if found.isdir:
-                folders.append("/" + str(found.path).lstrip("/"))
+        for entry in level(node, folders.pop()):
+            if entry.isdir:
+                folders.append("/" + str(entry.path).lstrip("/"))
             else:
-                files.append(found)
+                files.append(entry)
     return sorted(files, key=lambda s: str(s.path))
 
 
 def read(node: NameNode, path: str, start: int, size: int) -> bytes:
-    """Some bytes of a file. Raises FileNotFoundError."""
+    """Read some bytes of a file. Raises FileNotFoundError."""
     with _errors(node, path):
         return bytes(node.client.read(path).read_range(start, size))
 
@@ -171,9 +174,9 @@ def delete_tree(node: NameNode, path: str) -> None:
 
 
 def _answer(error: Exception) -> tuple[str, str]:
-    """The name of the server's exception, without its package, and the first line of its message; ("", "")."""
-    found = _ANSWER.match(str(error))
-    return (found[1], found[2].replace('\\"', '"')) if found else ("", "")
+    """Return the name of the server's exception, without its package, and the first line of its message; ("", "")."""
+    match = _ANSWER.match(str(error))
+    return (match[1], match[2].replace('\\"', '"')) if match else ("", "")
 
 
 def _is_below_a_file(error: Exception) -> bool:
@@ -189,12 +192,12 @@ def _errors(node: NameNode, path: str) -> Iterator[None]:
         raise
     except (OSError, RuntimeError, NotImplementedError) as e:
         name, message = _answer(e)
-        said = f"{name}: {message}" if name else str(e).partition("\n")[0].strip()
-        if name in _REFUSED or said.startswith(_NO_TICKET):
+        detail = f"{name}: {message}" if name else str(e).partition("\n")[0].strip()
+        if name in _REFUSED or detail.startswith(_NO_TICKET):
             raise UserError(
-                f"HDFS refuses {node.url}{path}: {said}. The user is HADOOP_USER_NAME, or with Kerberos that of "
+                f"HDFS refuses {node.url}{path}: {detail}. The user is HADOOP_USER_NAME, or with Kerberos that of "
                 f"kinit's ticket (docs/storage.md); it must be allowed to read, write, rename and delete there"
             ) from None
         if name in _LATER:
-            raise StoreAway(f"{node.url}{path}: the NameNode is not ready ({said}). Run this again later") from None
-        raise StoreError(f"{node.url}{path}: {said}") from None
+            raise StoreAway(f"{node.url}{path}: the NameNode is not ready ({detail}). Run this again later") from None
+        raise StoreError(f"{node.url}{path}: {detail}") from None

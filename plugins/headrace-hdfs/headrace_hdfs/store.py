@@ -26,9 +26,9 @@ class HdfsStore(ObjectStore):
     def remove(self, path: PurePosixPath) -> None:
         """See Store. Folders, and what killed writers left, go with the files."""
         tree, key = self._resolve(path)
-        within = tree.owner(key)
+        owner = tree.owner(key)
         super().remove(path)
-        if within is None and key:
+        if owner is None and key:
             for place in (key, data_prefix(key)):
                 _bucket(tree).remove_folder(place)
             tree.forget(key)
@@ -36,13 +36,13 @@ class HdfsStore(ObjectStore):
     def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
         """See Store."""
         tree, key = self._resolve(path)
-        found = super().unfinished(path)
+        entries = super().unfinished(path)
         for folder, ending in ((key, ""), (f"{key}/{LISTS}".lstrip("/"), ".json")):
             folders, objects = calls.list_level(tree.bucket, folder)
             names = {*folders, *(o.key.rpartition("/")[2] for o in objects)}
             for name in sorted(n for n in names if is_unfinished(n)):
                 left = _left(tree, f"{folder}/{name}".lstrip("/"), objects)
-                found.append(
+                entries.append(
                     Unfinished(
                         path / final_name(name).removesuffix(ending),
                         sum(o.size for o in left),
@@ -50,11 +50,11 @@ class HdfsStore(ObjectStore):
                         partial(_bucket(tree).remove_partial, f"{folder}/{name}".lstrip("/")),
                     )
                 )
-        return found
+        return entries
 
 
 def _left(tree: BucketTree, key: str, objects: list[calls.Stored]) -> list[calls.Stored]:
-    """The files of an unfinished file or folder."""
+    """Return the files of an unfinished file or folder."""
     return [o for o in objects if o.key == key] or calls.list_below(tree.bucket, key)
 
 

@@ -42,7 +42,7 @@ class TimedClient:
     """
 
     def __init__(self, client: Any, authority: str) -> None:
-        self._client, self._where = client, f"hdfs://{authority}"
+        self._client, self._url = client, f"hdfs://{authority}"
         self._answered = False
 
     def get_file_info(self, path: str) -> Any:
@@ -70,9 +70,9 @@ class TimedClient:
         return self._call(lambda: TimedWriter(self._client.create(path, options), partial(self._call_data, path)))
 
     def _call(self, call: Callable[[], T]) -> T:
-        """A call of the NameNode alone."""
+        """Make a call of the NameNode alone."""
         try:
-            found, fault = self._ended(call, CALL_SECONDS if self._answered else FIRST_SECONDS)
+            value, fault = self._outcome(call, CALL_SECONDS if self._answered else FIRST_SECONDS)
         except _TooLong as e:
             raise self._away(str(e)) from None
         if type(fault) is OSError:  # of a connection; what a server answers has classes of its own
@@ -80,44 +80,44 @@ class TimedClient:
         self._answered = True
         if fault is not None:
             raise fault
-        result: T = found
+        result: T = value
         return result
 
     def _call_data(self, path: str, call: Callable[[], T]) -> T:
-        """A call of DataNodes, maybe with some of the NameNode. Its errors say nothing of the NameNode."""
+        """Make a call of DataNodes, maybe with some of the NameNode. Its errors say nothing of the NameNode."""
         try:
-            found, fault = self._ended(call, CALL_SECONDS)
+            value, fault = self._outcome(call, CALL_SECONDS)
         except _TooLong as e:
             advice = "Its NameNode, or a DataNode, is away: run this again later"
-            raise StoreAway(f"{self._where} {e}. {advice}") from None
+            raise StoreAway(f"{self._url} {e}. {advice}") from None
         if fault is not None:
-            if (said := _no_datanode(fault)) is not None:
+            if (detail := _no_datanode(fault)) is not None:
                 raise StoreAway(
-                    f"{self._where}{path}: no DataNode serves it ({said}). Run this again later; if it stays, see what "
+                    f"{self._url}{path}: no DataNode serves it ({detail}). Run this again later; if it stays, see what "
                     f"`hdfs fsck {path}` says"
                 )
             raise fault
-        result: T = found
+        result: T = value
         return result
 
-    def _ended(self, call: Callable[[], Any], limit: float) -> tuple[Any, BaseException | None]:
-        """What a call gives, or raises. Raises _TooLong."""
-        ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    def _outcome(self, call: Callable[[], Any], limit: float) -> tuple[Any, BaseException | None]:
+        """Return the result of a call, or its error. Raises _TooLong."""
+        outcomes: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
         def run() -> None:
             try:
-                ended.put((call(), None))
+                outcomes.put((call(), None))
             except BaseException as e:
-                ended.put((None, e))
+                outcomes.put((None, e))
 
         # A daemon: one that never ends does not keep the process.
         Thread(target=run, name="hdfs", daemon=True).start()
         try:
-            return ended.get(timeout=min(_SAY_SECONDS, limit))
+            return outcomes.get(timeout=min(_SAY_SECONDS, limit))
         except Empty:
-            _LOG.warning("%s does not answer: waiting for it, %.0f s at most", self._where, limit)
+            _LOG.warning("%s does not answer: waiting for it, %.0f s at most", self._url, limit)
         try:
-            return ended.get(timeout=max(limit - _SAY_SECONDS, 0.0))
+            return outcomes.get(timeout=max(limit - _SAY_SECONDS, 0.0))
         except Empty:
             raise _TooLong(f"has not answered for {limit:g} s") from None
 
@@ -127,15 +127,15 @@ class TimedClient:
             advice += "; or that is not its address: see `lake` and `store`"
         # What is tidied up on the way out need not wait as long again.
         self._answered = False
-        return StoreAway(f"{self._where} {how}. {advice}")
+        return StoreAway(f"{self._url} {how}. {advice}")
 
 
 def _no_datanode(fault: BaseException) -> str | None:
-    """How an error of a call of DataNodes says that none was reached; None: it says something else."""
+    """Return the message of an error that says that no DataNode was reached; None: it says something else."""
     if type(fault) is OSError:  # of a connection; what a server answers has classes of its own
         return str(fault)
-    found = _NO_DATANODE.search(str(fault))
-    return None if found is None else found[1] or found[2]
+    match = _NO_DATANODE.search(str(fault))
+    return None if match is None else match[1] or match[2]
 
 
 class _TooLong(Exception):

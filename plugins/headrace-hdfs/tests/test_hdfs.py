@@ -41,9 +41,9 @@ def of_other(place: Location) -> Location:
 
 
 def read(place: Location) -> tuple[bytes, str]:
-    found = place.read_tagged()
-    assert found is not None
-    return found
+    tagged = place.read_tagged()
+    assert tagged is not None
+    return tagged
 
 
 # --- files that are replaced on a condition --------------------------------------------------------------------------
@@ -53,9 +53,9 @@ def test_every_write_has_a_tag_of_its_own(home: Location, monkeypatch: pytest.Mo
     """Also of the same size, and where the NameNode's clock was set back since."""
     file = home / "a"
     assert file.put_if(b"0", None)
-    found = file.info()
+    info = file.info()
     bucket_, key = location.STORES["hdfs"]._resolve(file.path)  # type: ignore[attr-defined]
-    rpc.set_modified(bucket_.bucket._node, f"/{key}", found.modified_ns // 1_000_000 + 3_600_000)
+    rpc.set_modified(bucket_.bucket._node, f"/{key}", info.modified_ns // 1_000_000 + 3_600_000)
     tags, times = [read(file)[1]], [file.info().modified_ns]
     for n in range(1, 4):
         assert file.put_if(f"{n}".encode(), tags[-1])
@@ -104,7 +104,7 @@ def test_turns_that_are_ended_too_early_lose_nothing(home: Location, monkeypatch
 @pytest.mark.parametrize("then", ["replaced", "removed", "removed and written anew", "removed by -rm and written anew"])
 def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
-    file, theirs = home / "manifest", of_other(home / "manifest")
+    file, other_writer = home / "manifest", of_other(home / "manifest")
     file.put_text("old")
     _, tag = read(file)
     real = rpc.rename_over
@@ -112,13 +112,13 @@ def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, m
     def late(client: Any, source: str, target: str) -> None:
         monkeypatch.setattr(rpc, "rename_over", real)
         if then == "replaced":
-            assert theirs.put_if(b"theirs", tag)
+            assert other_writer.put_if(b"theirs", tag)
         elif "-rm" in then:  # another program, which knows of no turns
             assert client.client.delete(target, False)
         else:
-            theirs.remove()
+            other_writer.remove()
         if then.endswith("anew"):
-            assert theirs.put_if(b"theirs", None)
+            assert other_writer.put_if(b"theirs", None)
         real(client, source, target)
 
     monkeypatch.setattr(rpc, "rename_over", late)
@@ -129,9 +129,9 @@ def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, m
 
 
 def test_a_removal_whose_turn_is_ended_goes_before_its_rename(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sleeps while another writer looks at the file, and wakes up before that one's rename."""
+    """The removal sleeps while another writer looks at the file, and wakes up before that one's rename."""
     monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
-    file, theirs = home / "manifest", of_other(home / "manifest")
+    file, other_writer = home / "manifest", of_other(home / "manifest")
     file.put_text("old")
     _, tag = read(file)
     rename_new, rename_over = rpc.rename_new, rpc.rename_over
@@ -150,9 +150,9 @@ def test_a_removal_whose_turn_is_ended_goes_before_its_rename(home: Location, mo
 
         monkeypatch.setattr(rpc, "rename_new", rename_new)
         monkeypatch.setattr(rpc, "rename_over", wake_first)
-        assert theirs.put_if(b"theirs", tag)
+        assert other_writer.put_if(b"theirs", tag)
         monkeypatch.setattr(rpc, "rename_over", rename_over)
-        assert seen(theirs) == "theirs"
+        assert seen(other_writer) == "theirs"
         raise FileNotFoundError(target)
 
     monkeypatch.setattr(rpc, "rename_new", late)
@@ -183,7 +183,7 @@ def test_a_rename_is_done_and_not_answered(call: str, home: Location, monkeypatc
 
 
 def test_a_file_that_is_replaced_while_it_is_read(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read, and its tag, are of one write: by the new one's tag and the old one's bytes the new is lost."""
+    """Bytes and tag are of one write: with the new one's tag and the old one's bytes the new is lost."""
     (home / "a").put_text("old")
     real = rpc.read
 
@@ -203,9 +203,9 @@ def test_a_file_that_is_replaced_while_it_is_read(home: Location, monkeypatch: p
 
 def replace_file(home: Location, text: str) -> None:
     thing = home / "thing"
-    found = thing.read_tagged()
-    if found is None or found[0] != text.encode():
-        assert thing.put_if(text.encode(), None if found is None else found[1])
+    tagged = thing.read_tagged()
+    if tagged is None or tagged[0] != text.encode():
+        assert thing.put_if(text.encode(), None if tagged is None else tagged[1])
 
 
 def publish_folder(home: Location, text: str) -> None:
@@ -224,34 +224,34 @@ def test_the_nth_call(
 ) -> None:
     """Every call of HDFS, once each: a reader sees the old or the new, and a rerun makes the new and leaves nothing."""
     monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
-    made = 0
+    cases = 0
     for old in (True,) if act is publish_folder else (False, True):
         for n in range(1, 300):
             place = home / f"{old}-{n}"
             if old:
                 act(place, "old")
-            before = seen(of_other(place) / "thing")
+            previous = seen(of_other(place) / "thing")
             with faulty(n, how == "killed", rpc, done=how == "is not answered") as fault:
                 try:
                     act(place, "new")
-                    whole = True
+                    succeeded = True
                 except (OSError, Killed):
-                    whole = False
-            found = seen(of_other(place) / "thing")
+                    succeeded = False
+            visible = seen(of_other(place) / "thing")
             act(place, "new")
             new = seen(of_other(place) / "thing")
-            assert found in [before, new], (old, n)
-            assert new != before
-            if whole:
-                assert found == new
+            assert visible in [previous, new], (old, n)
+            assert new != previous
+            if succeeded:
+                assert visible == new
             place.discard_unfinished()
             assert left_over(place) == [], (old, n)
-            made += 1
+            cases += 1
             if fault.calls_made < n:
                 break
         else:
             raise AssertionError("no end")
-    assert made > 8
+    assert cases > 8
 
 
 @pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
@@ -265,10 +265,10 @@ def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest
         with faulty(n, how == "killed", rpc, done=how == "is not answered") as fault:
             try:
                 (place / "thing").remove()
-                whole = True
+                succeeded = True
             except (OSError, Killed):
-                whole = False
-        assert seen(of_other(place) / "thing") in ([None] if whole else [None, "thing"]), n
+                succeeded = False
+        assert seen(of_other(place) / "thing") in ([None] if succeeded else [None, "thing"]), n
         if fault.calls_made < n:
             assert left_over(place) == []
         (place / "thing").remove()
@@ -286,13 +286,13 @@ def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest
 def test_what_is_removed_together(hdfs_server: Hdfs, home: Location) -> None:
     """Files, one that is gone, a folder that is empty; one that is not empty stays."""
     store = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
-    own = home.path.parts[-1]
+    folder = home.path.parts[-1]
     for name in ("a", "b", "full/c"):
-        store.put(f"{own}/{name}", b"x")
-    rpc.make_folder(store._node, f"/{own}/empty")
-    store.delete([f"{own}/{name}" for name in ("a", "gone", "b", "empty", "full")])
-    assert calls.list_level(store, own) == (["full"], [])
-    assert [o.key for o in calls.list_below(store, own)] == [f"{own}/full/c"]
+        store.put(f"{folder}/{name}", b"x")
+    rpc.make_folder(store._node, f"/{folder}/empty")
+    store.delete([f"{folder}/{name}" for name in ("a", "gone", "b", "empty", "full")])
+    assert calls.list_level(store, folder) == (["full"], [])
+    assert [o.key for o in calls.list_below(store, folder)] == [f"{folder}/full/c"]
 
 
 def test_what_killed_writers_leave_is_told_and_goes(home: Location) -> None:
@@ -356,7 +356,7 @@ def test_a_removed_folder_takes_what_is_left_beside_its_files_along(home: Locati
 
 
 def test_one_holder_of_a_lease_and_commits_of_a_table(home: Location) -> None:
-    """By the workspace's own paths."""
+    """The workspace's own paths are leased and committed to."""
     ws = Workspace(Path("/nowhere"), lake_uri=f"hdfs:/{home.path}/lake", store_uri=f"hdfs:/{home.path}/store")
     table = ws.table("clicks", "events")
     assert str(table) == f"hdfs:/{home.path}/lake/lake/clicks/events"
@@ -396,14 +396,14 @@ def test_a_folder_that_goes_while_its_files_are_listed() -> None:
         def list_status(self, path: str, recursive: bool) -> list[SimpleNamespace]:
             if recursive or path == "/a/gone":
                 raise FileNotFoundError(path)
-            found = {"/a": ["/a/gone", "/a/kept", "/a/x"], "/a/kept": ["/a/kept/y"]}[path]
-            return [SimpleNamespace(path=p, isdir=p in ("/a/gone", "/a/kept")) for p in found]
+            children = {"/a": ["/a/gone", "/a/kept", "/a/x"], "/a/kept": ["/a/kept/y"]}[path]
+            return [SimpleNamespace(path=p, isdir=p in ("/a/gone", "/a/kept")) for p in children]
 
     assert [s.path for s in rpc.below(rpc.NameNode("hdfs://host:1", Client()), "/a")] == ["/a/kept/y", "/a/x"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         (
             r'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied: user=ann, '
@@ -425,11 +425,11 @@ def test_a_folder_that_goes_while_its_files_are_listed() -> None:
         ),
     ],
 )
-def test_what_hdfs_refuses(answer: str, error: type[Exception], said: str) -> None:
+def test_what_hdfs_refuses(answer: str, error: type[Exception], message: str) -> None:
     class Client:
         def get_file_info(self, path: str) -> None:
             raise RuntimeError(answer)
 
-    with pytest.raises(error, match=said) as raised:
+    with pytest.raises(error, match=message) as raised:
         rpc.status(rpc.NameNode("hdfs://host:1", Client()), "/a")
     assert type(raised.value) is error

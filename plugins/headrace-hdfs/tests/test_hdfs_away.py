@@ -29,7 +29,7 @@ from headrace_hdfs.timed import TimedClient
 
 @pytest.fixture(params=["refuses", "says nothing"])
 def authority(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of a port where no NameNode is: none listens, or one that takes connections and never answers."""
+    """Yield the address of no NameNode: a port where none listens, or one that takes connections and never answers."""
     pytest.importorskip("hdfs_native")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.setattr(timed, "FIRST_SECONDS", 0.3)
@@ -45,12 +45,12 @@ def test_a_command_ends(authority: str, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("LAKE", "STORE"):
         monkeypatch.setenv(f"HEADRACE_{name}", f"hdfs://{authority}/{name}")
     monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         run_stage.main(["report", "clicks", "--ds", "2026-01-08", "--home", str(tmp_path)])
-    assert ended.value.code == EXIT_INCOMPLETE
-    said = capfd.readouterr().err
-    assert f"hdfs://{authority} has not answered for 0.3 s. Its NameNode is away: run this again later; or" in said
-    assert "Traceback" not in said
+    assert raised.value.code == EXIT_INCOMPLETE
+    stderr = capfd.readouterr().err
+    assert f"hdfs://{authority} has not answered for 0.3 s. Its NameNode is away: run this again later; or" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_a_connection_is_of_use_afterwards(authority: str) -> None:
@@ -65,7 +65,7 @@ def node(client: Any) -> rpc.NameNode:
 
 
 def test_a_connection_that_fails_is_no_answer() -> None:
-    """As hdfs-native tells it after its own last try."""
+    """hdfs-native reports the fault after its own last try."""
 
     class Refused:
         def get_file_info(self, path: str) -> None:
@@ -75,16 +75,16 @@ def test_a_connection_that_fails_is_no_answer() -> None:
         rpc.status(node(Refused()), "/a")
 
 
-class Refused:
+class RefusingClient:
     """A client whose DataNodes say what they say."""
 
     def __init__(self, fault: Exception) -> None:
         self.fault = fault
 
-    def read(self, path: str) -> Refused:
+    def read(self, path: str) -> RefusingClient:
         return self
 
-    def create(self, path: str, options: Any) -> Refused:
+    def create(self, path: str, options: Any) -> RefusingClient:
         return self
 
     def refuse(self, *args: Any) -> None:
@@ -94,7 +94,7 @@ class Refused:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "detail"),
     [
         (OSError("Connection refused (os error 111)"), r"Connection refused \(os error 111\)"),
         (RuntimeError('DataTransferError("All DataNodes failed: [DatanodeInfo { id: 1 }]")'), "All DataNodes failed"),
@@ -108,28 +108,28 @@ class Refused:
         ),
     ],
 )
-def test_datanodes_that_are_away(tmp_path: Path, fault: Exception, said: str) -> None:
+def test_datanodes_that_are_away(tmp_path: Path, fault: Exception, detail: str) -> None:
     for call in (
-        lambda: rpc.read(node(Refused(fault)), "/a", 0, 1),
-        lambda: rpc.read_to(node(Refused(fault)), "/a", tmp_path / "a", 1),
-        lambda: rpc.create(node(Refused(fault)), "/a", [b"x"]),
-        lambda: rpc.create(node(Refused(fault)), "/a", []),
+        lambda: rpc.read(node(RefusingClient(fault)), "/a", 0, 1),
+        lambda: rpc.read_to(node(RefusingClient(fault)), "/a", tmp_path / "a", 1),
+        lambda: rpc.create(node(RefusingClient(fault)), "/a", [b"x"]),
+        lambda: rpc.create(node(RefusingClient(fault)), "/a", []),
     ):
-        with pytest.raises(StoreAway, match=rf"^hdfs://name/a: no DataNode serves it \({said}\)\. Run this again"):
+        with pytest.raises(StoreAway, match=rf"^hdfs://name/a: no DataNode serves it \({detail}\)\. Run this again"):
             call()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "ChecksumError",
         'DataTransferError("Received unknown seqno for successful ack")',
         'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace quota of /a is exceeded")',
     ],
 )
-def test_what_datanodes_say_otherwise_is_a_fault_of_the_file(said: str) -> None:
+def test_what_datanodes_say_otherwise_is_a_fault_of_the_file(message: str) -> None:
     with pytest.raises(StoreError, match=r"^hdfs://name/a: ") as raised:
-        rpc.read(node(Refused(RuntimeError(said))), "/a", 0, 1)
+        rpc.read(node(RefusingClient(RuntimeError(message))), "/a", 0, 1)
     assert type(raised.value) is StoreError
 
 
@@ -137,7 +137,7 @@ def test_a_search_for_persons_ends_where_a_datanode_is_away(monkeypatch: pytest.
     """Its file is not one that cannot be read, which people are told to restore."""
 
     def read(file: Any, persons: Any) -> bool:
-        return bool(rpc.read(node(Refused(file.fault)), "/a", 0, 1))
+        return bool(rpc.read(node(RefusingClient(file.fault)), "/a", 0, 1))
 
     monkeypatch.setattr(proof, "_in_bytes", read)
     state: Any = SimpleNamespace(ws=SimpleNamespace(name_of=lambda file: "a"))
@@ -209,7 +209,7 @@ class Sleeping:
 
 
 def test_a_file_that_was_not_written_whole_is_not_closed() -> None:
-    """By Python, which closes what it drops, with no limit."""
+    """Python would close it when the object is dropped, with no time limit."""
     closed = []
 
     class Writer(io.RawIOBase):

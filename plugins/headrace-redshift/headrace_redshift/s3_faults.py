@@ -1,4 +1,4 @@
-"""What boto3 raises, as what a user can do about it."""
+"""Errors of boto3, as what a user can do about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LATER, _NEVER = {408, 429}, {501, 505}
 
 
 def s3_fault(error: Exception, place: str) -> UserError | StoreAway:
-    """The error to raise in place of one of boto3 (`S3UploadFailedError`) or botocore.
+    """Return the error to raise in place of one of boto3 (`S3UploadFailedError`) or botocore.
 
     Args:
         error: as it was caught.
@@ -30,15 +30,15 @@ def s3_fault(error: Exception, place: str) -> UserError | StoreAway:
     status = 0
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # not answered at all
         status = int(getattr(cause, "response")["ResponseMetadata"]["HTTPStatusCode"])  # noqa: B009  (not of the type)
-    said = redact((str(cause).splitlines() or [type(cause).__name__])[0]).rstrip(".")
+    detail = redact((str(cause).splitlines() or [type(cause).__name__])[0]).rstrip(".")
     is_silent = isinstance(cause, HTTPClientError | ConnectionError)
     is_never = isinstance(cause, SSLError | ProxyConnectionError)
     if (is_silent and not is_never) or status in _LATER or (status >= 500 and status not in _NEVER):
         return StoreAway(
-            f"{place}: the store is away ({said}). Run this again later; or that is not its address: see "
+            f"{place}: the store is away ({detail}). Run this again later; or that is not its address: see "
             f"publish.warehouse.stage, AWS_REGION and AWS_ENDPOINT_URL"
         )
     return UserError(
-        f"cannot write to {place}, below publish.warehouse.stage: {said}. The credentials are those that boto3 finds "
+        f"cannot write to {place}, below publish.warehouse.stage: {detail}. The credentials are those that boto3 finds "
         f"on this host (the environment, a profile, the machine's role); they must allow to write and delete there"
     )

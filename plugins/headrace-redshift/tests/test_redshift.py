@@ -97,7 +97,10 @@ class FailingS3(Failing):
 
 def test_redshift(tmp_path: Path) -> None:
     _, swapped = record(
-        tmp_path, lambda told: RedshiftClient(told, lambda: told, "served", "s3://bucket/in/", "arn:aws:iam::1:role/x")
+        tmp_path,
+        lambda recorder: RedshiftClient(
+            recorder, lambda: recorder, "served", "s3://bucket/in/", "arn:aws:iam::1:role/x"
+        ),
     )
     assert swapped[1:7] == [
         "upload_file(/HERE/part-0.parquet, bucket, in/headrace_LOAD/part-0.parquet)",
@@ -120,7 +123,9 @@ def test_redshift(tmp_path: Path) -> None:
 
 def test_rows_of_persons_are_deleted_from_all_days(tmp_path: Path) -> None:
     statements = erased('"s"."{}"', "%s", f"DATE '{DS}'")
-    check_erasure(tmp_path, lambda told: RedshiftClient(told, lambda: told, "s", "s3://b/in/", "arn"), statements)
+    check_erasure(
+        tmp_path, lambda recorder: RedshiftClient(recorder, lambda: recorder, "s", "s3://b/in/", "arn"), statements
+    )
 
 
 def test_the_library_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +148,7 @@ def test_a_spec_names_the_folder_of_its_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "message"),
+    ("error", "expected", "message"),
     [
         (BotoCoreError("Unable to locate credentials"), UserError, "stage: Unable to locate credentials. The cred"),
         (ClientError("AccessDenied", 403), UserError, r"cannot write to s3://bucket/in/headrace_.*\(AccessDenied\)"),
@@ -156,25 +161,25 @@ def test_a_spec_names_the_folder_of_its_files() -> None:
     ],
 )
 @pytest.mark.usefixtures("botocore")
-def test_redshift_tells_what_s3_refuses(error: Exception, told: type[Exception], message: str) -> None:
+def test_redshift_tells_what_s3_refuses(error: Exception, expected: type[Exception], message: str) -> None:
     away = FailingS3("upload_file(part-1", error)
     client = RedshiftClient(away, lambda: away, "served", "s3://bucket/in", "default", BOTO)
-    with pytest.raises(told, match=message):
+    with pytest.raises(expected, match=message):
         client.load("t", [], FILES)
     assert away.calls[-2:] == ["delete_object(part-0.parquet)", "delete_object(part-1.parquet)"]
 
     def no_client() -> Any:
         raise error
 
-    with pytest.raises(told, match=message):
+    with pytest.raises(expected, match=message):
         RedshiftClient(away, no_client, "served", "s3://bucket/in", "default", BOTO).load("t", [], FILES)
 
 
 @pytest.mark.parametrize("cleaning", [("delete_object",), ()])
 def test_a_clean_up_that_fails_hides_no_cause(cleaning: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    told = FailingS3("COPY", RuntimeError("no such column"), cleaning)
-    client = RedshiftClient(told, lambda: told, "served", "s3://bucket/in", "default", BOTO)
-    check_clean_up(lambda _: client, told, caplog)
+    recorder = FailingS3("COPY", RuntimeError("no such column"), cleaning)
+    client = RedshiftClient(recorder, lambda: recorder, "served", "s3://bucket/in", "default", BOTO)
+    check_clean_up(lambda _: client, recorder, caplog)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,4 @@
-"""What the checks of a spec know of Snowflake; imports nothing of its client library."""
+"""Settings of Snowflake that the checks of a spec know; imports nothing of its client library."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class SnowflakeClient(SqlClient):
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         head, dot, name = table.rpartition('."')
-        own = f'@{head}.%"{name}' if dot else f"@%{table}"
-        place = load_folder(self._stage or own)
+        table_stage = f'@{head}.%"{name}' if dot else f"@%{table}"
+        place = load_folder(self._stage or table_stage)
         # What COPY does not purge goes with the table's own stage, but not with another one.
         remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files may be left in {place}: remove them")
         with remove if self._stage else nullcontext():
@@ -99,12 +99,12 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        given: dict[str, Any] = {"user": conf.user, "database": conf.database, "schema": conf.schema_name}
+        arguments: dict[str, Any] = {"user": conf.user, "database": conf.database, "schema": conf.schema_name}
         secret = password_of(conf)
         if secret is not None:
-            given[_secret_argument(conf.options)] = secret
+            arguments[_secret_argument(conf.options)] = secret
         with connecting(conf):
-            opened = snowflake.connect(**given, **conf.options, autocommit=True)
+            opened = snowflake.connect(**arguments, **conf.options, autocommit=True)
         with opened as connection:
             yield SnowflakeClient(connection, conf.database, conf.schema_name, conf.stage)
 
@@ -115,7 +115,7 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
 
 
 def _secret_argument(options: Mapping[str, str]) -> str:
-    """What the connector calls the secret of `password_env` or `password_file`.
+    """Return the connector's argument for the secret of `password_env` or `password_file`.
 
     Of a user who comes with a key, it is that of the key's file.
     """

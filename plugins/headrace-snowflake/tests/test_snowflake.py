@@ -43,14 +43,16 @@ from tests.identifier_support import HOSTILE, check_names, check_percent_signs
 from tests.publish_support import DS, TYPES, good_rows, staged
 
 
-class Refused(Exception):
-    """What the connector raises."""
+class SnowflakeRefused(Exception):
+    """Error that the connector raises."""
 
 
 def test_snowflake(tmp_path: Path) -> None:
-    made, swapped = record(tmp_path, lambda told: SnowflakeClient(told, "shop", "served", None))
-    assert made[0].startswith('CREATE TABLE "shop"."served"."clicks_scores" ("ds" DATE NOT NULL, "user_id" BIGINT NOT')
-    assert made[2] == (
+    created, swapped = record(tmp_path, lambda recorder: SnowflakeClient(recorder, "shop", "served", None))
+    assert created[0].startswith(
+        'CREATE TABLE "shop"."served"."clicks_scores" ("ds" DATE NOT NULL, "user_id" BIGINT NOT'
+    )
+    assert created[2] == (
         f'CREATE OR REPLACE VIEW "shop"."served"."clicks_scores_current" AS SELECT {SIX} FROM '
         f'"shop"."served"."clicks_scores" WHERE "ds" = (SELECT max("ds") FROM "shop"."served"."headrace_publications" '
         f"WHERE \"table_name\" = 'clicks_scores')"
@@ -77,14 +79,14 @@ def test_snowflake(tmp_path: Path) -> None:
 
 
 def test_snowflake_finds_files_whatever_their_path(tmp_path: Path) -> None:
-    """As its connector does: the literal is read by the server, what follows `file://` is a pattern on this host."""
+    """The server reads the literal; the connector reads what follows `file://` as a pattern on this host."""
     file = tmp_path / "l'ét%C3 of 1[2]*\\n?" / "part-0.parquet"
     file.parent.mkdir()
     file.touch()
-    told = Recorded()
+    recorder = Recorded()
     statements: list[str] = []
-    told.note = lambda statement, params=None: statements.append(statement)  # type: ignore[method-assign]
-    SnowflakeClient(told, "shop", "served", None).load("t", [], [file])
+    recorder.note = lambda statement, params=None: statements.append(statement)  # type: ignore[method-assign]
+    SnowflakeClient(recorder, "shop", "served", None).load("t", [], [file])
     put = re.match(r"PUT '((?:[^'\\]|\\.)*)' '", statements[0])
     assert put is not None
     source = re.sub(r"\\(.)", r"\1", put[1])
@@ -94,14 +96,14 @@ def test_snowflake_finds_files_whatever_their_path(tmp_path: Path) -> None:
 
 def test_rows_of_persons_are_deleted_from_all_days(tmp_path: Path) -> None:
     statements = erased('"d"."s"."{}"', "%s", f"DATE '{DS}'")
-    check_erasure(tmp_path, lambda told: SnowflakeClient(told, "d", "s", None), statements)
+    check_erasure(tmp_path, lambda recorder: SnowflakeClient(recorder, "d", "s", None), statements)
 
 
 def test_rights_are_given_and_taken_back(tmp_path: Path) -> None:
     names = ['TABLE "d"."s"."clicks_scores"', 'VIEW "d"."s"."clicks_scores_current"']
     check_rights(
         tmp_path,
-        lambda told: SnowflakeClient(told, "d", "s", None),
+        lambda recorder: SnowflakeClient(recorder, "d", "s", None),
         [f'GRANT SELECT ON {name} TO ROLE "new"' for name in names],
         [f'REVOKE SELECT ON {name} FROM ROLE "old"' for name in names],
     )
@@ -145,8 +147,8 @@ def test_the_secret_of_snowflake_is_what_the_authenticator_takes(
     if source == "password_file":
         (tmp_path / "secret").write_text("hunter2\n")
         source = f"password_file={tmp_path / 'secret'}"
-    told = client_arguments("snowflake", tmp_path, monkeypatch, source, *[f"options.{text}" for text in options])
-    assert [key for key, value in told.items() if value == "hunter2"] == [name]
+    arguments = client_arguments("snowflake", tmp_path, monkeypatch, source, *[f"options.{text}" for text in options])
+    assert [key for key, value in arguments.items() if value == "hunter2"] == [name]
 
 
 @pytest.mark.parametrize("name", ["token", "oauth_client_secret", "password", "private_key_file_pwd"])
@@ -157,8 +159,8 @@ def test_a_secret_of_snowflakes_does_not_stand_in_a_spec(name: str) -> None:
 
 @pytest.mark.parametrize("cleaning", [("REMOVE",), ()])
 def test_a_clean_up_that_fails_hides_no_cause(cleaning: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    told = Failing("COPY", Refused("no such column"), cleaning)
-    check_clean_up(lambda told: SnowflakeClient(told, "shop", "served", "@files"), told, caplog)
+    recorder = Failing("COPY", SnowflakeRefused("no such column"), cleaning)
+    check_clean_up(lambda recorder: SnowflakeClient(recorder, "shop", "served", "@files"), recorder, caplog)
 
 
 class Lost(SnowflakeClient):
@@ -168,12 +170,12 @@ class Lost(SnowflakeClient):
 
     def run(self, statement: str, params: Any = ()) -> list[tuple[Any, ...]]:
         if self.lost:
-            raise Refused("ConnectionGone")
+            raise SnowflakeRefused("ConnectionGone")
         return []
 
     def load(self, *_: Any) -> None:
         self.lost = True
-        raise Refused("no such stage")
+        raise SnowflakeRefused("no such stage")
 
 
 def test_a_staging_table_that_stays_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,14 +185,14 @@ def test_a_staging_table_that_stays_hides_no_cause(tmp_path: Path, caplog: pytes
 
     target = SqlTarget(load_spec("clicks"), Workspace(tmp_path), "x", "x", "x", Lost, connect)
     target.create(TYPES)
-    with pytest.raises(Refused, match="no such stage"):
+    with pytest.raises(SnowflakeRefused, match="no such stage"):
         target.swap(staged(tmp_path, good_rows(), "k"), "lake/clicks/scores@3", [])
     assert f"the next run of {DS} drops it" in caplog.text
 
 
 def test_a_rollback_that_fails_hides_no_cause() -> None:
     client = Lost(None, "shop", "served", None)
-    with pytest.raises(Refused, match="no such stage"), client.transaction():
+    with pytest.raises(SnowflakeRefused, match="no such stage"), client.transaction():
         client.load()
 
 

@@ -72,7 +72,7 @@ def save_changed_rows(
     Args:
         embeddings: the tables.
         directory: shared by all ranks, empty at first.
-        before: the folder of the save to lie upon.
+        base_folder: the folder of the save to lie upon.
         base: how that is named; see `changes_base`.
         with_optimizer: as of `save_shards`; the base has states of the same optimizer then.
 

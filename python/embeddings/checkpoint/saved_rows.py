@@ -153,7 +153,7 @@ def assemble(table: Table | DynamicSpec, parts: Iterable[FoundRows]) -> TableRow
     Args:
         table: of a table of codes, stored as it is to be looked up; rows that were saved in another way are converted
             as `load_shards` does it.
-        found: of all files that may have them, in any order.
+        parts: of all files that may have them, in any order.
 
     Raises:
         UserError: a table that was saved by columns is stored as int8.

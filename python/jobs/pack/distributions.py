@@ -43,15 +43,15 @@ def installed() -> dict[str, Distribution]:
 
 
 def choose(packages: Mapping[str, Distribution], requested: Iterable[str], left_out: Collection[str]) -> Chosen:
-    """All packages but those left out, and what nothing else needs besides these.
+    """Choose all packages but those left out, and what nothing else needs besides these.
 
     Args:
-        there: by normalized name.
-        wanted: requirements that somebody asked for, such as `psycopg[binary]==3.3`: they stay whoever needs them.
+        packages: by normalized name.
+        requested: requirements that somebody asked for, such as `psycopg[binary]==3.3`: they stay whoever needs them.
         left_out: names.
 
     Raises:
-        UserError: a name is none of `there`.
+        UserError: a name is none of `packages`.
     """
     excluded = {canonicalize_name(name) for name in left_out}
     unknown = sorted(excluded - packages.keys())

@@ -47,7 +47,7 @@ def check_columns(table: Table, events: Location, section: str = "") -> None:
     Args:
         table: the declaration.
         events: the table's folder.
-        where: before `table` in a key of the spec.
+        section: before `table` in a key of the spec.
 
     Raises:
         UserError: the table has a declared column as a type that is neither the declared one nor a narrower one.

@@ -114,7 +114,7 @@ def delimited(
     A row is a line; with `source.multiline` a record, which may have line breaks within quotes.
 
     Args:
-        reading: what is read.
+        batch: what is read.
         files: numbers of the files.
         separator: one character.
         header: whether the first line of each file names the columns; else they are the declared ones, in order.

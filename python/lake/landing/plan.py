@@ -246,7 +246,7 @@ def _is_changed(
         record: of the day's load.
         now: `declared` and `judged` of the declaration, as in the record.
         version: of the stage ingest.
-        own: whether the day is the run's own: days before it are not judged anew.
+        is_run_day: whether the day is the run's own: days before it are not judged anew.
     """
 
     def differs(declared: str, judged: str) -> bool:

@@ -162,7 +162,7 @@ def count_changes(old_rows: DataFrame, now: DataFrame, table: Table) -> dict[str
     With `table.keys` a row is its keys; without, its values, so that a change is one row less and one more.
 
     Args:
-        before: of headrace.lake.tables.declared.table_rows, at the older version.
+        old_rows: of headrace.lake.tables.declared.table_rows, at the older version.
         now: the same at the newer one.
         table: the declaration.
 
@@ -234,7 +234,7 @@ def refuse_changes(changes: Mapping[str, Mapping[str, int]], source: TableSource
     Args:
         changes: by day, of `count_changes`.
         source: the spec's.
-        where: before `source` in a key of the spec.
+        section: before `source` in a key of the spec.
 
     Raises:
         UserError: with the counts.

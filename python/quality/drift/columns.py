@@ -77,7 +77,7 @@ class MeasuredColumn:
         """`values` of some rows of a column whose values are kept once each, and how often each is there (None: once).
 
         Args:
-            cells: of an input column.
+            column: of an input column.
             mask: the rows; None: all.
         """
         if column.indices is None or self.is_list:

@@ -83,7 +83,7 @@ def of_another_region(place: str, name: str | None, region: str | None, environ:
     """Return the message for an S3 bucket that is not in the requested region.
 
     Args:
-        what: the bucket or object, for the message.
+        place: the bucket or object, for the message.
         name: the bucket's; None: nobody knows it.
         region: its own; None: the store does not say it.
         environ: of this process.

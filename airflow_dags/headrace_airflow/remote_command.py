@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 LITTLE = "512m"
 
 
-class Elsewhere:
+class RemoteCommand:
     """Operator part that sends a command, has the triggerer wait for it, and handles its end.
 
-    The operator has `pipeline`, and `ended(context, code, said)`.
+    The operator has `pipeline`, and `handle_end(context, code, message)`.
     """
 
     pipeline: Pipeline
 
-    def ended(self, context: Context, code: int | None, said: str) -> None:
+    def handle_end(self, context: Context, code: int | None, message: str) -> None:
         """Handle the command's end; `code` is None where it is not known."""
         raise NotImplementedError
 
-    def run_elsewhere(
+    def run_remotely(
         self, context: Context, place: Master, words: Sequence[str], timeout: timedelta | None, memory: str = LITTLE
     ) -> None:
         """Send a command, then defer."""
@@ -66,9 +66,9 @@ class Elsewhere:
         """Handle the end of a driver or an application."""
         self.log.info("the application is %s: %s", event["name"], event["message"])  # type: ignore[attr-defined]
         if event["done"]:
-            self.ended(context, ERRORS.EXIT_DONE, "")
+            self.handle_end(context, ERRORS.EXIT_DONE, "")
         else:
-            self.ended(context, event["code"], f"the application is {event['name']}: {event['message']}")
+            self.handle_end(context, event["code"], f"the application is {event['name']}: {event['message']}")
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> None:
         """Handle the end of a pod (the provider's operator names this method): read the log, and remove the pod."""
@@ -79,9 +79,9 @@ class Elsewhere:
         try:
             act()
         except AirflowException as e:
-            self.ended(context, pod.code, last_words(pod.said) or str(e))
+            self.handle_end(context, pod.code, last_words(pod.last_output) or str(e))
         else:  # deferring is an exception, too
-            self.ended(context, ERRORS.EXIT_DONE, "")
+            self.handle_end(context, ERRORS.EXIT_DONE, "")
 
     def _pod(
         self, place: Master, words: Sequence[str], timeout: timedelta | None, env: Mapping[str, str] | None = None

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 30.0
 
 
-class Here:
+class LocalCommand:
     """Operator part that runs a command, writes its output to the task's log, and stops it with the task."""
 
     pipeline: Pipeline
     _process: subprocess.Popen[str] | None = None
 
-    def run_here(self, context: Context, argv: Sequence[str]) -> tuple[int, str]:
+    def run_locally(self, context: Context, argv: Sequence[str]) -> tuple[int, str]:
         """Run it to its end; its exit code and its last line."""
         env, last = environment(self.pipeline) | parent_variables(context), ""
         with subprocess.Popen(
@@ -36,12 +36,12 @@ class Here:
                     last = line.strip() or last
             except BaseException:
                 # A timeout of the task: the end of the block would wait for the command.
-                self.stop_here()
+                self.stop_process()
                 _end(self._process)
                 raise
         return self._process.returncode, last
 
-    def stop_here(self) -> None:
+    def stop_process(self) -> None:
         """Stop the command, where there is one."""
         if self._process is not None:
             self._process.terminate()
