@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.peers.torchrec_collisions import Stream, run
+from bench.peers.torchrec_collisions import IdStream, run
 from bench.peers.torchrec_step import is_installed
 from bench.report import Figure, publish
 from headrace.comm.base import LocalCollective
@@ -90,7 +90,7 @@ def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbedd
     return tables, step
 
 
-def day_figures(stream: Stream) -> list[Figure]:
+def day_figures(stream: IdStream) -> list[Figure]:
     """Measure our tables beside TorchRec's."""
     measured, seen = run(stream)
     figures = []
@@ -159,7 +159,7 @@ def main() -> None:
         f"{4 * DIM + 4} are weights and states",
         file=sys.stderr,
     )
-    publish("dynamic", figures + (day_figures(Stream()) if is_installed() else []))
+    publish("dynamic", figures + (day_figures(IdStream()) if is_installed() else []))
 
 
 if __name__ == "__main__":

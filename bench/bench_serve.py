@@ -34,7 +34,7 @@ import numpy as np
 
 from bench import serve_bound
 from bench.report import Figure, publish
-from bench.serve_load import Outcome, request_of, run
+from bench.serve_load import LoadOutcome, request_of, run
 from bench.serve_models import dlrm_inputs, write_dlrm
 from bench.serve_process import Served, prefer, served
 from headrace.workspace import checkout
@@ -246,7 +246,7 @@ def measure_grpc(port: int, seconds: float = 5.0) -> float:
     return asyncio.run(load())
 
 
-def say(rows: int, share: float, outcome: Outcome, how: str = "") -> None:
+def say(rows: int, share: float, outcome: LoadOutcome, how: str = "") -> None:
     bad = {k: v for k, v in vars(outcome).items() if k in ("refused", "failed", "lost") and v}
     quantiles = ", ".join(f"{n} {outcome.ms(q):.2f}" for n, q in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)))
     rate = len(outcome.latencies) * rows / outcome.seconds

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.peers.torchrec_step import Step
+from bench.peers.torchrec_step import TrainingStep
 from bench.report import Figure, publish
 from bench.train_ranks import model_of, schema_of, train_of
 from headrace.manifest import Manifest, Output
@@ -38,9 +38,11 @@ _FILES = 12
 _NAME = "datasets/bench/2026-01-01/k"
 
 
-def step() -> Step:
+def step() -> TrainingStep:
     """Return a step of 26 tables of 20,000 rows: a checkpoint is 35 MB."""
-    return Step((20_000,) * 26, ids=1, dim=16, batch=4_096, world=1, dense=13, bottom=(512, 256, 16), top=(512, 256))
+    return TrainingStep(
+        (20_000,) * 26, ids=1, dim=16, batch=4_096, world=1, dense=13, bottom=(512, 256, 16), top=(512, 256)
+    )
 
 
 def write_dataset(folder: Path) -> None:

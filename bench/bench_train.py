@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.peers.torchrec_step import Step, is_installed, run_torchrec
+from bench.peers.torchrec_step import TrainingStep, is_installed, run_torchrec
 from bench.report import Figure, publish
 from bench.train_loader import loader_figures, write_dataset
-from bench.train_ranks import MALLOC, Result, run_loop
+from bench.train_ranks import MALLOC, LoopResult, run_loop
 
-DLRM = Step(
+DLRM = TrainingStep(
     rows=(100_000,) * 26, ids=1, dim=64, batch=4_096, steps=10, dense=13, bottom=(512, 256), top=(512, 256), batches=4
 )
 HEAVY = replace(DLRM, ids=10, bottom=(64,), top=(64,))
@@ -45,12 +45,12 @@ CASES = {
 ROW_GROUPS = 8
 
 
-def samples(step: Step, seconds: Sequence[float]) -> float:
+def samples(step: TrainingStep, seconds: Sequence[float]) -> float:
     """Return the samples a second of all ranks, by the median step."""
     return step.batch * step.world / statistics.median(seconds)
 
 
-def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
+def step_figures(name: str, step: TrainingStep) -> tuple[list[Figure], LoopResult]:
     """Measure our loop beside the floor and the peers."""
     peers: dict[str, list[float]] = {}
 

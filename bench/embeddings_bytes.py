@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.peers.torchrec_step import Meter, Step, draw_ids, is_installed, run_torchrec
+from bench.peers.torchrec_step import Meter, TrainingStep, draw_ids, is_installed, run_torchrec
 from bench.report import Figure
 from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
@@ -32,7 +32,7 @@ OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
 CPUS = {"memory_gbps": 10.0, "node_gbps": 1.0, "network_gbps": 1.0, "latency_us": 100.0}
 
 
-def planned_for(step: Step, kind: str = "auto", wire: str = "fp32") -> Planned:
+def planned_for(step: TrainingStep, kind: str = "auto", wire: str = "fp32") -> Planned:
     """Return the plan of a step: by the cost model, or all by rows."""
     tables = [Table(f"t{i}", rows, step.dim) for i, rows in enumerate(step.rows)]
     lookups = [Lookup(t.name, t.name, step.ids, True) for t in tables]
@@ -55,11 +55,11 @@ class Counting(ThreadCollective):
         return super().all_to_all(x, send_rows)
 
 
-def thread_figures(step: Step) -> list[Figure]:
+def thread_figures(step: TrainingStep) -> list[Figure]:
     """Measure weak scaling: as many samples on each rank of 1 to 4."""
     figures = []
     for world in (1, 2, 3, 4):
-        plans = {k: planned_for(Step(**{**vars(step), "world": world}), k) for k in ("row_wise", "auto")}
+        plans = {k: planned_for(TrainingStep(**{**vars(step), "world": world}), k) for k in ("row_wise", "auto")}
         if plans["auto"].plan == plans["row_wise"].plan:
             del plans["auto"]
         for planned in plans.values():
@@ -88,7 +88,7 @@ def how(plan: Plan) -> str:
     return " and ".join(sorted(kinds))
 
 
-def _rank(rank: int, step: Step, plan: Plan, meeting: Path, answers: Any) -> None:
+def _rank(rank: int, step: TrainingStep, plan: Plan, meeting: Path, answers: Any) -> None:
     import torch.distributed as dist
 
     from headrace.comm.torch_dist import TorchCollective
@@ -117,7 +117,7 @@ def _rank(rank: int, step: Step, plan: Plan, meeting: Path, answers: Any) -> Non
     dist.destroy_process_group()
 
 
-def run_headrace(step: Step, plan: Plan) -> tuple[list[float], float]:
+def run_headrace(step: TrainingStep, plan: Plan) -> tuple[list[float], float]:
     """Measure (seconds of each step of the slower rank, bytes that a rank sends in a step) on gloo processes."""
     meeting = checkout() / "build" / "bench" / "meeting-bytes"
     meeting.parent.mkdir(parents=True, exist_ok=True)
@@ -135,12 +135,12 @@ def run_headrace(step: Step, plan: Plan) -> tuple[list[float], float]:
     return seconds[len(seconds) // 4 :], sum(f[2] for f in reports) / len(reports)
 
 
-def gloo_figures(step: Step) -> list[Figure]:
+def gloo_figures(step: TrainingStep) -> list[Figure]:
     """Measure bytes and the best time of a step on two processes, beside TorchRec's."""
     peers: dict[str, Any] = {}
     if is_installed():
         for sharding in ("table_wise", "row_wise"):
-            peers[sharding] = run_torchrec(Step(**{**vars(step), "sharding": sharding}))
+            peers[sharding] = run_torchrec(TrainingStep(**{**vars(step), "sharding": sharding}))
     figures = []
     done = []
     for kind, wire in (("auto", "fp32"), ("auto", "bf16"), ("row_wise", "fp32")):
@@ -180,6 +180,6 @@ def byte_figures(rows: Sequence[int], dim: int, batch: int) -> list[Figure]:
     """Measure all of them, with one id and with four in each feature."""
     figures = []
     for ids in (1, 4):
-        step = Step(rows=tuple(rows), ids=ids, dim=dim, batch=batch)
+        step = TrainingStep(rows=tuple(rows), ids=ids, dim=dim, batch=batch)
         figures += thread_figures(step) + gloo_figures(step)
     return figures

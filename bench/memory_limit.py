@@ -14,7 +14,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """A control group.
 
     Attributes:
@@ -43,7 +43,7 @@ class Group:
 
 
 @contextmanager
-def limited_memory(gib: float) -> Iterator[Group]:
+def limited_memory(gib: float) -> Iterator[ControlGroup]:
     """Create a group that may hold so much, of either version of control groups.
 
     Raises:
@@ -58,7 +58,7 @@ def limited_memory(gib: float) -> Iterator[Group]:
         raise RuntimeError(f"no control group can be made below {folder.parent}: {e.strerror}. It takes root") from e
     try:
         (folder / limit).write_text(str(int(gib * 2**30)))
-        yield Group(folder, peak)
+        yield ControlGroup(folder, peak)
     finally:
         _remove(folder)
 

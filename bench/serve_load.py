@@ -24,7 +24,7 @@ _REST = 5.0
 
 
 @dataclass
-class Outcome:
+class LoadOutcome:
     """Outcome of a load.
 
     Attributes:
@@ -92,7 +92,7 @@ def run(
     check: Callable[[int, bytes, bytes], None] | None = None,
     spin: bool = True,
     paced: bool = False,
-) -> Outcome:
+) -> LoadOutcome:
     """Send requests in turn at the moments of `moments`.
 
     Args:
@@ -159,7 +159,7 @@ def run(
         client.socket.close()
     poll.close()
     lost = len(due) - len(latencies) - refused - failed
-    return Outcome(np.array(latencies), refused, failed, lost, taken)
+    return LoadOutcome(np.array(latencies), refused, failed, lost, taken)
 
 
 def _send(client: _Client, request: bytes, poll: select.epoll) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.peers.torchrec_step import Step, draw_ids
+from bench.peers.torchrec_step import TrainingStep, draw_ids
 from headrace.dataset.batches import Batch
 from headrace.embeddings.addressing import CodeBatch
 from headrace.embeddings.jagged import JaggedTensor
@@ -68,7 +68,7 @@ class Constant(nn.Module):
 class Touched(Constant):
     """The same vectors, beside which the rows of the batch are read and changed."""
 
-    def __init__(self, like: Any, step: Step, rank: int, batches: list[Batch]) -> None:
+    def __init__(self, like: Any, step: TrainingStep, rank: int, batches: list[Batch]) -> None:
         super().__init__(like, step.batch, batches)
         #: By batch: the rows that ranks ask for here, and distinct ones.
         self._requested: list[tuple[Tensor, Tensor]] = []

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.peers.torchrec_step import Step
+from bench.peers.torchrec_step import TrainingStep
 from bench.report import Figure
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
 from headrace.dataset.layout import SplitLayout, open_split, stored_columns
@@ -25,7 +25,7 @@ from headrace.workspace import checkout
 ROW_GROUP = 131_072
 
 
-def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
+def write_dataset(folder: Path, step: TrainingStep, row_groups: int) -> None:
     """Write a split `train` as the features stage writes it: a file a row group, no compression, no dictionaries."""
     (folder / "train").mkdir(parents=True)
     for number in range(row_groups):
@@ -51,7 +51,7 @@ def decode_seconds(layout: SplitLayout, columns: tuple[str, ...]) -> float:
     return time.perf_counter() - start
 
 
-def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
+def load_seconds(layout: SplitLayout, step: TrainingStep, batch: int, streams: int) -> float:
     """Measure seconds of the loader for the same rows: shuffled, checked, as batches of `batch` rows.
 
     After an epoch to begin with, the mean of three: in the middle of a run as many row groups are decoded as are used.
@@ -67,7 +67,7 @@ def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
         return (time.perf_counter() - start) * (source.rows / (steps * batch))
 
 
-def pass_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
+def pass_seconds(layout: SplitLayout, step: TrainingStep, batch: int, streams: int) -> float:
     """Measure seconds of an evaluation's pass over the same rows: checked, in stored order.
 
     Opening the files counts.
@@ -80,7 +80,7 @@ def pass_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
 
 
 def loader_rates(
-    folder: Path, step: Step, cores: int, turns: int = 3, batch: int = 8_192, streams: int = 4
+    folder: Path, step: TrainingStep, cores: int, turns: int = 3, batch: int = 8_192, streams: int = 4
 ) -> dict[str, float]:
     """Measure rows a second, the best of several turns: `load`, `pass`, and `decode` alone, each with as many cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -100,7 +100,7 @@ def loader_rates(
     return {name: layout.rows / seconds for name, seconds in best.items()}
 
 
-def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float]:
+def loader_in_a_process(folder: Path, step: TrainingStep, cores: int) -> dict[str, float]:
     """Run `loader_rates` with the allocator's settings of a rank.
 
     Raises:
@@ -119,7 +119,7 @@ def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float
     return rates
 
 
-def loader_figures(folder: Path, step: Step) -> list[Figure]:
+def loader_figures(folder: Path, step: TrainingStep) -> list[Figure]:
     """Measure the loader beside decoding alone, on one core and on two."""
     figures = []
     for cores in (1, 2):

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.peers.torchrec_step import Step, draw_ids
+from bench.peers.torchrec_step import TrainingStep, draw_ids
 from bench.train_bound import Constant, Touched
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import shared
@@ -63,7 +63,7 @@ _NAMES = ("loop", "floor", "torch", "bound")
 
 
 @dataclass(frozen=True)
-class Result:
+class LoopResult:
     """Seconds of each step of the slowest rank; `profile`: milliseconds of its parts (the trace is in build/bench).
 
     `torch`: of the floor in plain torch. `bound`: of the floor with the memory of the touched rows read and written
@@ -93,7 +93,7 @@ class Finished(Exception):
     """Enough steps were taken."""
 
 
-def schema_of(step: Step) -> DatasetSchema:
+def schema_of(step: TrainingStep) -> DatasetSchema:
     """Return the features of a TorchRec step: `dense` continuous ones, a categorical one for each table."""
     continuous = [Feature(name=f"c{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(step.dense)]
     categorical = [
@@ -112,7 +112,7 @@ def schema_of(step: Step) -> DatasetSchema:
     return DatasetSchema(features=(*continuous, *categorical, label))
 
 
-def train_of(step: Step, **more: Any) -> Train:
+def train_of(step: TrainingStep, **more: Any) -> Train:
     """Return the settings of the loop: the optimizers that the peer has."""
     settings: dict[str, Any] = {
         "batch_size": step.batch * step.world,
@@ -129,11 +129,11 @@ def train_of(step: Step, **more: Any) -> Train:
     )
 
 
-def model_of(step: Step) -> Model:
+def model_of(step: TrainingStep) -> Model:
     return Model(embedding_dim=step.dim, bottom_mlp=step.bottom, top_mlp=step.top)
 
 
-def batches_of(step: Step, rank: int) -> list[Batch]:
+def batches_of(step: TrainingStep, rank: int) -> list[Batch]:
     """Return the peer's ids, in memory."""
     batches = []
     for number in range(step.batches):
@@ -168,7 +168,7 @@ class Memory:
             yield from self._batches
 
 
-def job_of(step: Step, folder: Path, key: str) -> Job:
+def job_of(step: TrainingStep, folder: Path, key: str) -> Job:
     """Return a run in `folder`; ranks that share a key share its files."""
     features = Manifest.model_validate(
         {
@@ -193,7 +193,7 @@ def job_of(step: Step, folder: Path, key: str) -> Job:
 
 
 def take_steps(
-    step: Step, state: TrainState, source: Any, collective: Collective, steps: int, folder: Path, tracer: Tracer
+    step: TrainingStep, state: TrainState, source: Any, collective: Collective, steps: int, folder: Path, tracer: Tracer
 ) -> list[float]:
     """Measure seconds of each of `steps` steps, the first left out."""
     marks: list[float] = []
@@ -226,7 +226,7 @@ def take_steps(
     return [b - a for a, b in pairwise(marks)]
 
 
-def state_of(step: Step, collective: Collective, network: type[DLRM] = DLRM) -> TrainState:
+def state_of(step: TrainingStep, collective: Collective, network: type[DLRM] = DLRM) -> TrainState:
     """Return a state with tables by rows, the default; those of lists as `train.sharding.kind: auto` plans them."""
     kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
 
@@ -252,7 +252,7 @@ def replaced(state: TrainState, embeddings: Constant) -> TrainState:
     return state
 
 
-def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, dataset: Path | None) -> None:
+def _rank_main(step: TrainingStep, rank: int, folder: Path, turns: int, profile: bool, dataset: Path | None) -> None:
     torch.set_num_threads(step.threads)
     pa.set_cpu_count(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
@@ -295,7 +295,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     dist.destroy_process_group()
 
 
-def run_loop(step: Step, turns: int = 4, profile: bool = False, dataset: Path | None = None) -> Result:
+def run_loop(step: TrainingStep, turns: int = 4, profile: bool = False, dataset: Path | None = None) -> LoopResult:
     """Run our loop and its floor on `step.world` processes, `step.steps` steps a turn.
 
     With `dataset` our loop is fed from its files, and the floor is the same loop fed from memory.
@@ -318,11 +318,11 @@ def run_loop(step: Step, turns: int = 4, profile: bool = False, dataset: Path | 
             raise subprocess.CalledProcessError(1, "bench.train_ranks")
         answers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(step.world)]
     slowest = [tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in _NAMES]
-    return Result(*slowest, answers[0]["profile"])
+    return LoopResult(*slowest, answers[0]["profile"])
 
 
-def step_of(text: str) -> Step:
-    return Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()})
+def step_of(text: str) -> TrainingStep:
+    return TrainingStep(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()})
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def clock() -> str:
     return f"{datetime.now(UTC):%H:%M:%S}"
 
 
-class Reader:
+class WarehouseReader:
     """Asks for the newest day all the time, in a thread; keeps each change of what it saw."""
 
     def __init__(self, conn: warehouse.Connection) -> None:
@@ -80,7 +80,7 @@ class Reader:
 
 
 @contextmanager
-def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, Reader]]:
+def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, WarehouseReader]]:
     """Start the warehouse with its reader, and Airflow."""
     python = stub.make(folder)
     home = Workspace(folder / "warehouse")
@@ -104,7 +104,7 @@ def environment(folder: Path, ds: list[str]) -> Iterator[tuple[Service, Reader]]
     service = Service(folder / "airflow", env)
     with warehouse.serve(Warehouse(), home) as server, server.connect() as conn, server.connect() as reader_conn:
         tables.create_tables(conn, TABLE)
-        reader = Reader(reader_conn)
+        reader = WarehouseReader(reader_conn)
         try:
             service.start()
             yield service, reader
@@ -129,7 +129,7 @@ def bad_day(service: Service, folder: Path, ds: str) -> None:
     service.launch("scheduler")
 
 
-def show(service: Service, ds: list[str], reader: Reader) -> None:
+def show(service: Service, ds: list[str], reader: WarehouseReader) -> None:
     """Print the timeline of tasks and of what the reader saw."""
     lines: list[tuple[str, str]] = [(when, f"            reader: {event}") for when, event in reader.changes]
     for kind in ("retrain", "score"):

@@ -2,13 +2,14 @@
 
     python scripts/check_words.py                    # what HELD names; exit status 1 with a list of refusals
     python scripts/check_words.py python/score       # any files or folders, held or not
-    python scripts/check_words.py --count            # refusals of each package of python/, held or not
+    python scripts/check_words.py --count            # refusals of each package of python/ and each folder beside it
 
-Four rules, for each file below HELD (docs/glossary.md has the terms to use):
+Five rules, for each file below HELD (docs/glossary.md has the terms to use):
 
   name       an assigned name, parameter, attribute, function or class is one of VAGUE: it says nothing of what it holds
   docstring  a docstring begins with one of FRAGMENTS: it goes on where the name stopped, instead of saying what a thing
              is (a noun phrase) or what a function does (an imperative)
+  argument   a docstring's list of arguments names one that the function does not have: a rename has left it behind
   backticks  a name in backticks, in a docstring or a comment, is nowhere in the code: a rename has left it behind
   class      two classes outside tests/ have one name, so that a reader of one finds the other
 
@@ -35,6 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: What is checked by `make lint`.
 HELD: tuple[str, ...] = (
+    "airflow_dags",
+    "bench",
+    "examples",
+    "plugins",
     "python/cli",
     "python/comm",
     "python/dataset",
@@ -79,7 +84,7 @@ HELD: tuple[str, ...] = (
     "python/testing",
     "python/train",
     "python/udfs",
-    "scripts/check_words.py",
+    "scripts",
 )
 
 #: Participles, pronouns, adverbs and prepositions. Alone they say nothing of a value.
@@ -146,6 +151,10 @@ _FOLDERS = (
 )
 
 
+#: Folders of Python beside python/.
+_FOLDERS_BESIDE_PYTHON = ("airflow_dags", "bench", "examples", "plugins", "scripts", "tests")
+
+
 @dataclass(frozen=True, order=True)
 class Refusal:
     """A place that breaks a rule."""
@@ -172,7 +181,7 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def refusals(path: Path) -> Iterator[Refusal]:
-    """Yield what the first three rules refuse in a file."""
+    """Yield what all rules but the last refuse in a file."""
     source = path.read_text()
     tree = ast.parse(source)
     place = place_of(path)
@@ -183,6 +192,8 @@ def refusals(path: Path) -> Iterator[Refusal]:
         first = re.match(r"\w*", text)
         if first and first[0].lower() in FRAGMENTS:
             yield Refusal(place, line, "docstring", f"begins with a fragment: {text.splitlines()[0][:60]}")
+    for line, name in unknown_arguments(tree):
+        yield Refusal(place, line, "argument", f"'{name}' is described, and is no argument of the function")
     texts = [*docstrings(tree), *comments(source)]
     for line, text in texts:
         for name in _BACKTICKS.findall(text):
@@ -220,6 +231,20 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             text = ast.get_docstring(node)
             if text:
                 yield getattr(node, "lineno", 1), text
+
+
+def unknown_arguments(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of what a function's docstring describes below `Args:` and the function does not take."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            _, _, described = (ast.get_docstring(node) or "").partition("\nArgs:\n")
+            taken = {arg.arg for arg in parameters(node.args)}
+            for group in re.findall(
+                r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*):", described.partition("\n\n")[0], re.MULTILINE
+            ):
+                for name in re.findall(r"\w+", group):
+                    if name not in taken:
+                        yield node.lineno, name
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
@@ -278,10 +303,11 @@ def main() -> int:
     """Print refusals, or their counts, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path, help="files or folders; without any, those that are held")
-    parser.add_argument("--count", action="store_true", help="count the refusals of each package of python/")
+    parser.add_argument("--count", action="store_true", help="count refusals by package of python/ and by folder")
     args = parser.parse_args()
     if args.count:
-        for package in sorted(p for p in (ROOT / "python").iterdir() if p.name != "__pycache__"):
+        packages = sorted(p for p in (ROOT / "python").iterdir() if p.name != "__pycache__")
+        for package in [*packages, *(ROOT / folder for folder in _FOLDERS_BESIDE_PYTHON)]:
             rules = Counter(r.rule for path in python_files(package) for r in refusals(path))
             print(f"{package.relative_to(ROOT)!s:<24}{'held' if is_held(package) else '':<6}{dict(rules)}")
         return 0

@@ -77,7 +77,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Impressions:
+class DayImpressions:
     """A day of visitors, and what they did with the lists of each arm; `None`: of users without one."""
 
     site: SiteDay
@@ -128,7 +128,7 @@ def _day(number: int) -> str:
     return (START + timedelta(days=number)).isoformat()
 
 
-def _impressions(ws: Workspace, spec: Spec, ds: str) -> Impressions:
+def _impressions(ws: Workspace, spec: Spec, ds: str) -> DayImpressions:
     """Return the impressions of a day's lists. The visits are simulated again: they are a function of the lists."""
     following = (date.fromisoformat(ds) + timedelta(days=1)).isoformat()
     site = SiteDay.model_validate_json(site_path(ws.landing("clicks"), following).read_text())
@@ -146,7 +146,7 @@ def _impressions(ws: Workspace, spec: Spec, ds: str) -> Impressions:
     ids = events.users.id[events.user_row]
     of_list = visits.source[visits.visit] == LIST
     arms = np.array([arm_of.get(int(user)) or "" for user in ids])
-    return Impressions(
+    return DayImpressions(
         site,
         {
             arm or None: Rates(float(events.clicked[in_arm].mean()), float(probability_of[in_arm].mean()))
@@ -166,7 +166,7 @@ def _published(ws: Workspace, ds: str) -> pa.Table:
     return pa.concat_tables([pq.ParquetFile(path).read(columns) for path in paths])
 
 
-def _table(impressions: Sequence[Impressions]) -> str:
+def _table(impressions: Sequence[DayImpressions]) -> str:
     """Return a table of the rates, clicked and, in brackets, expected."""
     lines = [
         "| visitors of | lists of champion | lists of weak | its users after the stop | random | best possible | "
@@ -187,7 +187,7 @@ def _table(impressions: Sequence[Impressions]) -> str:
     return "\n".join(lines)
 
 
-def _plot(impressions: Sequence[Impressions], stop: Stop | None, path: Path) -> None:
+def _plot(impressions: Sequence[DayImpressions], stop: Stop | None, path: Path) -> None:
     figure = Figure(figsize=(7.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     days = [day.site.ds[5:] for day in impressions]

@@ -39,16 +39,16 @@ _LETTERS = 6
 
 
 @dataclass(frozen=True)
-class Rows:
+class RawRows:
     """Draws rows of a workflow's input columns."""
 
     workflow: FittedWorkflow
     columns: tuple[RawColumn, ...]
 
     @staticmethod
-    def for_workflow(workflow: FittedWorkflow) -> Rows:
+    def for_workflow(workflow: FittedWorkflow) -> RawRows:
         """Return rows of the columns that the features are made of."""
-        return Rows(workflow, raw_columns(workflow.workflow, made_of(workflow.features)))
+        return RawRows(workflow, raw_columns(workflow.workflow, made_of(workflow.features)))
 
     def draw(self, rows: int, rng: np.random.Generator) -> pa.RecordBatch:
         """Draw rows, each time others; columns of which no feature is made are null."""
@@ -104,7 +104,7 @@ def _anything(element: str, rng: np.random.Generator) -> Any:
     return values.get(element, int(rng.integers(-(2**31), 2**31)))
 
 
-class Server:
+class ServerClient:
     """One that speaks KServe's protocol over HTTP."""
 
     def __init__(self, url: str, model: str) -> None:
@@ -133,8 +133,8 @@ def compare(saved: str, urls: Sequence[str], model: str, requests: int, rows: in
     folder = local(local_folder(saved, "SAVED"))
     workflow = FittedWorkflow.load(folder / "workflow")
     predictor = load_predictor(folder)
-    servers = {url: Server(url, model) for url in urls}
-    drawn, rng, fine = Rows.for_workflow(workflow), np.random.default_rng(0), True
+    servers = {url: ServerClient(url, model) for url in urls}
+    drawn, rng, fine = RawRows.for_workflow(workflow), np.random.default_rng(0), True
     worst = {(url, output): 0.0 for url, server in servers.items() for output in server.outputs}
     for number in range(requests):
         batch = drawn.draw(rows if number else 1, rng)

@@ -40,7 +40,7 @@ _PIPELINE = "clicks"
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """Environment and options with which `headrace run` works on the other day, in the lake and store under test."""
 
     environ: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Place:
 
 
 @contextmanager
-def servers(on: str, on_yarn: bool, folder: Path) -> Iterator[Place]:
+def servers(on: str, on_yarn: bool, folder: Path) -> Iterator[RunPlace]:
     """Start what the other day needs, while the block runs."""
     with ExitStack() as stack:
         environ, words = dict[str, str](), tuple[str, ...]()
@@ -65,7 +65,7 @@ def servers(on: str, on_yarn: bool, folder: Path) -> Iterator[Place]:
             environ |= cluster.environ
             local(folder / "yarn.yaml").put_text(yaml.safe_dump({"spark": _on_yarn(folder)}))
             words = ("--overlay", str(folder / "yarn.yaml"))
-        yield Place(environ, words)
+        yield RunPlace(environ, words)
 
 
 def _roots(store: str, folder: Path) -> dict[str, str]:
@@ -167,7 +167,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         sets = [word for setting in args.set for word in ("--set", setting)]
         with servers(args.on, args.yarn, folder) as store_place:
-            for home, place in (("here", Place()), (name, store_place)):
+            for home, place in (("here", RunPlace()), (name, store_place)):
                 words = ["--home", str(folder / home), *sets]
                 generated = ["generate", _PIPELINE, "--until", args.ds, "--rows-per-day", str(args.rows), *words]
                 headrace(generated, place.environ)

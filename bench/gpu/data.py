@@ -49,7 +49,7 @@ def cardinalities(rows: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class IdBatch:
     """Addresses int64 [B * 26] in the matrix of all tables, sample by sample; dense float32 [B, 13]; label [B, 1]."""
 
     addresses: Tensor
@@ -57,7 +57,7 @@ class Batch:
     label: Tensor
 
 
-def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) -> list[Batch]:
+def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) -> list[IdBatch]:
     """Draw several batches, so that no run finds the last one's rows in a cache."""
     torch.manual_seed(0)
     rows = torch.tensor(sizes, dtype=torch.float64, device=device)
@@ -73,7 +73,7 @@ def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) ->
             ids = ((((rows + 1) ** power - 1) * u) + 1) ** (1 / power) - 1
         ids = torch.minimum(ids.long(), (rows - 1).long())
         drawn.append(
-            Batch(
+            IdBatch(
                 (ids + first).flatten(),
                 torch.randn(batch, DENSE, device=device),
                 (torch.rand(batch, 1, device=device) < 0.03).float(),

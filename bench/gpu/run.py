@@ -51,14 +51,14 @@ if importlib.util.find_spec("headrace") is None:
 
 from bench.gpu import larger, product  # noqa: E402
 from bench.gpu.clock import Clock, Row  # noqa: E402
-from bench.gpu.data import DIM, Batch, batches, cardinalities  # noqa: E402
+from bench.gpu.data import DIM, IdBatch, batches, cardinalities  # noqa: E402
 from bench.gpu.models import MODELS  # noqa: E402
 from headrace.embeddings.kernels import gpu  # noqa: E402
 
 LR = 0.01
 
 
-class Tables:
+class EmbeddingMatrix:
     """All tables, one below the other, with row-wise Adagrad."""
 
     def __init__(self, sizes: list[int], device: str, dtype: torch.dtype) -> None:
@@ -83,7 +83,7 @@ class Tables:
         return rows.numel()
 
 
-def floors(clock: Clock, tables: Tables, batch: int, small: bool) -> dict[str, float]:
+def floors(clock: Clock, tables: EmbeddingMatrix, batch: int, small: bool) -> dict[str, float]:
     """Measure TB/s of a copy and of a gather of rows, TFLOP/s of a bf16 product."""
     device = clock.device
     source = torch.randn((1 << 20) if small else (1 << 30), device=device)
@@ -102,7 +102,7 @@ def floors(clock: Clock, tables: Tables, batch: int, small: bool) -> dict[str, f
     return {"copy TB/s": copied / 1e12, "gather TB/s": gathered / 1e12, "bf16 TFLOP/s": product / 1e12}
 
 
-def embedding_step(clock: Clock, tables: Tables, drawn: list[Batch], gather: float) -> dict[str, float]:
+def embedding_step(clock: Clock, tables: EmbeddingMatrix, drawn: list[IdBatch], gather: float) -> dict[str, float]:
     """Measure seconds of the step, of its floor, and of torch's."""
     n = drawn[0].addresses.numel()
     grad = torch.randn(n, DIM, device=clock.device)
@@ -119,7 +119,7 @@ def embedding_step(clock: Clock, tables: Tables, drawn: list[Batch], gather: flo
     return {"seconds": seconds, "floor": moved / gather, "distinct share": statistics.median(distinct) / n}
 
 
-def torch_step(clock: Clock, tables: Tables, drawn: list[Batch]) -> float:
+def torch_step(clock: Clock, tables: EmbeddingMatrix, drawn: list[IdBatch]) -> float:
     """Measure seconds of torch.nn.EmbeddingBag and SGD over the same matrix (a parameter shares it)."""
     bag = torch.nn.EmbeddingBag.from_pretrained(tables.weight, freeze=False, mode="sum", sparse=True)
     optimizer = torch.optim.SGD(bag.parameters(), lr=LR)
@@ -135,10 +135,10 @@ def torch_step(clock: Clock, tables: Tables, drawn: list[Batch]) -> float:
     return clock.seconds(step)
 
 
-class Trainer:
+class StepTrainer:
     """A model's whole step. On a GPU the dense part, which has the same shapes each time, is a CUDA graph."""
 
-    def __init__(self, name: str, tables: Tables, batch: int, device: str, dense: str) -> None:
+    def __init__(self, name: str, tables: EmbeddingMatrix, batch: int, device: str, dense: str) -> None:
         self.tables, self.device, self.bf16 = tables, device, dense == "bf16"
         features = len(tables.sizes)
         self.model = MODELS[name](features).to(device)
@@ -176,7 +176,7 @@ class Trainer:
         else:
             self.graph.replay()
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: IdBatch) -> None:
         with torch.no_grad():
             self.vectors.copy_(self.tables.look_up(batch.addresses))
         self.dense.copy_(batch.dense)
@@ -199,8 +199,8 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
         return cardinalities(room)
 
     @cache
-    def tables() -> Tables:
-        return Tables(sizes(), device, dtype)
+    def tables() -> EmbeddingMatrix:
+        return EmbeddingMatrix(sizes(), device, dtype)
 
     @cache
     def bare() -> dict[str, float]:
@@ -230,7 +230,7 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
 
     def step_rows(name: str, kind: str, batch: int) -> Iterator[Row]:
         drawn = batches(kind, tables().sizes, batch, 4, device)
-        trainer = Trainer(name, tables(), batch, device, args.dense)
+        trainer = StepTrainer(name, tables(), batch, device, args.dense)
         seconds = clock.seconds(lambda i: trainer.step(drawn[i % len(drawn)]))
         if not torch.isfinite(trainer.loss):
             raise RuntimeError(f"the loss is {float(trainer.loss)}")

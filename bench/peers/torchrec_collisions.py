@@ -44,7 +44,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Stream:
+class IdStream:
     """Ids, and the tables' sizes."""
 
     #: Room of each table.
@@ -95,7 +95,7 @@ class TableFigures:
 class HeadraceTable:
     """A table of raw ids, one rank."""
 
-    def __init__(self, name: str, stream: Stream, **settings: Any) -> None:
+    def __init__(self, name: str, stream: IdStream, **settings: Any) -> None:
         self.name, self._rows = name, stream.rows
         spec = DynamicSpec("t", stream.dim, max_rows=stream.rows, **settings)
         self._tables = DynamicEmbeddings([spec], LocalCollective(), seed=1)
@@ -128,7 +128,7 @@ class HeadraceTable:
 class TorchRec:
     """Managed collisions and a table of torch."""
 
-    def __init__(self, name: str, stream: Stream, policy: Any) -> None:
+    def __init__(self, name: str, stream: IdStream, policy: Any) -> None:
         from torchrec.modules.mc_modules import MCHManagedCollisionModule  # type: ignore[import-not-found]
 
         self.name, self._common = name, stream.rows - 1
@@ -171,7 +171,7 @@ class TorchRec:
         return sum(different.values())
 
 
-def tables_of(stream: Stream) -> list[HeadraceTable | TorchRec]:
+def tables_of(stream: IdStream) -> list[HeadraceTable | TorchRec]:
     """Return our tables beside TorchRec's of the same rule, in pairs."""
     from torchrec.modules import mc_modules as theirs
 
@@ -185,7 +185,7 @@ def tables_of(stream: Stream) -> list[HeadraceTable | TorchRec]:
     ]
 
 
-def measure(stream: Stream, tables: Sequence[HeadraceTable | TorchRec]) -> tuple[list[TableFigures], float]:
+def measure(stream: IdStream, tables: Sequence[HeadraceTable | TorchRec]) -> tuple[list[TableFigures], float]:
     """Measure each table, and the share of lookups whose id had come before: what a table without a limit keeps."""
     seconds = np.zeros((len(tables), stream.days))
     shares = np.zeros((len(tables), 2))
@@ -212,7 +212,7 @@ def measure(stream: Stream, tables: Sequence[HeadraceTable | TorchRec]) -> tuple
     ], seen / later
 
 
-def run(stream: Stream) -> tuple[list[TableFigures], float]:
+def run(stream: IdStream) -> tuple[list[TableFigures], float]:
     """`measure` in a process that has TorchRec.
 
     Raises:
@@ -237,7 +237,7 @@ def _main() -> None:
     torch.set_num_threads(1)
     import fbgemm_gpu  # type: ignore[import-not-found]  # noqa: F401  (registers the operators)
 
-    stream = Stream(**json.loads(sys.argv[1]))
+    stream = IdStream(**json.loads(sys.argv[1]))
     measured, seen = measure(stream, tables_of(stream))
     print(json.dumps({"tables": [asdict(f) for f in measured], "seen": seen}))
 

@@ -31,7 +31,7 @@ FOLDERS = ("torchrec", "fbgemm")
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """Training step to measure: model, tables, batch and ranks."""
 
     #: Rows of each table; one feature looks up each.
@@ -73,7 +73,7 @@ def is_installed() -> bool:
     return all((checkout() / "build" / "peers" / name).is_dir() for name in FOLDERS)
 
 
-def draw_ids(step: Step, rank: int, batch: int) -> Any:
+def draw_ids(step: TrainingStep, rank: int, batch: int) -> Any:
     """Draw ids of one batch: int64 [B, features, ids], none 0."""
     import numpy as np
 
@@ -96,7 +96,7 @@ def _zipf_edges(rows: int, exponent: float) -> Any:
     return edges / edges[-1]
 
 
-def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> StepFigures:
+def run_torchrec(step: TrainingStep, environment: dict[str, str] | None = None) -> StepFigures:
     """Train on `step.world` processes.
 
     Args:
@@ -163,7 +163,7 @@ class Meter:
         self.sent += size * (rows - input_split_sizes[self._rank]) / max(1, rows)
 
 
-def _model(step: Step, torch: Any) -> Any:
+def _model(step: TrainingStep, torch: Any) -> Any:
     """Return the model, its tables on the meta device: TorchRec makes the shards."""
     from torchrec.models.dlrm import DLRM, DLRMTrain  # type: ignore[import-not-found]
     from torchrec.modules.embedding_configs import EmbeddingBagConfig  # type: ignore[import-not-found]
@@ -180,7 +180,7 @@ def _model(step: Step, torch: Any) -> Any:
     return DLRMTrain(DLRM(bags, step.dense, [*step.bottom, step.dim], [*step.top, 1], dense_device=cpu))
 
 
-def _rank_main(step: Step, rank: int, folder: Path) -> None:
+def _rank_main(step: TrainingStep, rank: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
@@ -270,7 +270,7 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
 
 def _main() -> None:
     fields = json.loads(sys.argv[1])
-    step = Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    step = TrainingStep(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
     _rank_main(step, int(sys.argv[2]), Path(sys.argv[3]))
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from bench.quality.part import Part, load_parts
+from bench.quality.part import QualityPart, load_parts
 from bench.quality.pipeline import use_ranks
 from bench.quality.results import Results, machine, quality_folder
 from bench.quality.table import lines_of, show
@@ -15,7 +15,7 @@ from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.storage import local
 
 
-def run_part(name: str, part: Part, seeds: Sequence[int], results: Results) -> int:
+def run_part(name: str, part: QualityPart, seeds: Sequence[int], results: Results) -> int:
     """Run what is missing of a part, the first seed of all cases first. Returns how many (case, seed)s failed."""
     reason = part.missing()
     if reason is not None:
@@ -40,7 +40,7 @@ def run_part(name: str, part: Part, seeds: Sequence[int], results: Results) -> i
     return failed
 
 
-def write_record(parts: dict[str, Part], seeds: Sequence[int], results: Results) -> None:
+def write_record(parts: dict[str, QualityPart], seeds: Sequence[int], results: Results) -> None:
     """Write build/quality/quality.json: the lines of all parts, and this machine."""
     lines = {name: [line.record() for line in lines_of(name, part, results, seeds)] for name, part in parts.items()}
     record = {"machine": machine(), "parts": lines}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.quality.part import Case, CaseResult, Goal, Part, Published, data_folder
+from bench.quality.part import CaseResult, Goal, PublishedResult, QualityCase, QualityPart, data_folder
 from bench.quality.pipeline import pipeline_case
 
 _SOURCE = "Gorishniy et al., Revisiting Deep Learning Models for Tabular Data, 2021"
@@ -36,7 +36,7 @@ def write_file(adult: Path, target: Path) -> None:
     unfinished.replace(target)
 
 
-def _with_file(case: Case) -> Case:
+def _with_file(case: QualityCase) -> QualityCase:
     def run(seed: int, folder: Path, run: Callable[[int, Path], CaseResult] = case.run) -> CaseResult:
         write_file(data_folder() / "adult", folder / "home" / "landing" / "adult" / "adult.csv")
         return run(seed, folder)
@@ -44,13 +44,13 @@ def _with_file(case: Case) -> Case:
     return replace(case, run=run)
 
 
-def _case(name: str, goal: Goal, *overrides: str, stage: str) -> Case:
+def _case(name: str, goal: Goal, *overrides: str, stage: str) -> QualityCase:
     metrics = ("test.error_rate", "test.auc", "test.log_loss", "error_rate")
     goals = {"test.error_rate": goal}
     return _with_file(pipeline_case(name, "adult", overrides=overrides, stage=stage, goals=goals, metrics=metrics))
 
 
-PART = Part(
+PART = QualityPart(
     title="Adult",
     data=("adult",),
     protocol="""
@@ -73,9 +73,9 @@ the rows of `adult.data`, drawn once, decides when training stops. Its log loss 
         _case("Wide & Deep", Goal(floor=0.15, aim=0.1478, lower=True), stage="train"),
     ),
     published=(
-        Published("XGBoost, default settings", {"test.error_rate": 0.1259, "test.auc": 0.9265}, _SOURCE),
-        Published("XGBoost, tuned", {"test.error_rate": 0.1277, "test.auc": 0.9254}, _SOURCE),
-        Published("MLP", {"test.error_rate": 0.1478, "test.auc": 0.9047}, _SOURCE),
-        Published("DCN-v2", {"test.error_rate": 0.1471, "test.auc": 0.9057}, _SOURCE),
+        PublishedResult("XGBoost, default settings", {"test.error_rate": 0.1259, "test.auc": 0.9265}, _SOURCE),
+        PublishedResult("XGBoost, tuned", {"test.error_rate": 0.1277, "test.auc": 0.9254}, _SOURCE),
+        PublishedResult("MLP", {"test.error_rate": 0.1478, "test.auc": 0.9047}, _SOURCE),
+        PublishedResult("DCN-v2", {"test.error_rate": 0.1471, "test.auc": 0.9057}, _SOURCE),
     ),
 )

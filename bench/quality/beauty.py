@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from bench.quality.part import Case, Goal, Part, Published
+from bench.quality.part import Goal, PublishedResult, QualityCase, QualityPart
 from bench.quality.pipeline import pipeline_case
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest
@@ -37,11 +37,11 @@ def _notes(manifest: Manifest, ws: Workspace) -> Mapping[str, str]:
     return {"test targets": f"{table.num_rows:,} users, SHA-256 of their sorted lines `user item`: {digest}"}
 
 
-def _case(name: str, *overrides: str, goals: Mapping[str, Goal] | None = None) -> Case:
+def _case(name: str, *overrides: str, goals: Mapping[str, Goal] | None = None) -> QualityCase:
     return pipeline_case(name, "beauty", overrides=overrides, goals=goals, metrics=(_HR, _NDCG), notes=_notes)
 
 
-PART = Part(
+PART = QualityPart(
     title="Amazon Beauty, full ranking",
     data=("beauty",),
     protocol="""
@@ -65,9 +65,9 @@ HSTU has the batches and drawn items of SASRec.
         _case("HSTU, sampled softmax", _HSTU),
     ),
     published=(
-        Published("SASRec, BCE with one negative", {_HR: 0.0246, _NDCG: 0.0126}, _SOURCE),
-        Published("BERT4Rec", {_HR: 0.0338, _NDCG: 0.0187}, _SOURCE),
-        Published("SASRec, sampled softmax of 3,000 negatives", {_HR: 0.0490, _NDCG: 0.0295}, _SOURCE),
-        Published("SASRec, softmax over all items", {_HR: 0.0533, _NDCG: 0.0327}, _SOURCE),
+        PublishedResult("SASRec, BCE with one negative", {_HR: 0.0246, _NDCG: 0.0126}, _SOURCE),
+        PublishedResult("BERT4Rec", {_HR: 0.0338, _NDCG: 0.0187}, _SOURCE),
+        PublishedResult("SASRec, sampled softmax of 3,000 negatives", {_HR: 0.0490, _NDCG: 0.0295}, _SOURCE),
+        PublishedResult("SASRec, softmax over all items", {_HR: 0.0533, _NDCG: 0.0327}, _SOURCE),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.quality.part import Case, Goal, Part
+from bench.quality.part import Goal, QualityCase, QualityPart
 from bench.quality.pipeline import pipeline_case
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -40,7 +40,7 @@ def _notes(manifest: Manifest, ws: Workspace) -> Mapping[str, str]:
     return {"AUC ceiling": f"{_ceiling(manifest, ws):.4f} on {manifest.rows['valid']:,} rows"}
 
 
-def _case(name: str, *overrides: str, stage: str = "train", goals: Mapping[str, Goal] = _GOALS) -> Case:
+def _case(name: str, *overrides: str, stage: str = "train", goals: Mapping[str, Goal] = _GOALS) -> QualityCase:
     return pipeline_case(
         name,
         "clicks",
@@ -55,11 +55,11 @@ def _case(name: str, *overrides: str, stage: str = "train", goals: Mapping[str, 
     )
 
 
-def _network(name: str, kind: str) -> Case:
+def _network(name: str, kind: str) -> QualityCase:
     return _case(name, f"model={{class: {kind}, embedding_dim: 16}}")
 
 
-PART = Part(
+PART = QualityPart(
     title="Generated clicks",
     protocol=f"""
 `headrace generate clicks` draws each click from a probability that it knows. So the AUC of the true probabilities on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.quality.part import Goal, Part, Published
+from bench.quality.part import Goal, PublishedResult, QualityPart
 from bench.quality.pipeline import pipeline_case
 
 _RECALL, _NDCG = "test_full.recall_at_20_full", "test_full.ndcg_at_20_full"
@@ -11,11 +11,11 @@ _GOALS = {_RECALL: Goal(floor=0.1627, aim=0.1872), _NDCG: Goal(floor=0.1378, aim
 _LISTED = "as ../shared/data/README.md lists it"
 
 
-def _published(model: str, recall: float, ndcg: float, source: str = _LISTED) -> Published:
-    return Published(model, {_RECALL: recall, _NDCG: ndcg}, source)
+def _published(model: str, recall: float, ndcg: float, source: str = _LISTED) -> PublishedResult:
+    return PublishedResult(model, {_RECALL: recall, _NDCG: ndcg}, source)
 
 
-PART = Part(
+PART = QualityPart(
     title="Gowalla, full ranking",
     data=("gowalla",),
     protocol="""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.quality.part import Case, CaseResult, Part, data_folder
+from bench.quality.part import CaseResult, QualityCase, QualityPart, data_folder
 from bench.quality.pipeline import pipeline_case, run_headrace
 from headrace.config import load_overlay, load_spec
 from headrace.storage import local
@@ -124,7 +124,7 @@ def _settings(tuned: bool) -> dict[str, Any]:
     }
 
 
-PART = Part(
+PART = QualityPart(
     title="Amazon Beauty, one item left out among 99",
     data=("beauty",),
     protocol="""
@@ -141,7 +141,7 @@ The pipeline is `movielens` with another `source.path`, in two settings:
 Neither sees a left-out item before its model is finished.
 """,
     cases=(
-        Case("NeuMF, settings of MovieLens-1M", _as_movielens, lambda: _settings(tuned=False), metrics=_METRICS),
-        Case("NeuMF, settings of `headrace tune`", _tuned, lambda: _settings(tuned=True), metrics=_METRICS),
+        QualityCase("NeuMF, settings of MovieLens-1M", _as_movielens, lambda: _settings(tuned=False), metrics=_METRICS),
+        QualityCase("NeuMF, settings of `headrace tune`", _tuned, lambda: _settings(tuned=True), metrics=_METRICS),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.quality.part import Goal, Part, Published
+from bench.quality.part import Goal, PublishedResult, QualityPart
 from bench.quality.pipeline import pipeline_case
 
 _NEUMF = ("neumf.yaml",)
@@ -10,11 +10,11 @@ _METRICS = ("hr_at_k", "ndcg_at_k")
 _NCF = "He et al., 2017, table 2"
 
 
-def _published(model: str, hr: float, ndcg: float, source: str = _NCF) -> Published:
-    return Published(model, {"hr_at_k": hr, "ndcg_at_k": ndcg}, source)
+def _published(model: str, hr: float, ndcg: float, source: str = _NCF) -> PublishedResult:
+    return PublishedResult(model, {"hr_at_k": hr, "ndcg_at_k": ndcg}, source)
 
 
-PART = Part(
+PART = QualityPart(
     title="MovieLens-1M, leave one out",
     data=("ml-1m-ncf",),
     protocol="""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.quality.part import Case, Part
+from bench.quality.part import QualityCase, QualityPart
 from bench.quality.pipeline import pipeline_case
 
 _METRICS = (
@@ -16,11 +16,11 @@ _METRICS = (
 )
 
 
-def _case(name: str, *overrides: str, stage: str = "train") -> Case:
+def _case(name: str, *overrides: str, stage: str = "train") -> QualityCase:
     return pipeline_case(name, "open_bandit", overrides=overrides, stage=stage, metrics=_METRICS)
 
 
-PART = Part(
+PART = QualityPart(
     title="Open Bandit, men",
     data=("obd",),
     protocol="""

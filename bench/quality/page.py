@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench.quality.part import Part, load_parts
+from bench.quality.part import QualityPart, load_parts
 from bench.quality.results import Results
 from bench.quality.table import COLUMNS, Line, lines_of
 from headrace.storage import local
@@ -47,7 +47,7 @@ takes a half or a third of these seconds. Ranks and threads change a metric only
 """
 
 
-def page(parts: Mapping[str, Part], results: Results, seeds: Sequence[int] = SEEDS) -> str:
+def page(parts: Mapping[str, QualityPart], results: Results, seeds: Sequence[int] = SEEDS) -> str:
     """Return the page of all parts."""
     sections = [_HEAD]
     machines = results.machines()
@@ -77,7 +77,7 @@ def _table(lines: Sequence[Line]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)) + "\n"
 
 
-def _published(part: Part) -> str:
+def _published(part: QualityPart) -> str:
     metrics = list(dict.fromkeys(m for p in part.published for m in p.metrics))
     header = ["published", *metrics, "source"]
     rule = ["---", *("---:" for _ in metrics), "---"]
@@ -87,7 +87,7 @@ def _published(part: Part) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)) + "\n"
 
 
-def _notes(name: str, part: Part, results: Results, seeds: Sequence[int]) -> str:
+def _notes(name: str, part: QualityPart, results: Results, seeds: Sequence[int]) -> str:
     """Return the notes of the cases; one line where all of them say the same."""
     notes: dict[str, dict[str, list[str]]] = {}
     for case in part.cases:

@@ -35,7 +35,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResult:
     """Result that others have published on this very split."""
 
     model: str
@@ -61,7 +61,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Case:
+class QualityCase:
     """A model with its settings.
 
     run: takes the seed and the part's folder. settings: JSON values that the result depends on besides the seed, or a
@@ -81,13 +81,13 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Part:
+class QualityPart:
     """A data set, its protocol, and the models that are trained on it; see the package's docstring."""
 
     title: str
     protocol: str
-    cases: tuple[Case, ...]
-    published: tuple[Published, ...] = ()
+    cases: tuple[QualityCase, ...]
+    published: tuple[PublishedResult, ...] = ()
     #: Folders of `data_folder()` that must be there.
     data: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ class Part:
         absent = [name for name in self.data if not (data_folder() / name).is_dir()]
         return f"../shared/data/{absent[0]} is not there" if absent else None
 
-    def shown_metrics(self, case: Case, measured: Sequence[str]) -> list[str]:
+    def shown_metrics(self, case: QualityCase, measured: Sequence[str]) -> list[str]:
         """Return the metrics of a case that tables show, of those that it has."""
         known = [*case.goals, *(m for p in self.published for m in p.metrics)]
         return [m for m in dict.fromkeys(case.metrics or known or measured) if m in measured]
@@ -107,7 +107,7 @@ def data_folder() -> Path:
     return checkout().parent / "shared" / "data"
 
 
-def load_parts(names: Sequence[str] = ()) -> dict[str, Part]:
+def load_parts(names: Sequence[str] = ()) -> dict[str, QualityPart]:
     """Return parts by name; all that there are without names.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory import peak_of_tree
-from bench.quality.part import Case, CaseResult, Goal
+from bench.quality.part import CaseResult, Goal, QualityCase
 from headrace.config import load_overlay, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -34,7 +34,7 @@ def pipeline_case(
     home: str = "home",
     measure: Callable[[Manifest, Workspace], Mapping[str, float]] | None = None,
     notes: Callable[[Manifest, Workspace], Mapping[str, str]] | None = None,
-) -> Case:
+) -> QualityCase:
     """Return a case that runs a pipeline to its stage `train` or `baseline`.
 
     Args:
@@ -93,7 +93,7 @@ def pipeline_case(
             notes=notes(manifest, ws) if notes else {},
         )
 
-    return Case(name, run, settings, goals or {}, metrics)
+    return QualityCase(name, run, settings, goals or {}, metrics)
 
 
 #: `key=value` that say how this machine is used, of every pipeline; see `use_ranks`.

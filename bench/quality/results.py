@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.parts import checkout_version
-from bench.quality.part import Case, CaseResult
+from bench.quality.part import CaseResult, QualityCase
 from headrace.manifest import fingerprint
 from headrace.storage import local
 from headrace.workspace import checkout
@@ -31,12 +31,12 @@ class Results:
         """Return the results below build/quality."""
         return Results(quality_folder() / "results")
 
-    def path(self, part: str, case: Case, seed: int) -> Path:
+    def path(self, part: str, case: QualityCase, seed: int) -> Path:
         """Return the file of a result."""
         name = re.sub(r"[^a-z0-9]+", "-", case.name.lower()).strip("-")
         return self.folder / part / f"{name}.{seed}.json"
 
-    def load(self, part: str, case: Case, seed: int) -> CaseResult | None:
+    def load(self, part: str, case: QualityCase, seed: int) -> CaseResult | None:
         """Load the result of the case as it is now; None where there is none, or one of other settings."""
         try:
             record = json.loads(self.path(part, case, seed).read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ class Results:
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
 
-    def save(self, part: str, case: Case, seed: int, result: CaseResult) -> None:
+    def save(self, part: str, case: QualityCase, seed: int, result: CaseResult) -> None:
         """Write a result, in one step."""
         record = {
             "form": _FORM,
@@ -71,7 +71,7 @@ def quality_folder() -> Path:
     return checkout() / "build" / "quality"
 
 
-def settings_key(case: Case) -> str:
+def settings_key(case: QualityCase) -> str:
     """Return the fingerprint of what a result depends on besides the seed."""
     settings: Mapping[str, Any] = case.all_settings()
     return fingerprint(settings)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.quality.part import Case, Goal, Part
+from bench.quality.part import Goal, QualityCase, QualityPart
 from bench.quality.results import Results
 
 _WIDTH = 180
@@ -56,12 +56,14 @@ class Line:
         return {**asdict(self), "reached": self.goal.reached(self.mean) if self.goal else None}
 
 
-def lines_of(name: str, part: Part, results: Results, seeds: Sequence[int]) -> list[Line]:
+def lines_of(name: str, part: QualityPart, results: Results, seeds: Sequence[int]) -> list[Line]:
     """Return the lines of a part's cases that have results, in the part's order."""
     return [line for case in part.cases for line in _lines_of_case(name, part, case, results, seeds)]
 
 
-def _lines_of_case(name: str, part: Part, case: Case, results: Results, seeds: Sequence[int]) -> list[Line]:
+def _lines_of_case(
+    name: str, part: QualityPart, case: QualityCase, results: Results, seeds: Sequence[int]
+) -> list[Line]:
     by_seed = {seed: r for seed in seeds if (r := results.load(name, case, seed)) is not None}
     if not by_seed:
         return []
@@ -86,7 +88,7 @@ def _lines_of_case(name: str, part: Part, case: Case, results: Results, seeds: S
     return lines
 
 
-def show(part: Part, lines: Sequence[Line]) -> None:
+def show(part: QualityPart, lines: Sequence[Line]) -> None:
     """Print a part's table, and below it what was published."""
     table = Table(title=part.title)
     for column in COLUMNS:

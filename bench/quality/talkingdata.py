@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.quality.part import Case, Part
+from bench.quality.part import QualityCase, QualityPart
 from bench.quality.pipeline import pipeline_case
 
 #: The newest day is measured once; the day before says when training stops.
@@ -14,11 +14,11 @@ _SPLIT = (
 _METRICS = ("test.auc", "test.pr_auc", "test.normalized_entropy", "auc")
 
 
-def _case(name: str, *overrides: str, stage: str = "train") -> Case:
+def _case(name: str, *overrides: str, stage: str = "train") -> QualityCase:
     return pipeline_case(name, "talkingdata", overrides=(*_SPLIT, *overrides), stage=stage, metrics=_METRICS)
 
 
-PART = Part(
+PART = QualityPart(
     title="TalkingData, sample",
     data=("talkingdata",),
     protocol="""

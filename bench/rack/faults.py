@@ -19,7 +19,7 @@ from bench.rack.hosts import MBIT, Host
 from bench.rack.rows import ScenarioResult
 from bench.rack.scenarios import ScenarioPlan
 from bench.rack.services import OUTAGE, OUTAGE_PORT, start_outage, start_worker
-from bench.rack.trial import PARTS, CalmDay, Trial
+from bench.rack.trial import PARTS, CalmDay, RackTrial
 from bench.rack.waiting import LIMIT_SECONDS, until
 from headrace.errors import EXIT_BUSY
 from headrace.storage import local
@@ -205,12 +205,12 @@ def _registered(master: Path) -> int:
     return master.read_text(errors="replace").count("Registering worker")
 
 
-def _at_work(trial: Trial, workers: list[Host]) -> Host | None:
+def _at_work(trial: RackTrial, workers: list[Host]) -> Host | None:
     """Return a host on which tasks have left files."""
     return next((host for host in workers if trial.scratch(host)), None)
 
 
-def _computing(trial: Trial, driver: Host) -> Callable[[], bool]:
+def _computing(trial: RackTrial, driver: Host) -> Callable[[], bool]:
     """Return a check whether an application that is not there now has begun with a job of Spark's."""
     earlier = set(trial.events(driver))
 
@@ -222,7 +222,7 @@ def _computing(trial: Trial, driver: Host) -> Callable[[], bool]:
     return begun
 
 
-def _ranks(trial: Trial) -> dict[int, dict[str, Any]]:
+def _ranks(trial: RackTrial) -> dict[int, dict[str, Any]]:
     """Return the ranks' status files in the store, by rank, once all have done some steps; else nothing."""
     ranks = {}
     for file in (trial.objects / "store" / "models").rglob("ranks-*/rank-*.json"):
@@ -235,7 +235,7 @@ def _ranks(trial: Trial) -> dict[int, dict[str, Any]]:
     return ranks if len(reached) == RANKS else {}
 
 
-def _when_free(trial: Trial, driver: Host, seconds: float) -> int:
+def _when_free(trial: RackTrial, driver: Host, seconds: float) -> int:
     """Train on a host as soon as the lease lets it; how often it was refused.
 
     Raises:
@@ -252,7 +252,7 @@ def _when_free(trial: Trial, driver: Host, seconds: float) -> int:
         refused += 1
 
 
-def _resumed_from(trial: Trial) -> int:
+def _resumed_from(trial: RackTrial) -> int:
     """Return the step from which the finished training went on."""
     manifest = trial.objects / "store" / "runs" / PIPELINE / trial.ds / "train.json"
     return int(json.loads(manifest.read_text())["facts"]["resumed_from_step"])

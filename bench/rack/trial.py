@@ -23,7 +23,7 @@ PARTS = ("ingest", "features", "train", "promote", "score")
 
 
 @dataclass(frozen=True)
-class Trial:
+class RackTrial:
     """Lake and store, and on each host a home, a scratch folder and Spark's logs of events."""
 
     cluster: RackCluster
@@ -33,14 +33,14 @@ class Trial:
     port: int = S3_PORT
 
     @staticmethod
-    def create(rack: RackCluster, name: str, ds: str, port: int = S3_PORT) -> Trial:
+    def create(rack: RackCluster, name: str, ds: str, port: int = S3_PORT) -> RackTrial:
         """Return a workspace in which there is nothing yet."""
         root, endpoint = f"s3://{BUCKET}/{name}", f"http://{rack.services.name}:{port}"
         spark = {**PROPERTIES, "eventLog.dir": f"file://{PRIVATE}/events/{name}"}
         spark["executorEnv.AWS_ENDPOINT_URL"] = endpoint
         places = {"lake": f"{root}/lake", "store": f"{root}/store", "scratch": str(PRIVATE / "trials" / name)}
         settings = {**rack.settings, **places, **{f"spark.properties.spark.{k}": v for k, v in spark.items()}}
-        return Trial(replace(rack, settings=settings, home=PRIVATE / "home" / name), name, ds, port)
+        return RackTrial(replace(rack, settings=settings, home=PRIVATE / "home" / name), name, ds, port)
 
     @property
     def root(self) -> str:
@@ -103,7 +103,7 @@ class CalmDay:
     """A day to which nothing happens, run as far as somebody asks, with a copy of the workspace after each part."""
 
     def __init__(self, rack: RackCluster, ds: str) -> None:
-        self._trial = Trial.create(rack, "calm", ds)
+        self._trial = RackTrial.create(rack, "calm", ds)
         self._snapshots = rack.services.folder / "kept"
         #: By part.
         self._seconds: dict[str, float] = {}
@@ -113,10 +113,10 @@ class CalmDay:
         self._run(parts[-1])
         return sum(self._seconds[part] for part in parts)
 
-    def begin(self, name: str, after: str, port: int = S3_PORT) -> Trial:
+    def begin(self, name: str, after: str, port: int = S3_PORT) -> RackTrial:
         """Create a workspace as it is after a part."""
         self._run(after)
-        trial = Trial.create(self._trial.cluster, name, self._trial.ds, port)
+        trial = RackTrial.create(self._trial.cluster, name, self._trial.ds, port)
         home = trial.cluster.services.folder / "home"
         for snapshot, place in (
             (self._snapshots / after / "objects", trial.objects),
@@ -125,7 +125,7 @@ class CalmDay:
             shutil.copytree(snapshot, place)
         return trial
 
-    def check(self, trial: Trial, last: str) -> None:
+    def check(self, trial: RackTrial, last: str) -> None:
         """Compare another workspace's dataset, weights and scores, up to a part.
 
         Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.retrain.measure import DayResult, measure
 from bench.retrain.plot import GOAL, draw
 from bench.retrain.replay import replayed_of
-from bench.retrain.run import Run
+from bench.retrain.run import RetrainRun
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.workspace import checkout
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], help="key=value over the overlay")
     parser.add_argument("--show", action="store_true", help="measure and show what there is, run nothing")
     args = parser.parse_args(arguments)
-    run = Run(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
+    run = RetrainRun(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
     try:
         if not args.show:
             for _ in run.execute():

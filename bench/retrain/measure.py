@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 import headrace as hr
 from bench.retrain.knowable import knowable_auc
-from bench.retrain.run import PIPELINE, Run
+from bench.retrain.run import PIPELINE, RetrainRun
 from headrace.errors import UserError
 from headrace.generate.click_model import ClickModel
 from headrace.generate.truth import auc
@@ -63,7 +63,7 @@ class DayResult:
         return share
 
 
-def measure(run: Run, file: Path) -> list[DayResult]:
+def measure(run: RetrainRun, file: Path) -> list[DayResult]:
     """Measure the days that are trained and not in `file` yet; return them and those that are. Written day by day.
 
     Raises:
@@ -115,7 +115,7 @@ def first_day_auc(manifest: Manifest, first_day: str) -> float | None:
     return forgetting.get("metrics", {}).get("auc")
 
 
-def rows_of(run: Run, ds: str) -> pa.Table:
+def rows_of(run: RetrainRun, ds: str) -> pa.Table:
     """Return the rows of a day that happened on it, as ingest kept them."""
     log = DeltaLog(run.ws.events(PIPELINE))
     version = log.version
@@ -136,7 +136,7 @@ def _auc(predictor: hr.Predictor, rows: pa.Table) -> float:
     return round(value, 6)
 
 
-def _knowable(run: Run, ds: str) -> float:
+def _knowable(run: RetrainRun, ds: str) -> float:
     spec = run.spec()
     assert spec.generate is not None
     day = (date.fromisoformat(ds) - date.fromisoformat(spec.generate.start)).days
@@ -146,7 +146,7 @@ def _knowable(run: Run, ds: str) -> float:
     return round(value, 6)
 
 
-def ceiling_of(run: Run, ds: str) -> float:
+def ceiling_of(run: RetrainRun, ds: str) -> float:
     """Return the AUC of the true probabilities over the rows of a day."""
     ceiling = facts.number(read_truth(run.ws, PIPELINE, ds).get("auc_ceiling"))
     if ceiling is None:
@@ -154,12 +154,12 @@ def ceiling_of(run: Run, ds: str) -> float:
     return ceiling
 
 
-def manifest_of(run: Run, ds: str, stage: str = "train") -> Manifest | None:
+def manifest_of(run: RetrainRun, ds: str, stage: str = "train") -> Manifest | None:
     """Return the manifest of a day's stage; None: it has not run."""
     return Manifest.load(run.ws.manifest(PIPELINE, ds, stage))
 
 
-def _model(run: Run, ds: str) -> Path:
+def _model(run: RetrainRun, ds: str) -> Path:
     manifest = manifest_of(run, ds)
     assert manifest is not None
     return run.ws.locate(manifest.output("model").name).local_path()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.retrain.measure import ceiling_of, first_day_auc, manifest_of
-from bench.retrain.run import PIPELINE, Run, TrainHere
+from bench.retrain.run import PIPELINE, RetrainRun, TrainHere
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.quality.report.facts import ceiling_share
 from headrace.stage import run_stage
@@ -35,7 +35,7 @@ class Replayed:
     first_day: tuple[float, float]
 
 
-def with_overrides(run: Run, overrides: Sequence[str]) -> Run:
+def with_overrides(run: RetrainRun, overrides: Sequence[str]) -> RetrainRun:
     """Return a run with other settings of training over the same datasets.
 
     Raises:
@@ -61,19 +61,19 @@ def with_overrides(run: Run, overrides: Sequence[str]) -> Run:
     return replay
 
 
-def days_with_replay(run: Run) -> list[str]:
+def days_with_replay(run: RetrainRun) -> list[str]:
     """Return the days that draw from the dataset of an earlier one."""
     dates, spec = run.dates(), run.spec()
     return [ds for ds in dates if set(replay_days(spec, ds)) & set(dates)]
 
 
-def _take(run: Run, replay: Run, ds: str, stage: str) -> None:
+def _take(run: RetrainRun, replay: RetrainRun, ds: str, stage: str) -> None:
     target = replay.ws.manifest(PIPELINE, ds, stage).local_path()
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run.ws.manifest(PIPELINE, ds, stage).local_path(), target)
 
 
-def compare(run: Run, replay: Run) -> list[Replayed]:
+def compare(run: RetrainRun, replay: RetrainRun) -> list[Replayed]:
     """Return the days that both have trained."""
     replayed, first = [], run.dates()[0]
     for ds in run.dates():
@@ -84,7 +84,7 @@ def compare(run: Run, replay: Run) -> list[Replayed]:
     return replayed
 
 
-def replayed_of(run: Run) -> Mapping[str, float]:
+def replayed_of(run: RetrainRun) -> Mapping[str, float]:
     """Return by day the AUC over the first day's rows of the model that was trained with replay; empty before that."""
     replay = replace(run, home=run.home / _NAME)
     return {d.ds: d.first_day[1] for d in compare(run, replay)} if replay.home.is_dir() else {}
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], help="key=value over the overlay, of make month")
     parser.add_argument("--share", type=float, default=0.1, help="retrain.replay.share")
     args = parser.parse_args(arguments)
-    run = Run(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
+    run = RetrainRun(args.home.absolute(), args.days, args.overlay.absolute(), tuple(args.set))
     try:
         replay = with_overrides(run, [f"retrain.replay={{share: {args.share}, by: day}}"])
         for ds in days_with_replay(replay):

@@ -39,7 +39,7 @@ class TrainHere(Train):
 
 
 @dataclass(frozen=True)
-class Run:
+class RetrainRun:
     """Days to run, with their workspace and settings.
 
     Attributes:

@@ -120,9 +120,9 @@ def _part(traced_model: Any, outputs: Collection[str], batch_inputs: Collection[
     """Return the submodel that computes some of a model's outputs.
 
     Args:
-        whole: a model.
+        traced_model: a model.
         outputs: their names.
-        of_rows: names of inputs whose first dimension is that of the batch's rows.
+        batch_inputs: names of inputs whose first dimension is that of the batch's rows.
     """
     part = onnx.ModelProto()
     part.CopyFrom(traced_model)

@@ -12,7 +12,7 @@ from bench.rack.hosts import PRIVATE, rack
 from bench.rack.losses import Losses
 from bench.rack.scenarios import ScenarioPlan
 from bench.rack.services import start_s3, start_spark, store_environ
-from bench.rack.trial import Trial
+from bench.rack.trial import RackTrial
 from headrace.storage import local
 from headrace.workspace import checkout, s3_dir
 from tests.s3_server import jars
@@ -32,7 +32,7 @@ def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
             host.environ.update({**store_environ(hosts[0]), "PYTHONPATH": str(checkout()), "COLUMNS": "160"})
         start_spark(hosts[0], hosts, logs)
         cluster = RackCluster(hosts, logs, ScenarioPlan(tmp_path, DS, rows=600).settings)
-        trial = Trial.create(cluster, "day", DS)
+        trial = RackTrial.create(cluster, "day", DS)
         trial.end(trial.start(hosts[0], "generate", PIPELINE, "--until", DS))
         trial.run_part("train")
         assert trial.scratch(hosts[1])

@@ -18,7 +18,7 @@ from bench.quality import results as results_module
 from bench.quality.generated import ceiling_share
 from bench.quality.leave_one_out import popularity, write_split
 from bench.quality.page import page
-from bench.quality.part import NAMES, Case, CaseResult, Goal, Part, Published, load_parts
+from bench.quality.part import NAMES, CaseResult, Goal, PublishedResult, QualityCase, QualityPart, load_parts
 from bench.quality.pipeline import pipeline_case, recorded
 from bench.quality.results import Results
 from bench.quality.table import lines_of
@@ -48,9 +48,9 @@ class Model:
         )
 
 
-def part_of(*cases: Case, data: tuple[str, ...] = ()) -> Part:
-    published = (Published("FM", {"auc": 0.71}, "A, 2020"),)
-    return Part("Somebody's clicks", "The last day validates.", cases, published, data)
+def part_of(*cases: QualityCase, data: tuple[str, ...] = ()) -> QualityPart:
+    published = (PublishedResult("FM", {"auc": 0.71}, "A, 2020"),)
+    return QualityPart("Somebody's clicks", "The last day validates.", cases, published, data)
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +64,11 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_finished_is_not_run_again_unless_its_settings_change(below: Path) -> None:
     model, results = Model(), Results.default()
-    part = part_of(Case("FM", model, {"width": 8}))
+    part = part_of(QualityCase("FM", model, {"width": 8}))
     assert command.run_part("x", part, [1, 2], results) == 0
     assert command.run_part("x", part, [1, 2, 3], results) == 0
     assert model.runs == [1, 2, 3]
-    wider = part_of(Case("FM", model, {"width": 16}))
+    wider = part_of(QualityCase("FM", model, {"width": 16}))
     assert lines_of("x", wider, results, [1, 2, 3]) == []
     command.run_part("x", wider, [1], results)
     assert model.runs == [1, 2, 3, 1]
@@ -76,7 +76,7 @@ def test_what_is_finished_is_not_run_again_unless_its_settings_change(below: Pat
 
 def test_one_that_fails_keeps_no_other_from_being_run(below: Path, capfd: pytest.CaptureFixture[str]) -> None:
     failing, passing, results = Model(fails_at=2), Model(), Results.default()
-    part = part_of(Case("FM", failing, {}), Case("MLP", passing, {}))
+    part = part_of(QualityCase("FM", failing, {}), QualityCase("MLP", passing, {}))
     assert command.run_part("x", part, [1, 2], results) == 1
     assert passing.runs == [1, 2]
     assert "FM, seed 2 failed: no such table" in capfd.readouterr().err
@@ -86,7 +86,7 @@ def test_one_that_fails_keeps_no_other_from_being_run(below: Path, capfd: pytest
 
 
 def test_a_result_that_is_cut_short_is_none(below: Path) -> None:
-    case, results = Case("FM", Model(), {}), Results.default()
+    case, results = QualityCase("FM", Model(), {}), Results.default()
     command.run_part("x", part_of(case), [1], results)
     path = results.path("x", case, 1)
     complete = path.read_text()
@@ -98,7 +98,7 @@ def test_a_result_that_is_cut_short_is_none(below: Path) -> None:
 
 def test_a_part_without_its_data_is_skipped_with_the_reason(below: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model, results = Model(), Results.default()
-    part = part_of(Case("FM", model, {}), data=("somewhere",))
+    part = part_of(QualityCase("FM", model, {}), data=("somewhere",))
     assert command.run_part("x", part, [1], results) == 0
     assert model.runs == []
     assert "x: skipped: ../shared/data/somewhere is not there" in capfd.readouterr().out
@@ -109,7 +109,7 @@ def test_a_part_without_its_data_is_skipped_with_the_reason(below: Path, capfd: 
 
 def test_lines_have_mean_and_spread_beside_the_goal(below: Path) -> None:
     results = Results.default()
-    part = part_of(Case("FM", Model(), {}, goals={"auc": Goal(floor=0.7, aim=0.8)}))
+    part = part_of(QualityCase("FM", Model(), {}, goals={"auc": Goal(floor=0.7, aim=0.8)}))
     command.run_part("x", part, [1, 2, 3], results)
     (line,) = lines_of("x", part, results, [1, 2, 3])
     values = [0.71, 0.72, 0.73]
@@ -131,7 +131,9 @@ def test_goals_of_errors_are_reached_from_above() -> None:
 
 def test_the_page_has_protocol_figures_and_sources(below: Path) -> None:
     results = Results.default()
-    part = part_of(Case("FM", Model(), {}, metrics=("auc",)), Case("MLP", Model(), {}, metrics=("log_loss",)))
+    part = part_of(
+        QualityCase("FM", Model(), {}, metrics=("auc",)), QualityCase("MLP", Model(), {}, metrics=("log_loss",))
+    )
     empty = page({"x": part}, results)
     assert "No results yet." in empty
     command.run_part("x", part, [1, 2, 3], results)
@@ -201,7 +203,7 @@ def test_the_command_refuses_what_it_does_not_know(capfd: pytest.CaptureFixture[
 
 def test_a_reproduced_seed_is_the_same_case(below: Path) -> None:
     results = Results.default()
-    case = Case("FM", Model(), {"width": 8})
+    case = QualityCase("FM", Model(), {"width": 8})
     results.save("x", case, 1, case.run(1, below))
     assert results.load("x", replace(case, settings=lambda: {"width": 8}), 1) == Model()(1, below)
 

@@ -18,7 +18,7 @@ from bench.retrain.measure import DayResult, results_of
 from bench.retrain.plot import draw
 from bench.retrain.replay import Replayed, compare, days_with_replay, replayed_of, with_overrides
 from bench.retrain.replay import table as replay_table
-from bench.retrain.run import Run, TrainHere
+from bench.retrain.run import RetrainRun, TrainHere
 from headrace.config import Generate, build_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.generate.click_model import ClickModel, events
@@ -35,9 +35,9 @@ _DAYS = [
 
 
 def test_days_begin_where_the_window_is_full(tmp_path: Path) -> None:
-    run = Run(tmp_path, 30, _OVERLAY)
+    run = RetrainRun(tmp_path, 30, _OVERLAY)
     assert (run.dates()[0], run.dates()[-1], len(run.dates())) == ("2026-01-08", "2026-02-06", 30)
-    assert Run(tmp_path, 1, _OVERLAY, ("features.window_days=3",)).dates() == ["2026-01-04"]
+    assert RetrainRun(tmp_path, 1, _OVERLAY, ("features.window_days=3",)).dates() == ["2026-01-04"]
 
 
 def test_shares_are_of_the_way_to_each_days_ceiling(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ train: {ranks: 1, batch_size: 80, epochs: 1}
 retrain: {forgetting_day: 2026-01-02}
 """
     )
-    run = Run(tmp_path / "home", 6, overlay)
+    run = RetrainRun(tmp_path / "home", 6, overlay)
     run.home.mkdir()
     with pytest.raises(UserError, match="no dataset of 2026-01-02: make month first"):
         with_overrides(run, [])

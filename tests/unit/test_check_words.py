@@ -18,7 +18,11 @@ class RowBlock:
 
 
 def matching_rows(rows: list[int]) -> list[int]:
-    """Return the rows above `limit`."""
+    """Return the rows above `limit`.
+
+    Args:
+        rows: numbers, in any order.
+    """
     limit = 3
     return [row for row in rows if row > limit]
 '''
@@ -47,14 +51,15 @@ def test_plain_code_passes(tmp_path: Path, check: Check) -> None:
 @pytest.mark.parametrize(
     ("original", "replacement", "refused"),
     [
-        ("    limit = 3", "    limit = found = 3", "rows.py:10: name: 'found'"),
+        ("    limit = 3", "    limit = found = 3", "rows.py:14: name: 'found'"),
         ("rows: list", "wanted: list", "rows.py:8: name: 'wanted'"),
         ("RowBlock", "Found", "rows.py:4: name: 'Found'"),
         ("def matching_rows", "def _kept", "rows.py:8: name: '_kept'"),
         ("Rows of one file.", "Of a thing.", "rows.py:4: docstring: begins with a fragment: Of a thing."),
         ("A module of rows.", "What it reads.", "rows.py:1: docstring: begins with a fragment: What it reads."),
+        ("        rows: ", "        mask, rows: ", "rows.py:8: argument: 'mask' is described, and is no argument"),
         ("`limit`", "`no_such_limit_7f`", "rows.py:8: backticks: `no_such_limit_7f` is nowhere in the code"),
-        ("    limit = 3", "    limit = 3  # not `other_limit_7f()`", "rows.py:10: backticks: `other_limit_7f()`"),
+        ("    limit = 3", "    limit = 3  # not `other_limit_7f()`", "rows.py:14: backticks: `other_limit_7f()`"),
     ],
 )
 def test_what_is_planted_is_refused(

@@ -112,7 +112,11 @@ def test_tokens_in_a_script_of_bigquery(tmp_path: Path) -> None:
 
     with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
         fenced(
-            tmp_path, lambda recorder: BigQueryClient(recorder, recorder, "project", "served"), 7, 7, told=Overtaken()
+            tmp_path,
+            lambda recorder: BigQueryClient(recorder, recorder, "project", "served"),
+            7,
+            7,
+            connection=Overtaken(),
         )
 
 

@@ -120,7 +120,7 @@ def write_two_stage(
         catalogue: the items. Columns that it has are the items', the ranking model's others come with the request.
         repository: the folder that Triton is given.
         version: of all models.
-        listed: items of a user's list; `options.candidates` are ranked for it.
+        list_length: items of a user's list; `options.candidates` are ranked for it.
         options: see Options.
 
     Raises:
