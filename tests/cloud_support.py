@@ -270,7 +270,7 @@ class Granting(Recorded):
             self.rows, self.description = list(self.grants), True
 
 
-def check_rights(path: Path, client: MakeClient, granted: list[str], taken: list[str]) -> None:
+def check_rights(path: Path, client: MakeClient, granted: list[str], revoked: list[str]) -> None:
     """Rights are given to the role `new`, and taken back from the role `old`, by these statements."""
     connection = Granting()
     target = target_of(path, client, connection)
@@ -288,7 +288,7 @@ def check_rights(path: Path, client: MakeClient, granted: list[str], taken: list
     target.grant({"select": ["new"]})
     words = [c.split(" (")[0].split(" WHERE")[0] for c in connection.calls if "column" not in c]
     assert words[0].startswith("SELECT")
-    assert words[1:3] == taken
+    assert words[1:3] == revoked
     # And taken back before it is gone from the record.
     assert words[3].startswith("DELETE FROM")
     assert words[4:] == granted

@@ -172,7 +172,7 @@ def json_lines(draw: Any) -> str:
         parts.append(draw(st.sampled_from(['"z": 1', '"z": "a"', '"z": null', '"i": 3', '"\\u0069": 4', '"y": [NaN]'])))
     line = "{" + ", ".join(parts) + "}"
     odd = draw(st.integers(0, 39))
-    ends = {
+    damages = {
         0: line + line,
         1: line[:-1],
         2: line + " x",
@@ -183,4 +183,4 @@ def json_lines(draw: Any) -> str:
         7: "{}",
         8: "null",
     }
-    return ends.get(odd, line + "\r" if odd == 9 else line)
+    return damages.get(odd, line + "\r" if odd == 9 else line)

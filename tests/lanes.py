@@ -125,11 +125,11 @@ def markers_of(nodeid: str, fixtures: Iterable[str], markers: Iterable[str]) -> 
 
 def scale_examples(test: Callable[..., Any], factor: float) -> None:
     """Multiply the `max_examples` of a property test, in place."""
-    own: hypothesis.settings = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
-    count = round(own.max_examples * factor)
+    settings: hypothesis.settings = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
+    count = round(settings.max_examples * factor)
     if factor < 1:
-        count = max(count, min(FEWEST_EXAMPLES, own.max_examples))
-    test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)  # type: ignore[attr-defined]
+        count = max(count, min(FEWEST_EXAMPLES, settings.max_examples))
+    test._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=count)  # type: ignore[attr-defined]
 
 
 class LanePlugin:
@@ -157,8 +157,8 @@ class LanePlugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         scaled: set[int] = set()
         for item in items:
-            own = {mark.name for mark in item.iter_markers()}
-            for name in sorted(markers_of(item.nodeid, getattr(item, "fixturenames", ()), own)):
+            marks = {mark.name for mark in item.iter_markers()}
+            for name in sorted(markers_of(item.nodeid, getattr(item, "fixturenames", ()), marks)):
                 item.add_marker(name)
             test = getattr(item, "obj", None)
             test = getattr(test, "__func__", test)

@@ -243,8 +243,8 @@ def check(case: Case, rtol: float = 2e-4, atol: float = 2e-5) -> None:
         last.update(tables)
     for step in range(len(case.rows)):
         for i in range(len(case.plan.lookups)):
-            got = torch.cat([r.outs[step][i] for r in ranks])
-            torch.testing.assert_close(got, outs[step][i], rtol=rtol, atol=atol)
+            actual = torch.cat([r.outs[step][i] for r in ranks])
+            torch.testing.assert_close(actual, outs[step][i], rtol=rtol, atol=atol)
     for name, table in full_tables(case.plan, embeddings, [e.weights for e in embeddings]).items():
         torch.testing.assert_close(table, last[name], rtol=rtol, atol=atol)
         assert not torch.equal(table, start[name]) or not any(map(sum, case.rows)), f"{name} did not move"

@@ -21,16 +21,16 @@ def put_folder(home: Location, text: str) -> None:
 
 
 def fill_by_two(home: Location, text: str) -> None:
-    thing = home / "thing"
-    thing.begin("shared")
+    place = home / "thing"
+    place.begin("shared")
     for name in ("a", "b"):
-        (thing.building("shared") / name).put_text(text)
-    (thing.building("shared") / f"only-{text}").put_text(text)
-    thing.commit("shared")
+        (place.building("shared") / name).put_text(text)
+    (place.building("shared") / f"only-{text}").put_text(text)
+    place.commit("shared")
 
 
-def seen(thing: Location) -> Any:
+def seen(place: Location) -> Any:
     """All that a reader sees; None: nothing."""
-    if thing.is_dir():
-        return {f.below(thing): f.read_text() for f in thing.files()}
-    return thing.read_text() if thing.exists() else None
+    if place.is_dir():
+        return {f.below(place): f.read_text() for f in place.files()}
+    return place.read_text() if place.exists() else None

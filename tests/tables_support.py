@@ -344,9 +344,9 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 def perturbed(rows: list[Row], other_rows: list[Row], instant: datetime) -> tuple[list[Row], list[Row]]:
     """The rows, and the same ones before `instant` with all that follows changed: rows deleted, altered and added."""
-    now = number(rows)
-    future = [r for r in now if r["ts"] is not None and r["ts"] >= instant]
-    remaining = [r for r in now if r not in future]
+    original = number(rows)
+    future = [r for r in original if r["ts"] is not None and r["ts"] >= instant]
+    remaining = [r for r in original if r not in future]
     altered = [
         {**o, "ts": r["ts"], "_source_file": r["_source_file"], "_source_line": r["_source_line"]}
         for r, o in zip(future[::2], other_rows, strict=False)
@@ -355,7 +355,7 @@ def perturbed(rows: list[Row], other_rows: list[Row], instant: datetime) -> tupl
         {**o, "ts": max(o["ts"] or instant, instant), "_source_file": "new", "_source_line": i}
         for i, o in enumerate(other_rows)
     ]
-    return now, [*altered, *added, *remaining]
+    return original, [*altered, *added, *remaining]
 
 
 def past_of(table: pa.Table, instant: datetime) -> dict[tuple[str, int], Row]:

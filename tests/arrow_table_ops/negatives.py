@@ -49,8 +49,8 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
         rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
         row, slot = _slots(op, table, rows, lambda row: max(size, 1))
         to = np.cumsum(weight)
-        ends = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
-        pick = np.searchsorted(ends, slot, "right")
+        last_slots = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
+        pick = np.searchsorted(last_slots, slot, "right")
     good = (codes[pick] != past.group[row]) & (since[pick] < past.time[row]) if len(row) else np.zeros(0, bool)
     if op.exclude_seen:
         assert op.user is not None
@@ -77,8 +77,10 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
         versions = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
         for c in op.item_columns:
             values = column_array(table, c)
-            then = take(values, events[np.maximum(versions, 0)], versions >= 0) if len(row) else values.slice(0, 0)
-            drawn = replaced(drawn, c, then)
+            values_then = (
+                take(values, events[np.maximum(versions, 0)], versions >= 0) if len(row) else values.slice(0, 0)
+            )
+            drawn = replaced(drawn, c, values_then)
     return pa.concat_tables([table, drawn])
 
 

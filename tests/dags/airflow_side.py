@@ -38,20 +38,20 @@ def look() -> dict[str, Any]:
     And those that the process of a task of one of them reads.
     """
     opened: Counter[str] = Counter()
-    begun: list[str] = []
+    started: list[str] = []
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and str(args[0]).endswith(".yaml"):
             opened[str(args[0])] += 1
         elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect"):
-            begun.append(event)
+            started.append(event)
 
     # What Airflow itself does when it is imported is not looked at.
     import airflow.dag_processing.dagbag  # noqa: F401
 
     sys.addaudithook(watch)
     dag_bag = bag()
-    audited = {"opened": dict(opened), "begun": list(begun)}
+    audited = {"opened": dict(opened), "begun": list(started)}
     heavy = [m for m in HEAVY if m in sys.modules]
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 

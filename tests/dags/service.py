@@ -187,8 +187,8 @@ class Service:
         end = time.monotonic() + seconds
         while not (result := look()):
             if time.monotonic() > end:
-                ends = [f"{p.name}: {p.read_text(errors='replace')[-1500:]}" for p in self.home.glob("*.log")]
-                raise TimeoutError("\n".join(ends))
+                log_ends = [f"{p.name}: {p.read_text(errors='replace')[-1500:]}" for p in self.home.glob("*.log")]
+                raise TimeoutError("\n".join(log_ends))
             time.sleep(0.5)
         return result
 

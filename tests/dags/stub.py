@@ -2,7 +2,7 @@
 
 A stage of a day writes one file whose content follows from what it reads, as real ones do: a model from the model
 before it and the day's data, scores from the champion. What they answer is said by files of the folder `orders`:
-`PIPELINE.DS.STAGE` holds exit codes, one a try, or seconds to work for (`s5`), or a stage to
+`PIPELINE.DS.STAGE` holds exit codes, one a try, or seconds to work for (s5), or a stage to
 wait for within its work (`with:train`). It is a program by itself, as it runs
 where neither Airflow nor headrace is; `make` installs it. A program of a stage's name in the folder is
 run in its turn, with the day.
@@ -93,11 +93,11 @@ def main() -> int:
         print(f"error: {stage} of {pipeline} answers {word}", file=sys.stderr)
         return int(word)
     leases = [stage] if stage in LEASE_STAGES else ["pipeline", *LEASE_STAGES]
-    held = []
+    lock_files = []
     for lease in leases:
-        held.append((folder / f"{pipeline}.{lease}.lock").open("w"))
+        lock_files.append((folder / f"{pipeline}.{lease}.lock").open("w"))
         try:
-            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"error: another run of pipeline '{pipeline}' is at work", file=sys.stderr)
             return 69

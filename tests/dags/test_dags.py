@@ -129,9 +129,9 @@ def seen(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gpu = {"spark": {"profile": "gpu"}}
     train = yaml.safe_load(pipeline_file("clicks").read_text())["train"]
     bare = {"baseline": None, "drift": None, "train": train | {"warm_start": False}}
-    many: dict[str, dict[str, Any]] = {f"clicks{n}": {} for n in range(48)}
-    many |= {name: changed for name, (changed, _) in refused_specs().items()}
-    folder = pipelines_folder(tmp_path_factory.mktemp("many") / "pipelines", **many, gpu=gpu, bare=bare)
+    pipelines: dict[str, dict[str, Any]] = {f"clicks{n}": {} for n in range(48)}
+    pipelines |= {name: changed for name, (changed, _) in refused_specs().items()}
+    folder = pipelines_folder(tmp_path_factory.mktemp("many") / "pipelines", **pipelines, gpu=gpu, bare=bare)
     (folder / "torn.yaml").write_text("pipeline: [")
     (folder / "twice.yaml").write_text((folder / "bare.yaml").read_text())
     first = ask("look", env={"HEADRACE_PIPELINES": str(folder)})

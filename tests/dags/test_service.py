@@ -74,12 +74,12 @@ class Messages:
 @pytest.fixture(scope="module")
 def messages() -> Iterator[tuple[Messages, int, int]]:
     """The messages; the ports of an HTTP and of an SMTP server."""
-    got = Messages()
+    received = Messages()
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.posted.append((self.headers["Authorization"], json.loads(body)))
+            received.posted.append((self.headers["Authorization"], json.loads(body)))
             self.send_response(204)
             self.end_headers()
 
@@ -96,7 +96,7 @@ def messages() -> Iterator[tuple[Messages, int, int]]:
                 if verb == b"DATA":
                     self.wfile.write(b"354 go on\r\n")
                     lines = list(iter(self.rfile.readline, b".\r\n"))
-                    got.mailed.append(message_from_bytes(b"".join(lines), policy=policy.default))
+                    received.mailed.append(message_from_bytes(b"".join(lines), policy=policy.default))
                 self.wfile.write(b"221 bye\r\n" if verb == b"QUIT" else b"250 ok\r\n")
                 if verb == b"QUIT":
                     return
@@ -107,7 +107,7 @@ def messages() -> Iterator[tuple[Messages, int, int]]:
     ):
         for server in (hook, smtp):
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield got, hook.server_address[1], smtp.server_address[1]
+        yield received, hook.server_address[1], smtp.server_address[1]
         hook.shutdown()
         smtp.shutdown()
 
@@ -203,7 +203,7 @@ def kill_task(folder: Path, service: Service, pipeline: str, stage: str, ds: str
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int, int], master: int) -> Iterator[Days]:
     """All scenarios at the same time, a pipeline each: tasks of ten pipelines wait for four slots."""
-    got, hook, smtp = messages
+    received, hook, smtp = messages
     folder = tmp_path_factory.mktemp("service")
     python = stub.make(folder)
     Master.folder = folder
@@ -257,7 +257,7 @@ def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int
         try:
             service.start()
             seen = play(service, folder)
-            yield Days(service, folder, got, seen, kubernetes)
+            yield Days(service, folder, received, seen, kubernetes)
         finally:
             service.stop()
 
@@ -370,8 +370,12 @@ def test_a_backfill_of_three_days_is_three_daily_runs(days: Days) -> None:
     assert days.outputs("past") == days.outputs("daily")
     assert len({days.outputs("past")[f"{ds}.publish"] for ds in DAYS}) == 3
     # Oldest first, and a day is published before the next one is begun.
-    ends = [c for c in stub.calls(days.folder) if c["pipeline"] == "past" and c["stage"] in ("ingest", "publish")]
-    assert [(c["ds"], c["stage"]) for c in ends] == [(ds, stage) for ds in DAYS for stage in ("ingest", "publish")]
+    outer_calls = [
+        c for c in stub.calls(days.folder) if c["pipeline"] == "past" and c["stage"] in ("ingest", "publish")
+    ]
+    assert [(c["ds"], c["stage"]) for c in outer_calls] == [
+        (ds, stage) for ds in DAYS for stage in ("ingest", "publish")
+    ]
 
 
 def stages_tried(pipeline: str) -> list[str]:

@@ -283,9 +283,9 @@ def test_int8_raw_ids_and_large_pages_are_as_between_threads(
     """Bit for bit: all sums are in order of the ranks, directly and by machines."""
     _, reports = horovod_reports
     for rank, (answers, report, pages) in enumerate(run_ranks(4, lambda c: wide(c, ranks_per_node))):
-        got, got_told, got_pages = reports[rank]["wide"][ranks_per_node]
-        assert got == answers
-        assert got_told == report
+        answers_here, report_here, got_pages = reports[rank]["wide"][ranks_per_node]
+        assert answers_here == answers
+        assert report_here == report
         assert report[0]["evicted"] > 0
         assert reports[rank]["by host"][ranks_per_node] == reports[rank]["wide"][ranks_per_node]
         assert got_pages is pages
@@ -295,7 +295,7 @@ def test_int8_raw_ids_and_large_pages_are_as_between_threads(
         for step in range(STEPS):
             for lookup in (0, 3):
                 np.testing.assert_allclose(
-                    got[4 * step + lookup], other_layout[4 * step + lookup], rtol=1e-4, atol=1e-6
+                    answers_here[4 * step + lookup], other_layout[4 * step + lookup], rtol=1e-4, atol=1e-6
                 )
 
 
@@ -314,8 +314,8 @@ def test_a_mixed_plan_equals_threads(horovod_reports: tuple[Path, Sequence[dict[
     _, reports = horovod_reports
     for rank, (weights, outs) in enumerate(run_ranks(2, lambda c: mixed(c, kind))):
         got_weights, got_outs = reports[rank]["mixed"][kind]
-        for got, expected in zip([*got_weights, *got_outs], [*weights, *outs], strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+        for actual, expected in zip([*got_weights, *got_outs], [*weights, *outs], strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
@@ -327,14 +327,14 @@ def test_ten_steps_equal_threads_and_one_process(
     assert alone[-1] != alone[0]
     threads = run_ranks(2, lambda c: train(c, kind))
     for rank, (_, model) in enumerate(threads):
-        got = reports[rank][kind]
-        np.testing.assert_allclose(got["losses"], alone, rtol=1e-5)
-        np.testing.assert_allclose(got["rows"], model.embeddings.weight.numpy(), rtol=1e-4, atol=1e-6)
+        actual = reports[rank][kind]
+        np.testing.assert_allclose(actual["losses"], alone, rtol=1e-5)
+        np.testing.assert_allclose(actual["rows"], model.embeddings.weight.numpy(), rtol=1e-4, atol=1e-6)
         # Row r on rank r % 2, for each table.
         tables = [t[rank::2] for t in whole_model.embeddings.weight.split([500, 9, 1])]
-        np.testing.assert_allclose(got["rows"], torch.cat(tables).numpy(), rtol=1e-3, atol=2e-5)
+        np.testing.assert_allclose(actual["rows"], torch.cat(tables).numpy(), rtol=1e-3, atol=2e-5)
         for name, value in whole_model.dense_state().items():
-            np.testing.assert_allclose(got["dense"][name], value.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(actual["dense"][name], value.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
     for name, value in reports[0][kind]["dense"].items():
         np.testing.assert_array_equal(value, reports[1][kind]["dense"][name])
 

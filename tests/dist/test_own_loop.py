@@ -76,8 +76,8 @@ def test_two_ranks_equal_plain_torch() -> None:
             expected = model.tables[name].weight.detach().numpy()
             np.testing.assert_allclose(table, expected, rtol=1e-3, atol=2e-5, err_msg=name)
             assert not np.allclose(table, start[name].numpy(), atol=1e-3)
-        for got, expected in zip(report["top"], model.top.parameters(), strict=True):
-            np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-3, atol=2e-5)
+        for actual, expected in zip(report["top"], model.top.parameters(), strict=True):
+            np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-3, atol=2e-5)
 
 
 def test_it_takes_at_most_ten_changed_lines() -> None:

@@ -99,9 +99,9 @@ def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
         # Longer messages than slots had room for, and more of them than there are slots.
         for n in [3, 70_000, 5, 90_000] * 10:
             sent = torch.arange(n * size).view(-1, 1) * 10 + rank
-            got, counts = collective.all_to_all(sent, [n] * size)
+            received, counts = collective.all_to_all(sent, [n] * size)
             each = torch.arange(rank * n, (rank + 1) * n).view(-1, 1)
-            assert torch.equal(got, torch.cat([each * 10 + r for r in range(size)]))
+            assert torch.equal(received, torch.cat([each * 10 + r for r in range(size)]))
             assert counts == [n] * size
         answers.put((rank, result))
         collective.close()
@@ -207,8 +207,8 @@ def test_which_groups_take_host_tensors(
     ("size", "main"), [(2, rank_main), (3, rank_main), (2, shared_rank_main), (3, shared_rank_main)]
 )
 def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., None], tmp_path: Path) -> None:
-    got = launch(size, tmp_path / "meeting", main)
-    for (answers, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):
+    actual = launch(size, tmp_path / "meeting", main)
+    for (answers, weights), (expected, same) in zip(actual, run_ranks(size, report), strict=True):
         assert answers == expected
         for a, b in zip(weights, same, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)

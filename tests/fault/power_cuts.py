@@ -217,7 +217,7 @@ class RecordedDays:
             shutil.copytree(self.work / f"postgres-{published[-1]}", self.home / "postgres", symlinks=True)
             _keep_owner(self.work / f"postgres-{published[-1]}", self.home / "postgres")
 
-    def begun(self, cut: Cut) -> tuple[str, ...]:
+    def started_days(self, cut: Cut) -> tuple[str, ...]:
         """Return the days whose run had begun at a cut."""
         return self.days[: self.days.index(cut.ds) + 1]
 
@@ -281,7 +281,7 @@ def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[str]:
     """
     problems: list[str] = []
     ws = Workspace(recorded.home)
-    for ds in recorded.begun(cut):
+    for ds in recorded.started_days(cut):
         upstream_stands = True
         for name in recorded.stages:
             is_done = recorded.ends[ds, name] <= cut.number

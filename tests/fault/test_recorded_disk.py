@@ -258,13 +258,13 @@ def test_a_missed_change_shows(run: Disk) -> None:
 def test_a_state_is_what_is_rebuilt(run: Disk) -> None:
     """Cuts are one state where the same names have the same bytes, and only there."""
     ran = run("put('new', b'x', True); put('old', b'y'); os.mkdir('f'); put('f/g', b'z')")
-    ends = [(s, seed) for s in Survival for seed in range(6)]
+    cases = [(s, seed) for s in Survival for seed in range(6)]
     contents: dict[str, set[str]] = {}
-    for survival, seed in ends:
+    for survival, seed in cases:
         tree = ran.after(survival, seed)
         folders = sorted(p.name for p in (ran.home.parent / f"after-{survival}-{seed}").rglob("*") if p.is_dir())
         contents.setdefault(ran.disk.state(survival, seed), set()).add(repr((sorted(tree.items()), folders)))
     assert {len(written) for written in contents.values()} == {1}
     assert len({written for group in contents.values() for written in group}) == len(contents) > 3
-    partial_states = {ran.disk.state(survival, seed, ("new", "old", "f")) for survival, seed in ends}
+    partial_states = {ran.disk.state(survival, seed, ("new", "old", "f")) for survival, seed in cases}
     assert len(partial_states) == 1

@@ -72,18 +72,18 @@ def _run(func, args, kwargs):
         if on_host:
             raise RuntimeError(f"{name}: tensors on two devices: {[tuple(x.shape) for x in on_host]} are on the host")
     device = kwargs.get("device")
-    goes_there = bool(on_device) if device is None else torch.device(device) == ELSEWHERE
-    if device is not None and goes_there:
+    to_device = bool(on_device) if device is None else torch.device(device) == ELSEWHERE
+    if device is not None and to_device:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if name == "aten::copy_":
-        goes_there = isinstance(args[0], Elsewhere)
+        to_device = isinstance(args[0], Elsewhere)
     out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
     if func._schema.is_mutable:  # what is changed in place is returned as the tensor that was given
         same = {id(unwrap(x)): x for x in on_device}
         return tree_map(lambda x: same.get(id(x), x) if isinstance(x, Tensor) else x, out)
     if name == "aten::_to_copy" and out is unwrap(args[0]):
         out = out.clone()
-    return tree_map(wrap, out) if goes_there else out
+    return tree_map(wrap, out) if to_device else out
 
 
 class _Operations(TorchDispatchMode):

@@ -80,8 +80,8 @@ def test_hits_are_those_of_a_cache_of_sets(rule: Any) -> None:
         expected.take(ids.tolist())
     assert rows.counts.tolist() == [[hits, expected.hits - hits], [lookups, 25 * 50 - lookups]]
     assert 0.3 < expected.hits / (25 * 50) < 0.95
-    held = rows._row_in_slot[rows._row_in_slot >= 0].tolist()
-    assert sorted(held) == sorted(expected.seen)
+    cached_rows = rows._row_in_slot[rows._row_in_slot >= 0].tolist()
+    assert sorted(cached_rows) == sorted(expected.seen)
 
 
 def test_in_the_long_run_the_most_popular_rows_are_here() -> None:

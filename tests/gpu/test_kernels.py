@@ -65,8 +65,8 @@ def test_lookup(dtype: torch.dtype) -> None:
     for w in (None, weights):
         rows = table[index.long()].double() * (1.0 if w is None else w.double()[:, None])
         expected = torch.zeros(6, 12, dtype=torch.float64, device=DEVICE).index_add_(0, bag, rows)
-        got = gpu.pool_sum(table, index, 6, starts, w)
-        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+        actual = gpu.pool_sum(table, index, 6, starts, w)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     assert gpu.pool_sum(table, index[:0], 0).shape == (0, 12)
 
 
@@ -97,8 +97,8 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     total = torch.zeros(60, dim, dtype=torch.float64, device=DEVICE).index_add_(0, addresses, each)
     touched = counts.new_zeros(60).index_add_(0, addresses, torch.ones_like(addresses)) > 0
     total = torch.where(touched[:, None], total + decay * table.double(), 0.0)
-    wanted_state = state.double() + total.square().mean(1, keepdim=True)
-    expected = table.double() - lr * total / (wanted_state.sqrt() + 1e-10)
+    expected_state = state.double() + total.square().mean(1, keepdim=True)
+    expected = table.double() - lr * total / (expected_state.sqrt() + 1e-10)
 
     initial, runs = table.clone(), []
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
         runs.append((table.clone(), again))
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
     torch.testing.assert_close(table.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(again.double(), wanted_state, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(again.double(), expected_state, rtol=1e-5, atol=1e-5)
     assert torch.equal(table[~touched], initial[~touched])
 
 

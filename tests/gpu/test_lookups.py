@@ -83,9 +83,9 @@ def trained(device: Any) -> tuple[list[float], list[Tensor]]:
 def test_steps_equal_those_of_the_cpu(elsewhere: None, caplog: pytest.LogCaptureFixture) -> None:
     expected, cpu_state = trained("cpu")
     with caplog.at_level(logging.WARNING), nullcontext() if HAS_GPU else pretend():
-        got, device_state = trained("cuda" if HAS_GPU else ELSEWHERE)
+        actual, device_state = trained("cuda" if HAS_GPU else ELSEWHERE)
     assert "without a graph: the model has lookups of its own" in caplog.text
     near = {"rtol": 1e-2, "atol": 1e-3} if HAS_GPU else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(got, expected, rtol=near["rtol"])
+    np.testing.assert_allclose(actual, expected, rtol=near["rtol"])
     for x, y in zip(cpu_state, device_state, strict=True):
         torch.testing.assert_close(y, x, **near)

@@ -68,11 +68,11 @@ def test_steps_equal_those_of_the_cpu(elsewhere: None) -> None:
     """On a GPU, else on the pretended one: the interaction by its kernel, the dense part as a graph."""
     expected, cpu_model = trained("cpu")
     with nullcontext() if HAS_GPU else pretend():
-        got, device_model = trained("cuda" if HAS_GPU else ELSEWHERE)
+        actual, device_model = trained("cuda" if HAS_GPU else ELSEWHERE)
         state = {name: x.cpu() for name, x in device_model.dense_state().items()}
     assert all(p.is_cuda if HAS_GPU else isinstance(p, Elsewhere) for p in device_model.parameters())
     near = {"rtol": 1e-2, "atol": 1e-3} if HAS_GPU else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(got, expected, rtol=near["rtol"])
+    np.testing.assert_allclose(actual, expected, rtol=near["rtol"])
     for name, x in cpu_model.dense_state().items():
         torch.testing.assert_close(state[name], x, **near)
 

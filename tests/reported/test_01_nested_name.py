@@ -34,8 +34,8 @@ def sent_a_day_later(rows: pd.DataFrame) -> pa.Table:
 def test_every_row_of_a_day_is_read(spark: SparkSession, ws: Workspace, tmp_path: Path, files_a_day: int) -> None:
     rows = click_log()
     for day, part in by_day(rows).items():
-        for number, few in enumerate(np.array_split(np.arange(len(part)), files_a_day)):
-            write_days(tmp_path / "data" / str(number), {day: sent_a_day_later(part.iloc[few])})
+        for number, positions in enumerate(np.array_split(np.arange(len(part)), files_a_day)):
+            write_days(tmp_path / "data" / str(number), {day: sent_a_day_later(part.iloc[positions])})
     spec = pipeline({"format": "parquet", "path": str(tmp_path / "data"), "day": {"time": "ts"}}, COLUMNS)
     actual = kept_rows(spark, spec, ws, DAYS[1])
     until = rows[rows.ts < datetime.fromisoformat(DAYS[2])]

@@ -46,8 +46,8 @@ ROWS: list[tuple[str, str, str | None, list[str], str | None]] = [
 
 def records() -> list[dict[str, Any]]:
     return [
-        {"ts": f"{DAY}T10:00:{i:02d}Z", "user_id": u, "item_id": it, "device": d, "clicked": i % 2, "tags": tags}
-        for i, (u, it, d, tags, _) in enumerate(ROWS)
+        {"ts": f"{DAY}T10:00:{i:02d}Z", "user_id": u, "item_id": item, "device": d, "clicked": i % 2, "tags": tags}
+        for i, (u, item, d, tags, _) in enumerate(ROWS)
     ]
 
 

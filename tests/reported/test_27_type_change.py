@@ -249,7 +249,7 @@ def test_rows_go_for_good_and_small_files_are_joined(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("column", "type_", "then"),
+    ("column", "type_", "table_type"),
     [
         ("user_id", "int", "bigint"),
         ("user_id", "double", "bigint"),
@@ -258,7 +258,7 @@ def test_rows_go_for_good_and_small_files_are_joined(spark: SparkSession, tmp_pa
         ("sizes", "array<int>", "array<bigint>"),
     ],
 )
-def test_another_type_is_refused(spark: SparkSession, tmp_path: Path, column: str, type_: str, then: str) -> None:
+def test_another_type_is_refused(spark: SparkSession, tmp_path: Path, column: str, type_: str, table_type: str) -> None:
     del spark
     write(tmp_path, {f"in/{ds}.jsonl": body([row(n, D1) for n in range(3)], "") for ds in (D1, D2)})
     ws = Workspace(tmp_path)
@@ -270,7 +270,7 @@ def test_another_type_is_refused(spark: SparkSession, tmp_path: Path, column: st
     with pytest.raises(UserError) as refused:
         ingest(spec, ws, D2)
     assert f"declares '{column}' as {type_}, but" in str(refused.value)
-    assert f"has '{column}' as {then}" in str(refused.value)
+    assert f"has '{column}' as {table_type}" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert DeltaLog(ws.events("reported")).version == version
 

@@ -67,9 +67,9 @@ def main(home: Path, out: Path) -> None:
         reports = spark.sparkContext.accumulator([], ListAccumulator())
         original: Callable[..., DataFrame] = joined_rows.map_with_table_rows
 
-        def looked_at(*args: Any) -> DataFrame:
+        def reporting(*args: Any) -> DataFrame:
             """With workers that say what they hold when they are given what they work on."""
-            *leading, work, schema, held = args
+            *leading, work, schema, cached = args
             task: JoinedModel = leading[1]
 
             def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,9 +79,9 @@ def main(home: Path, out: Path) -> None:
                     reports.add([held_by(network.model)])
                     yield batch
 
-            return original(*leading, lambda batches: work(look(batches)), schema, held)
+            return original(*leading, lambda batches: work(look(batches)), schema, cached)
 
-        joined_rows.map_with_table_rows = looked_at  # type: ignore[assignment]
+        joined_rows.map_with_table_rows = reporting  # type: ignore[assignment]
         run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "joined"}), ws, DS)
         scores(spark, ws).to_parquet(out)
         print(json.dumps(reports.value))

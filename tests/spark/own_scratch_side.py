@@ -119,7 +119,7 @@ def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
     transport.most_in_driver = lambda spark: 0
     tables = report["tables"] = {"arrow": list[str](), "spark": list[str]()}
 
-    def noted(engine: str) -> Callable[..., Any]:
+    def noting(engine: str) -> Callable[..., Any]:
         def noting_tables(*args: Any) -> Any:
             by_key = transport.keyed_tables(*args)
             tables[engine] += sorted(name for learned in by_key.values() for name in learned.tables)
@@ -129,8 +129,8 @@ def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
 
     # The driver may copy and describe such a table's file, and not take it into its memory.
     FileKeyedTable.table = property(refused)  # type: ignore[assignment, method-assign]
-    arrow_fit.keyed_tables = noted("arrow")
-    spark_fit.keyed_tables = noted("spark")
+    arrow_fit.keyed_tables = noting("arrow")
+    spark_fit.keyed_tables = noting("spark")
 
     def after(step: str) -> None:
         if step == "fit":

@@ -148,11 +148,11 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
 
     # What the documentation says it equals. Days taken over: the base's fit, codes and numbers.
     actual = all_rows(folder)
-    kept_rows, new = of_days(3, 5, 6), of_days(6, 6, 6)
-    assert actual.loc[kept_rows["event_id"], "split"].eq("train").all()
+    retained_rows, new = of_days(3, 5, 6), of_days(6, 6, 6)
+    assert actual.loc[retained_rows["event_id"], "split"].eq("train").all()
     assert actual.loc[new["event_id"], "split"].eq("valid").all()
-    assert len(actual) == len(kept_rows) + len(new) == sum(second.rows.values())
-    assert_rows(actual.loc[sorted(kept_rows["event_id"])], expected(kept_rows, learned_from), [*NUMBERS, *rest])
+    assert len(actual) == len(retained_rows) + len(new) == sum(second.rows.values())
+    assert_rows(actual.loc[sorted(retained_rows["event_id"])], expected(retained_rows, learned_from), [*NUMBERS, *rest])
     # The new day: numbers by the base's fit, codes as a full build of the same days gives them.
     new_rows = actual.loc[sorted(new["event_id"])]
     assert_rows(new_rows, expected(new, learned_from), NUMBERS)

@@ -289,8 +289,10 @@ def check(rows: list[Row], transformed: pa.Table, training: bool) -> None:
         rounded = np.array([0.0 if e is None or not math.isfinite(e) else e for e in expected])
         with np.errstate(over="ignore"):
             rounded = rounded.astype(np.float32)
-        got = transformed[name].to_numpy()
-        np.testing.assert_allclose(got, np.where(np.isfinite(rounded), rounded, 0), rtol=3e-6, atol=1e-30, err_msg=name)
+        actual = transformed[name].to_numpy()
+        np.testing.assert_allclose(
+            actual, np.where(np.isfinite(rounded), rounded, 0), rtol=3e-6, atol=1e-30, err_msg=name
+        )
 
     def encoded(key: Callable[[Row], Any], k: int, m: float) -> list[float]:
         out = []
@@ -343,11 +345,11 @@ def check(rows: list[Row], transformed: pa.Table, training: bool) -> None:
     middle = sum(known_logs) / len(known_logs) if known_logs else 0.0
     spread = deviation(known_logs) if known_logs else 0.0
     if spread > 1e-6 or len(set(known_logs)) < 2:
-        found_logs, wanted_logs = (
+        actual_logs, expected_logs = (
             transformed["s_count"].to_numpy(),
             [0.0 if v is None else (v - middle) / (spread if spread > 1e-6 else 1.0) for v in logs],
         )
-        np.testing.assert_allclose(found_logs, wanted_logs, rtol=1e-4, atol=1e-4, err_msg="s_count")
+        np.testing.assert_allclose(actual_logs, expected_logs, rtol=1e-4, atol=1e-4, err_msg="s_count")
 
     xs = pd.Series(usable([r["x"] for r in rows]), dtype=float)
     middle = float(xs.median()) if len(xs) else 0.0

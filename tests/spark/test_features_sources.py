@@ -176,9 +176,9 @@ def test_nothing_of_a_sources_future_is_seen(
         {**r, "at": max(r["at"] or instant, instant), "_source_file": "new", "_source_line": i}
         for i, r in enumerate(changed)
     ]
-    now, then = perturbed(rows, other_rows, instant)
+    original, changed_rows = perturbed(rows, other_rows, instant)
     pasts = []
-    for events, purchases in ((now, number(bought)), (then, [*future, *past])):
+    for events, purchases in ((original, number(bought)), (changed_rows, [*future, *past])):
         nowhere = ExternalReader(Workspace("/nonexistent"))  # type: ignore[arg-type]
         frame = prepared(*OPS).spark(as_frame(spark, as_table(events)), nowhere, sources=reading(spark, purchases))
         pasts.append(past_of(frame.toArrow(), instant))
@@ -247,9 +247,11 @@ def test_a_known_label_never_changes(
     instant: datetime = START + quarter * DAY / 4
     past = [r for r in number(bought) if r["at"] is not None and r["at"] < instant]
     future = [{**r, "at": max(r["at"] or instant, instant), "_source_file": "new"} for r in number(changed)]
-    now, then = perturbed(rows, other_rows, instant)
+    original, changed_rows = perturbed(rows, other_rows, instant)
     for op in LABELS:
-        results = [labels(spark, r, b, op, instant) for r, b in ((now, number(bought)), (then, [*future, *past]))]
+        results = [
+            labels(spark, r, b, op, instant) for r, b in ((original, number(bought)), (changed_rows, [*future, *past]))
+        ]
         known = [{key: label for key, (label, known) in labels_by_row.items() if known} for labels_by_row in results]
         assert known[0] == known[1]
 

@@ -157,12 +157,12 @@ def on_circle(f: Callable[[float], float], period: int, position: Callable[[Any]
 
 def ago(name: str, seconds: int) -> Expected:
     def age(row: Row) -> float | None:
-        then, now = row[name], row["at"]
-        if then is None or now is None:
+        earlier_time, row_time = row[name], row["at"]
+        if earlier_time is None or row_time is None:
             return None
-        if not isinstance(then, datetime):
-            then = datetime(then.year, then.month, then.day, tzinfo=UTC)
-        gap = now - then
+        if not isinstance(earlier_time, datetime):
+            earlier_time = datetime(earlier_time.year, earlier_time.month, earlier_time.day, tzinfo=UTC)
+        gap = row_time - earlier_time
         return float((gap.days * 86_400 + gap.seconds) * 10**6 + gap.microseconds) / float(seconds * 10**6)
 
     return age

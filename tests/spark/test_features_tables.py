@@ -209,9 +209,10 @@ def test_nothing_of_the_future_is_seen_by_spark(
 ) -> None:
     reader = external(tmp_path_factory.mktemp("leak"))
     p = prepare(*OTHER_OPS[:-1], *PAST, OTHER_OPS[-1])
-    now, then = perturbed(rows, later_rows, START + quarter * DAY / 4)
+    original, changed_rows = perturbed(rows, later_rows, START + quarter * DAY / 4)
     features = [
-        past_of(p.spark(as_frame(spark, as_table(r)), reader).toArrow(), START + quarter * DAY / 4) for r in (now, then)
+        past_of(p.spark(as_frame(spark, as_table(r)), reader).toArrow(), START + quarter * DAY / 4)
+        for r in (original, changed_rows)
     ]
     assert_same_rows(*features)
 

@@ -248,8 +248,8 @@ def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
     assert features is not None
     keys = {"train": 1, "challenger": 200}
     for stage, steps in keys.items():
-        few = Train(batch_size=200, streams=2, ranks=1, epochs=30, max_steps=steps, patience=None)
-        job = job_of(ws, features, f"{stage}-key", few, pipeline="shop", ds=SECOND)
+        train_settings = Train(batch_size=200, streams=2, ranks=1, epochs=30, max_steps=steps, patience=None)
+        job = job_of(ws, features, f"{stage}-key", train_settings, pipeline="shop", ds=SECOND)
         report = train_local(job)
         name = ws.name_of(job.saved_model)
         version = registry.register(ws, "shop", job.saved_model, report.metrics, job.key, ds=SECOND)

@@ -49,12 +49,12 @@ class Table:
         self.spark, self.name = spark, f"{places.settings['iceberg'][0].removeprefix('catalog=')}.served.seen"
         spark.sql(f"CREATE TABLE {self.name} (n int) USING iceberg")
 
-    def add(self, n: int, fence: Fence | None, then: Callable[[], object] = lambda: None) -> None:
-        """Add a row; `then` comes after it is written, and before it is the table's."""
+    def add(self, n: int, fence: Fence | None, after_write: Callable[[], object] = lambda: None) -> None:
+        """Add a row; `after_write` is called after it is written, and before it is the table's."""
 
         def write(branch: str) -> None:
             self.spark.sql(f"INSERT INTO {branch} SELECT int({n})")
-            then()
+            after_write()
 
         change(self.spark, self.name, "the table", fence, write)
 
@@ -120,11 +120,11 @@ def test_of_two_holders_the_later_one_commits(
         else:
             claim(table.spark, table.name, "the table", NEW)
 
-    then = once(other_writer if paused == "after its write" else lambda: None)
+    after_write = once(other_writer if paused == "after its write" else lambda: None)
     if paused == "before its commit":
         before_the_commit(monkeypatch, other_writer)
     with pytest.raises(LeaseLost, match="the table: a later run of the pipeline has been at work"):
-        table.add(4, OLD, then)
+        table.add(4, OLD, after_write)
     expected_rows = [1, 2, 3, 7] if later == "adds" else [1, 2, 3]
     assert table.rows() == expected_rows
     for late in (lambda: table.add(5, OLD), lambda: claim(table.spark, table.name, "the table", OLD)):
@@ -145,18 +145,18 @@ def test_who_is_no_holder_of_the_lease_refuses_nobody(
     def other_writer() -> None:
         table.add(7, Fence("other", 9))
 
-    def then() -> None:
+    def after_write() -> None:
         written.append(1)
         if paused == "after its write" and len(written) == 1:
             other_writer()
 
     if paused == "before its commit":
         before_the_commit(monkeypatch, other_writer)
-    table.add(4, OLD, then)
+    table.add(4, OLD, after_write)
     assert (table.rows(), written) == ([4, 7], [1, 1])
     # What changes the table's properties alone is in nobody's way.
     before_the_commit(monkeypatch, lambda: table.spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('a' = '1')"))
-    table.add(5, OLD, then)
+    table.add(5, OLD, after_write)
     assert (table.rows(), written) == ([4, 5, 7], [1, 1, 1])
 
 
@@ -282,12 +282,14 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
     def opened(lock: RunLock | None) -> Any:
         return open_target(spec, ws, lock)
 
-    def publish(key: str, users: int, lock: RunLock, ds: str = DS, then: Callable[[], object] = lambda: None) -> None:
+    def publish(
+        key: str, users: int, lock: RunLock, ds: str = DS, after_staging: Callable[[], object] = lambda: None
+    ) -> None:
         df = spark.createDataFrame([(ds, u, 7, 1, 0.5, key) for u in range(users)], SCHEMA).coalesce(1)
         with opened(lock) as target:
             target.create(df.dtypes)
             with target.stage(df, ds, key) as staged:
-                then()
+                after_staging()
                 target.swap(staged, "s", [])
 
     def published_versions() -> list[list[tuple[str, str]]]:
@@ -310,7 +312,7 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
     assert published_versions() == [[(DS, "new")]] * 2
     with opened(holding(3)) as later:
         with pytest.raises(LeaseLost):
-            publish("paused", 4, holding(2), then=later.claim)
+            publish("paused", 4, holding(2), after_staging=later.claim)
         assert published_versions() == [[(DS, "new")]] * 2
     publish("newest", 5, holding(3))
     assert published_versions() == [[(DS, "newest")]] * 2

@@ -70,18 +70,18 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     typed, folder = rows_by_spark(batch, checked_reader(batch), scratch / "typed")
     every = pq.read_table(folder.local_path(), partitioning=None)
     names = [c.name for c in batch.table.columns]
-    taken = 0
+    rows_by_arrow = 0
     if read.data:
         (data,) = read.data
         rows = pq.read_table((read.table / data.file.path).local_path(), partitioning=None)
-        taken = rows.num_rows
+        rows_by_arrow = rows.num_rows
         lines = rows.column("_source_line")
         same_lines = every.filter(pc.is_in(every.column("_line"), lines.combine_chunks())).sort_by("_line")
         refused = same_lines.filter(pc.not_equal(same_lines.column("_state"), GOOD))
         assert refused.select(["_line", "_raw", "_reason"]).to_pylist() == []
         assert bits(rows.select(names)) == bits(same_lines.select(names))
         stats = json.loads(data.file.add["stats"])
-        assert stats["numRecords"] == taken
+        assert stats["numRecords"] == rows_by_arrow
         assert stats["nullCount"] == {n: rows.column(n).null_count for n in stats["nullCount"]}
         for name in stats["minValues"]:
             values = [v for v in rows.column(name).to_pylist() if v is not None]
@@ -101,7 +101,7 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     profile = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
     (whole_profile,) = profiles(typed, batch.table, batch)
     assert profile == whole_profile
-    return taken, int(pc.sum(pc.equal(every.column("_state"), GOOD)).as_py() or 0)
+    return rows_by_arrow, int(pc.sum(pc.equal(every.column("_state"), GOOD)).as_py() or 0)
 
 
 def joined(lines: Sequence[str]) -> bytes:
@@ -176,7 +176,7 @@ def test_arrow_takes_what_spark_would(spark: SparkSession, tmp_path: Path, form:
             check(joined([",".join(NAMES), *[plain] * 50][not plainly :]), source(format="csv", **more), table, "a.csv")
 
     run()
-    assert sum(taken for taken, _ in runs) > 0
+    assert sum(row_count for row_count, _ in runs) > 0
     # All that are written as people write them are Arrow's.
     clean()
     assert runs[-1] == (50, 50)

@@ -44,8 +44,8 @@ def test_other_files_of_the_same_form_need_their_path_alone(spark: SparkSession,
     for stage in (Ingest(), BuildFeatures()):
         run_stage(stage, spec, pins, spec.ds)
     manifest = run_stage(BuildFeatures(), spec, pins, spec.ds).manifest
-    held = sum(20 + u % 7 for u in range(USERS)) - USERS
-    assert manifest.rows["train"] == held
+    train_rows = sum(20 + u % 7 for u in range(USERS)) - USERS
+    assert manifest.rows["train"] == train_rows
     assert manifest.rows["rank"] == USERS * (1 + CANDIDATES)
     schema = manifest.dataset_schema
     assert schema is not None

@@ -302,9 +302,9 @@ def check_still_to_come(metrics: pd.DataFrame, rows: pd.DataFrame, ds: str) -> N
         impression_age = age(ripe.shown_landed, ripe.ds)
         rates = metrics[(metrics.label == label) & (metrics.metric == "rate")]
         for r in rates.itertuples():
-            now = (date.fromisoformat(ds) - date.fromisoformat(r.served_ds)).days
-            known = 1.0 if r.served_ds <= last else (positives <= now).mean()
-            part = 1.0 if r.served_ds <= last else (impression_age <= now).mean()
+            days_since = (date.fromisoformat(ds) - date.fromisoformat(r.served_ds)).days
+            known = 1.0 if r.served_ds <= last else (positives <= days_since).mean()
+            part = 1.0 if r.served_ds <= last else (impression_age <= days_since).mean()
             assert r.known == pytest.approx(known)
             assert r.expected == pytest.approx(r.estimate * part / known)
             assert r.ripe == (r.served_ds <= last)

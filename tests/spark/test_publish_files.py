@@ -32,8 +32,8 @@ DS = "2026-01-10"
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_run_whose_staged_files_another_one_has_removed(spark: SparkSession, tmp_path: Path, lost: bool) -> None:
     """The run was paused, and says so; if the lease is still its own, the error is the plain one."""
-    held = [True]
-    lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: held[0]),))
+    holds_lease = [True]
+    lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: holds_lease[0]),))
     overrides = ["score.top_k=4", "publish.warehouse.kind=parquet", f"publish.warehouse.path={tmp_path / 'w'}"]
     df = spark.createDataFrame(scores(3), SCHEMA.format(user="bigint", item="bigint"))
     with open_target(load_spec("clicks", overrides), Workspace(tmp_path / "home"), lock) as target:
@@ -44,7 +44,7 @@ def test_a_run_whose_staged_files_another_one_has_removed(spark: SparkSession, t
                 assert isinstance(staged, StagedFiles)
                 for file in staged.files:
                     file.unlink()
-                held[0] = not lost
+                holds_lease[0] = not lost
                 target.swap(staged, "s", [])
 
         with pytest.raises(LeaseLost if lost else Py4JJavaError, match="any more" if lost else "NOT_EXIST"):

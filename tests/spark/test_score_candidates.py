@@ -429,10 +429,10 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
             pairs = pairs_of(context, seen, "score.filters[0]").collect()
             assert {str(r["__user"]) for r in pairs} == set(expected_users), window_days
         for name in ("returned", "tried"):
-            for window_days, many in ((None, 3), (1, 1), (2, 2), (3, 2), (4, 3)):
+            for window_days, count in ((None, 3), (1, 1), (2, 2), (3, 2), (4, 3)):
                 seen = SeenFilter.model_validate({"kind": "seen", "from": name, "user": "buyer", "days": window_days})
                 pairs = pairs_of(context, seen, "score.filters[0]").collect()
-                assert {str(r["__user"]) for r in pairs} == set(users[:many]), (name, window_days)
+                assert {str(r["__user"]) for r in pairs} == set(users[:count]), (name, window_days)
         for table in (BlockedFilter, CandidateTable):
             listed = table.model_validate({"kind": "table", "from": "gone", "item": "item"})
             assert [r["item"] for r in read_table(context, listed, ["item"], "").collect()] == ["Z6"]

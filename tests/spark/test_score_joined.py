@@ -111,14 +111,14 @@ def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
     full_model = load_model(ws.locate(manifest_of(ws, "train").output("model").name))
     assert full_model.dynamic is not None
     rows = sum(len(w) for w in full_model.embeddings.weights) + sum(len(t) for t in full_model.dynamic.tables)
-    held = pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
-    by_executor = held.groupby("executor")["rows"].max()
+    reports = pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
+    by_executor = reports.groupby("executor")["rows"].max()
     assert len(by_executor) == 2
     assert by_executor.max() == manifest_of(ws, "score").facts["model"]["joined"]["most_rows_of_a_task"] < rows / 2
     # A user's row goes to one executor alone, once.
     users = next(t for t in full_model.dynamic.tables if t.spec.name == "user_raw")
-    assert sorted(held["users"].sum()) == sorted(users.ids.tolist())
-    assert held["users"].map(len).max() < len(users) / 4
+    assert sorted(reports["users"].sum()) == sorted(users.ids.tolist())
+    assert reports["users"].map(len).max() < len(users) / 4
     # And no file of rows was laid out for either.
     files = [p for p in ws.mapped("shop").local_path().rglob("*") if p.is_file() and p.suffix != ".lock"]
     assert [p.name for p in files if not p.name.endswith("=sizes")] == []

@@ -55,19 +55,21 @@ def test_vectors_multiply_to_the_models_logits(
         vectors[side] = vectors_of(side)
         assert sorted(vectors[side]) == sorted(rows[side])
     # The pairs' scores by the model as ONNX, where that is installed.
-    few = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6, answer=_by_onnx(tmp_path / "export"))
-    dots = [float(np.dot(vectors["user"][u], vectors["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
-    np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
-    assert len(few) == len(users) * len(items)
+    answers = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6, answer=_by_onnx(tmp_path / "export"))
+    dots = [
+        float(np.dot(vectors["user"][u], vectors["item"][i])) for u, i in zip(answers.user, answers.item, strict=True)
+    ]
+    np.testing.assert_allclose(dots, np.log(answers.score / (1 - answers.score)), rtol=1e-3, atol=1e-3)
+    assert len(answers) == len(users) * len(items)
     assert np.std(dots) > 0.1
     # Lists by these vectors: each item the one with the greatest marginal relevance behind those before it.
     everything = {"key": "item", "columns": ["price"]}
     rules = {"diversity": {"relevance": 0.3}}
     run_stage(ScoreCandidates(), spec(item=everything, rerank=rules, rank_depth=10**6, top_k=4), ws, DS)
     unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in vectors["item"].items()}
-    of_user = {u: rows.set_index("item").score for u, rows in few.groupby("user")}
+    of_user = {u: rows.set_index("item").score for u, rows in answers.groupby("user")}
     lists = scores(spark, ws)
-    both = lists.merge(few, on=["user", "item"])
+    both = lists.merge(answers, on=["user", "item"])
     np.testing.assert_allclose(both.score_x, both.score_y, rtol=1e-5)
     assert len(both) == len(lists)
     for user, rows in lists.groupby("user"):

@@ -116,15 +116,15 @@ def test_days_are_what_the_feed_has_of_them(spark: SparkSession, ws: Workspace, 
     assert manifest.facts["reasons"] == {"ts: more than 1 day late": 1}
 
     frames = dataset(spec, ws, D3)
-    now = at_version(spark, table, 8)
-    now = now[now["id"] != 15]
-    assert ids(frames) == expected(now)
-    assert prices(frames) == prices_of(now, frames)
+    current = at_version(spark, table, 8)
+    current = current[current["id"] != 15]
+    assert ids(frames) == expected(current)
+    assert prices(frames) == prices_of(current, frames)
     # The day before, as it was then, though later ones were taken since.
     middle = dataset_of(spec, ws, D2)
-    then = at_version(spark, table, 4)
-    assert ids(middle) == expected(then, D2)
-    assert prices(middle) == prices_of(then, middle)
+    older = at_version(spark, table, 4)
+    assert ids(middle) == expected(older, D2)
+    assert prices(middle) == prices_of(older, middle)
     # A rerun reads the same versions, whatever was committed since, and at whatever time.
     assert ingest(spec, ws, D1).started == first.started
     day_by_day = Workspace(ws.home / "day-by-day")
@@ -153,12 +153,12 @@ def test_changes_that_are_ignored_or_refused(spark: SparkSession, ws: Workspace,
     assert ids(frames) == expected(rows)
     assert prices(frames) == prices_of(rows, frames)
     # 7 was updated before it was deleted: its key tells which row that is.
-    kept_ws = Workspace(ws.home / "kept")
+    copy_ws = Workspace(ws.home / "kept")
     spec = spec_of(table, changed_days={"updates": "ignore"})
     for ds in (D1, D3):
-        ingest(spec, kept_ws, ds)
+        ingest(spec, copy_ws, ds)
     left = rows[~rows["id"].isin([5, 6, 7, 10, 18])]
-    frames = dataset(spec, kept_ws, D3)
+    frames = dataset(spec, copy_ws, D3)
     assert (ids(frames), prices(frames)) == (expected(left), prices_of(left, frames))
     nameless = spec.model_copy(update={"table": spec.table.model_copy(update={"keys": ()})})
     with pytest.raises(UserError, match=r"told apart by their keys: declare table\.keys"):
@@ -242,20 +242,20 @@ def test_live_rows_are_those_of_a_stack(spark: SparkSession) -> None:
     random = np.random.default_rng(11)
     values: list[tuple[str | None, str | None]] = [("a", None), (None, "a"), ("a", "a"), (None, None), ("b", None)]
     stacks: dict[Any, list[int]] = {v: [] for v in values}
-    changes, kept_from = [], {}
+    changes, feeds = [], {}
     for version in range(40):
         for value in values:
             removed = int(random.integers(0, len(stacks[value]) + 1)) if random.random() < 0.5 else 0
-            come = int(random.integers(0, 3))
+            added = int(random.integers(0, 3))
             kinds = ["delete" if random.random() < 0.5 else "update_preimage" for _ in range(removed)]
-            kinds += ["insert" if random.random() < 0.5 else "update_postimage" for _ in range(come)]
+            kinds += ["insert" if random.random() < 0.5 else "update_postimage" for _ in range(added)]
             changes += [(*value, kind, version) for kind in kinds]
-            stacks[value] = stacks[value][: len(stacks[value]) - removed] + [version] * come
+            stacks[value] = stacks[value][: len(stacks[value]) - removed] + [version] * added
     random.shuffle(changes)
     feed = spark.createDataFrame(changes, "x string, y string, _change_type string, _commit_version bigint")
     schema = feed.select("x", "y").schema
-    kept_from = {first: feed.where(F.col("_commit_version") >= first) for first in (0, 17, 35)}
-    for first, seen in kept_from.items():
+    feeds = {first: feed.where(F.col("_commit_version") >= first) for first in (0, 17, 35)}
+    for first, seen in feeds.items():
         live = live_rows(seen, schema, None, updates="accept", deletes="refuse").collect()
         actual = Counter(((r["x"], r["y"]), r["_commit_version"]) for r in live)
         assert actual == Counter((v, commit) for v, stack in stacks.items() for commit in stack if commit >= first)

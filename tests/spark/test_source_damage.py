@@ -135,7 +135,7 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     spark: SparkSession, ws: Workspace, tmp_path: Path, form: str, how: str, day: str
 ) -> None:
     rows = make_rows()
-    whole_file, file = in_two_parts(spark, tmp_path / form, form, rows)
+    other_file, file = in_two_parts(spark, tmp_path / form, form, rows)
     content = file.read_bytes()
     file.write_bytes(damaged(content, how))
     source = {"format": form, "path": str(tmp_path / form), "day": DAY[day], "changed_days": {"late": "refuse"}}
@@ -156,12 +156,12 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     assert ingest(spec, ws, D3).started == manifest.started  # nothing has changed
 
     # The other one, too: now the day has no file that can be read.
-    other_content = whole_file.read_bytes()
-    whole_file.write_bytes(other_content[:20])
+    other_content = other_file.read_bytes()
+    other_file.write_bytes(other_content[:20])
     message = refusal(lambda: ingest(spec, ws, D3))
-    assert str(whole_file) in message
+    assert str(other_file) in message
     assert str(file) in message
-    whole_file.write_bytes(other_content)
+    other_file.write_bytes(other_content)
     file.write_bytes(content)
     manifest = ingest(spec, ws, D3)
     assert "bad_files" not in manifest.facts
@@ -224,8 +224,8 @@ def test_a_landing_file_with_a_colon_in_its_name(spark: SparkSession, ws: Worksp
 def test_columns_that_some_files_lack(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     """Files without one of the declared columns, or without any that is declared but the day's."""
     files = written(tmp_path / "events")
-    few = pq.ParquetFile(files[0]).read()
-    pq.write_table(few.select(["id", "ts", "click"]), files[0])
+    table = pq.ParquetFile(files[0]).read()
+    pq.write_table(table.select(["id", "ts", "click"]), files[0])
     pq.write_table(pa.table({"other": np.arange(7)}), files[2])
     columns = [{"name": "id", "type": "bigint"}, {"name": "user"}, {"name": "click", "type": "int"}]
     spec = make_spec(

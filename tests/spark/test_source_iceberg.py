@@ -107,13 +107,13 @@ def test_a_table_by_its_path_and_by_its_name(spark: SparkSession, ws: Workspace,
         for split, of_split in frames[way].items():
             pd.testing.assert_frame_equal(of_split, frames["path"][split], check_dtype=False)
 
-    now = pd.concat([rows[rows["id"] >= 30], make_rows(7, 1000, D3)])
+    current = pd.concat([rows[rows["id"] >= 30], make_rows(7, 1000, D3)])
     for way in ("path", "name"):
         manifest = ingest(specs[way], homes[way], D3)
         assert manifest.outputs[0].version == str(newest(spark, "lake.db.events"))
         changed = pd.DataFrame(manifest.facts["changed_days"]).set_index("ds").sum()
         assert changed.to_dict() == {"late": 7, "updated": 0, "deleted": 30}
-        assert ids(dataset(specs[way], homes[way], D3)) == expected(now)
+        assert ids(dataset(specs[way], homes[way], D3)) == expected(current)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -157,9 +157,9 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
     again = ingest(spec, ws, D3)
     changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
-    now = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
-    local_day = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert ids(dataset(spec, ws, D3)) == expected(now[local_day <= D3])
+    current = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
+    local_day = current["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert ids(dataset(spec, ws, D3)) == expected(current[local_day <= D3])
 
 
 def test_rows_deleted_by_equality(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:

@@ -98,7 +98,7 @@ def case_at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
     return fields
 
 
-def made_by(ws: Workspace) -> dict[str, Any]:
+def results_of(ws: Workspace) -> dict[str, Any]:
     """Return the results of ingest and features: the rows that they left out, and each file of the dataset."""
     log = DeltaLog(ws.quarantine("shop"))
     assert log.version is not None
@@ -130,16 +130,16 @@ def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location,
     assert "MetricsConfig" not in done.stderr  # of what S3A counts
     for name in cases:
         disk_ws, store_ws = Workspace(tmp_path / "disk" / name), Workspace(tmp_path / "s3" / name)
-        assert made_by(store_ws) == made_by(disk_ws)
-        assert len(made_by(disk_ws)["left out"]) == (2 if name == "delta" else 0)
-        taken = Manifest.load(store_ws.manifest("shop", D3, "ingest"))
-        assert taken.rows == Manifest.load(disk_ws.manifest("shop", D3, "ingest")).rows
-        assert taken.outputs[0].name == f"s3://{BUCKET}/others/{name}"
+        assert results_of(store_ws) == results_of(disk_ws)
+        assert len(results_of(disk_ws)["left out"]) == (2 if name == "delta" else 0)
+        manifest = Manifest.load(store_ws.manifest("shop", D3, "ingest"))
+        assert manifest.rows == Manifest.load(disk_ws.manifest("shop", D3, "ingest")).rows
+        assert manifest.outputs[0].name == f"s3://{BUCKET}/others/{name}"
     # The Arrow engine read copies of the Parquet files, which are where the workspace keeps what may vanish.
     assert any((tmp_path / "s3" / "parquet" / "cache" / "files").iterdir())
     if iceberg_jars():
         ws = Workspace(tmp_path / "s3" / "iceberg")
-        contents = made_by(ws)
+        contents = results_of(ws)
         (bad,) = contents.pop("left out")
         assert "dt=2026-03-03" in bad
         assert "click: 7 is outside [0, 1]" in bad

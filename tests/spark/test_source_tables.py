@@ -112,13 +112,13 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     source = {"format": "delta", "path": str(path), "day": {"time": "ts"}, "timezone": "America/New_York"}
     workflow = [{"columns": ["cost"], "ops": ["fill_missing", "normalize"]}]
     spec = make_spec(source, {"columns": columns, "late_days": 3}, {"workflow": workflow})
-    made_of = ingest(spec, ws, D3)
+    manifest = ingest(spec, ws, D3)
     local_day = remaining["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert made_of.rows["read"] == (local_day <= D3).sum()
+    assert manifest.rows["read"] == (local_day <= D3).sum()
     event_ids = ids(dataset(spec, ws, D3))
     assert event_ids == expected(remaining[local_day <= D3])
     # Spark's own reading of the same version.
-    seen = spark.read.format("delta").option("versionAsOf", int(made_of.outputs[0].version)).load(str(path))
+    seen = spark.read.format("delta").option("versionAsOf", int(manifest.outputs[0].version)).load(str(path))
     day_rows = seen.where(f"ts >= '{D3} 00:00:00' AND ts < '{D4} 00:00:00'").collect()
     assert event_ids["valid"] == sorted(r["id"] for r in day_rows)
     by_append = spec.model_copy(update={"features": spec.features.model_copy(update={"append": Append()})})
@@ -135,9 +135,9 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     again = ingest(spec, ws, D3)
     changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
-    now = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
-    local_day = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
-    assert ids(dataset(spec, ws, D3)) == expected(now[local_day <= D3])
+    current = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
+    local_day = current["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert ids(dataset(spec, ws, D3)) == expected(current[local_day <= D3])
     # A day that may not change stops the run.
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2")
     strict = make_spec(

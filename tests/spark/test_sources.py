@@ -313,10 +313,10 @@ def test_lightgcn(spark: SparkSession, ws: Workspace) -> None:
     assert pairs["test", 1] == {(u, i) for u, items in test.items() for i in items} | {(8, 131)}
     assert pairs["train", 1] | pairs["valid", 1] == interactions
     assert not pairs["train", 1] & pairs["valid", 1]
-    held = Counter(u for u, _ in pairs["valid", 1])
-    assert set(held.values()) == {1}
-    assert 1 <= len(held) <= 20
-    assert 60 not in held
+    valid_counts = Counter(u for u, _ in pairs["valid", 1])
+    assert set(valid_counts.values()) == {1}
+    assert 1 <= len(valid_counts) <= 20
+    assert 60 not in valid_counts
     check_negatives(pairs, "valid", VALID_NEGATIVES, len({i for _, i in interactions}), ("train", "valid"))
     assert set(pairs) == {("train", 1), ("valid", 1), ("valid", 0), ("test", 1)}
     with pytest.raises(UserError, match=r"no landing file ends in 'test\.txt'"):

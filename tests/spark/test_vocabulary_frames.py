@@ -200,12 +200,12 @@ def test_known_values_are_counted_behind_deletion_vectors(
     assert DeltaLog(path).plain_files(version) is None
     counted = spark.createDataFrame(pa.table({"name": ["a"], "value": ["new"], "count": [1], "day": [0]}))
 
-    def held(values: int, spark: SparkSession) -> int:
+    def held_bytes(values: int, spark: SparkSession) -> int:
         return values * delta_table._VALUE_BYTES + (8 * len("x0") + len("new")) * delta_table._TEXTS
 
     # 8 known ones and the counted one.
     for most, by_spark in ((8, True), (9, False)):
-        monkeypatch.setattr(delta_table, "driver_python_bytes", partial(held, most))
+        monkeypatch.setattr(delta_table, "driver_python_bytes", partial(held_bytes, most))
         vocabulary = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
         assert isinstance(vocabulary, FileLookup) == by_spark
         assert lookup_of(vocabulary).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]

@@ -13,21 +13,21 @@ from pyspark.sql import SparkSession
 from headrace.lake.spark.tasks import run_tasks
 
 
-def looked_at(number: int) -> Iterator[list[str]]:
+def import_paths(number: int) -> Iterator[list[str]]:
     """Yield the folders that a worker's finders look into, and its pyspark's place."""
     yield [pyspark.__file__, *sys.path, *sys.path_importer_cache]
 
 
-def found_there(number: int) -> Iterator[list[object]]:
+def imported_modules(number: int) -> Iterator[list[object]]:
     """Yield whether a worker has pandas and Arrow, and looks for no garbage among them."""
     yield ["pandas" in sys.modules, "pyarrow.compute" in sys.modules, gc.get_freeze_count() > 10_000]
 
 
 def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
-    for place, *paths in run_tasks(spark, 2, looked_at):
+    for place, *paths in run_tasks(spark, 2, import_paths):
         assert place == pyspark.__file__
         assert [path for path in paths if "pyspark.zip" in path or Path(path).suffix == ".jar"] == []
 
 
 def test_workers_find_what_all_of_them_need(spark: SparkSession) -> None:
-    assert run_tasks(spark, 1, found_there) == [[True, True, True]]
+    assert run_tasks(spark, 1, imported_modules) == [[True, True, True]]

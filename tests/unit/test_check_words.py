@@ -91,6 +91,18 @@ def test_classes_of_tests_may_share_a_name(tmp_path: Path, monkeypatch: pytest.M
     assert check(tmp_path / "python")[0] == 1
 
 
+def test_held_files_by_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["check_words.py"])
+    monkeypatch.setattr(check_words, "HELD", ("*.py",))
+    assert check_words.main() == 2, "no file is like the pattern"
+    (tmp_path / "a.py").write_text("found = 1\n")
+    assert check_words.main() == 1
+    assert "a.py:1: name: 'found' does not say" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_missing(tmp_path: Path, check: Check) -> None:
     code, output = check(tmp_path / "nowhere")
     assert (code, output) == (2, f"no such file or folder: {tmp_path}/nowhere\n")
