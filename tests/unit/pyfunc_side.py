@@ -1,4 +1,4 @@
-"""Loads a registered model as a program does that knows MLflow alone; run by test_registry_server.py."""
+"""Loading of a registered model by a program that knows MLflow alone; test_registry_server.py runs it."""
 
 from __future__ import annotations
 

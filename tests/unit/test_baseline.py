@@ -1,4 +1,4 @@
-"""The baseline's settings as XGBoost is told them; no Spark session."""
+"""Settings of the baseline under XGBoost's names; no Spark session."""
 
 from __future__ import annotations
 

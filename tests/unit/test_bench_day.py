@@ -1,4 +1,4 @@
-"""The pairs of days with syncs and without."""
+"""Pairs of days with syncs and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench's limit of memory: who does not end by himself goes with the group."""
+"""The bench's limit of memory: a process that does not end by itself is killed with its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of `make quality`: what is run, what stands, and what is told of it."""
+"""Figures of `make quality`: which runs are made, which results are kept, and the page."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def part_of(*cases: QualityCase, data: tuple[str, ...] = ()) -> QualityPart:
 
 @pytest.fixture(autouse=True)
 def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Results and workspaces go to a folder of the test."""
+    """Send results and workspaces to a folder of the test."""
     monkeypatch.setattr(command, "quality_folder", lambda: tmp_path)
     monkeypatch.setattr(results_module, "quality_folder", lambda: tmp_path)
     monkeypatch.setattr(parts, "data_folder", lambda: tmp_path / "data")

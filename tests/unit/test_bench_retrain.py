@@ -1,4 +1,4 @@
-"""`make month`: which days it runs, and what it says of them."""
+"""`make month`: the days that it runs, and its tables."""
 
 from __future__ import annotations
 

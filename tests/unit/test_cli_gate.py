@@ -1,4 +1,4 @@
-"""The gate and the registry by the command line: exit codes, what is said, who is champion."""
+"""The gate and the registry by the command line: exit codes, output, and the champion."""
 
 from __future__ import annotations
 

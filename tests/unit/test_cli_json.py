@@ -32,14 +32,14 @@ def document(result: Any) -> Any:
 
 
 def promised(heading: str) -> set[str]:
-    """The fields that the page's table below a heading names, in backquotes."""
+    """Return the fields in backquotes of the page's table below a heading."""
     section = PAGE.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def fields(value: Any, prefix: str = "") -> set[str]:
-    """The paths of a document's fields; a list's entries are `name[]`, a mapping by data has no fields."""
+    """Return the paths of a document's fields; a list's entries are `name[]`, a mapping by data has no fields."""
     paths: set[str] = set()
     for name, inner in value.items() if isinstance(value, dict) else ():
         path = f"{prefix}{name}"

@@ -28,7 +28,7 @@ def run(line: list[str], **environ: str) -> Run:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with the landing files of a day."""
+    """Return a home with the landing files of a day."""
     folder = tmp_path_factory.mktemp("machine") / "home"
     generated = run(command(folder, "generate", "clicks", "--until", DAY, settings=FEW))
     assert generated.code == 0, generated.output
@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Mapping[str, dict[str, str]]:
-    """Environments by what they lack."""
+    """Return environments by the program that they lack."""
     (tmp_path / "bin").mkdir()
     old = tmp_path / "jdk8"
     (old / "bin").mkdir(parents=True)

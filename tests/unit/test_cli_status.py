@@ -1,4 +1,4 @@
-"""`headrace status` and `headrace lineage` of what fake stages made; what a run ends with."""
+"""`headrace status` and `headrace lineage` of the outputs of fake stages; the last lines of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 
 def states(output: str) -> dict[str, str]:
-    """stage -> the rest of its line."""
+    """Return the rest of each stage's line, by stage."""
     states_by_stage = {}
     for line in output.splitlines():
         words = line.split()

@@ -46,7 +46,7 @@ class Case:
     messages: tuple[tuple[tuple[tuple[int, ...], ...], torch.dtype, tuple[int, ...]], ...]
 
     def run(self, c: Collective) -> list[tuple[Tensor, list[int]]]:
-        """All messages, two of them under way at a time."""
+        """Send all messages, two of them under way at a time, and return those received."""
         received, under_way = [], list[Callable[[], tuple[Tensor, list[int]]]]()
         for number, (rows, dtype, shape) in enumerate(self.messages):
             send_rows = rows[c.world.rank]

@@ -1,4 +1,4 @@
-"""Models over one dataset, tested against each other: what is trained, what is kept, what the test says."""
+"""Models over one dataset, tested against each other: training, kept models, and the test's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec: what is accepted, and that every fault is named with its place and the nearest valid name."""
+"""The spec: accepted settings, and faults with their place and the nearest valid name."""
 
 from __future__ import annotations
 

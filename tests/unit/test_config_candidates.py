@@ -1,4 +1,4 @@
-"""The sections `score.candidates` and `score.filters`: what they refuse, and by which message."""
+"""Refusals of the sections `score.candidates` and `score.filters`, and their messages."""
 
 from __future__ import annotations
 

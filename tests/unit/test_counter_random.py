@@ -1,4 +1,4 @@
-"""The generator's random numbers, ids, popularity and tastes: each against what it is defined to be."""
+"""The generator's random numbers, ids, popularity and tastes, each against its definition."""
 
 from __future__ import annotations
 

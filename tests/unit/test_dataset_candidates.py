@@ -70,7 +70,7 @@ def rows_of(rng: np.random.Generator, rows: int, longest: int = 5) -> Batch:
 
 
 def mixed(x: int) -> int:
-    """SplitMix64's finisher on Python's integers."""
+    """Return SplitMix64's finisher of one integer, in Python's integers."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
     return x ^ (x >> 31)

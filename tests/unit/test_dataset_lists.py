@@ -23,7 +23,7 @@ MATRICES = st.integers(1, 5).flatmap(
 
 
 def trimmed(matrix: np.ndarray) -> pa.ListArray:
-    """The rows as lists of all lengths' longest, in a slice whose offsets do not begin at 0, without their zeros."""
+    """Return the rows without their zeros, as lists in a slice whose offsets do not begin at 0."""
     rows, length = matrix.shape
     full = lists.from_arrays(np.arange(rows + 2) * length, np.append(np.full(length, 7, matrix.dtype), matrix))
     return lists.trim_zeros(full.slice(1))

@@ -1,4 +1,4 @@
-"""The reader: which rows come in which order, for any number of ranks, from any step."""
+"""The reader: the order of its rows, for any number of ranks and from any step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows_of(batches: Sequence[Batch]) -> npt.NDArray[np.generic]:
 
 
 def steps(split: Split, n: int, *, world: int = 1, start: int = 0, train: Train = TRAIN) -> list[list[Batch]]:
-    """`n` steps of each rank: [rank][step]."""
+    """Return the batches of `n` steps of each rank: [rank][step]."""
     by_rank = []
     for rank in range(world):
         with TrainLoader(*split, train, World(rank, world), start_step=start, carried=["row"]) as source:

@@ -93,7 +93,7 @@ def test_the_next_row_group_is_fetched_while_one_is_used() -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Manifest:
-    """A dataset with a file for each row group, and their listing, as the features stage writes it."""
+    """Make a dataset with a file for each row group, and their listing, as the features stage writes it."""
     ws = Workspace(tmp_path / "home")
     dataset = make_dataset(ws, train=2003, groups=12)
     folder = ws.locate(dataset.output("dataset").name).local_path()
@@ -119,7 +119,7 @@ def local_split(tmp_path: Path, manifest: Manifest) -> Split:
 
 @pytest.fixture
 def stored_split(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, local_split: Split) -> Split:
-    """The same in a store of objects."""
+    """Return the same split in a store of objects."""
     ws = Workspace(tmp_path / "home")
     memory_home(monkeypatch, tmp_path / "cache", ("s3",))
     elsewhere = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")

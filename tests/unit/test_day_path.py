@@ -1,4 +1,4 @@
-"""Days in paths against Python's own strftime, and what a spec refuses."""
+"""Days in paths against Python's own strftime, and the paths that a spec refuses."""
 
 from __future__ import annotations
 

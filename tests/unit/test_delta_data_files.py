@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 
 
 def rows(start: int, count: int) -> pa.Table:
-    """Rows with nulls in each column but the first; texts around the 32 characters that statistics keep."""
+    """Return rows with nulls in each column but the first; texts are around the 32 characters that statistics keep."""
     numbers = range(start, start + count)
     columns = {
         "id": list(numbers),
@@ -58,7 +58,7 @@ def rows(start: int, count: int) -> pa.Table:
 
 
 def ingested(table: Location) -> list[dict[str, Any]]:
-    """Actions of the writer that ingest uses: a file of a day, in several row groups."""
+    """Return the actions of the writer that ingest uses: a file of a day, in several row groups."""
     writer = DataFileWriter(table, DS, SCHEMA, "snappy")
     for start in range(0, 60, 20):
         writer.add(rows(start, 20))
@@ -68,7 +68,7 @@ def ingested(table: Location) -> list[dict[str, Any]]:
 
 
 def appended(table: Location) -> list[dict[str, Any]]:
-    """Actions of files that are appended to tables without partitions."""
+    """Return the actions of files that are appended to tables without partitions."""
     return [data_file(table, rows(0, 40)), data_file(table, rows(40, 0))]
 
 
@@ -94,14 +94,14 @@ def _new_adds(table: Location) -> list[dict[str, Any]]:
 
 
 def joined(table: Location) -> list[dict[str, Any]]:
-    """Actions of a file that has taken the place of small ones."""
+    """Return the actions of a file that replaces small ones."""
     _partitioned(table, [10, 15, 20])
     join_files(table, [DS], 1 << 20, None)
     return _new_adds(table)
 
 
 def erased(table: Location) -> list[dict[str, Any]]:
-    """Actions of files that were written again without some rows; of one without any row none is left."""
+    """Return the actions of files that were rewritten without some rows; a file without any row left is removed."""
     _partitioned(table, [10, 15, 20])
 
     def without_first(some: pa.Table) -> tuple[pa.Table, int]:
@@ -147,7 +147,7 @@ def test_the_log_says_of_a_file_what_its_rows_are(
 
 
 def statistics_of(table: pa.Table) -> dict[str, Any]:
-    """Delta's statistics of rows, computed from the rows."""
+    """Compute Delta's statistics of rows."""
     first, bounds = (
         table.select(table.column_names[:32]),
         {"minValues": dict[str, Any](), "maxValues": dict[str, Any]()},

@@ -39,7 +39,7 @@ def ours_at(table: Location, version: int) -> set[str] | None:
 
 
 def sliding(table: Location, days: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """Days that are written while those of `KEPT` days ago go: after each, its number and the versions of all days."""
+    """Write days and remove those of `KEPT` days ago; yield after each its number and the versions of all days."""
     versions: dict[str, int] = {}
     for n in range(days):
         versions[day(n)] = write_rows(table, day(n), [n])

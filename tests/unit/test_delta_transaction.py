@@ -32,14 +32,14 @@ def add(ds: str, name: str, rows: int = 1) -> dict[str, Any]:
 
 
 def live(folder: Location) -> dict[str, int]:
-    """Rows by data file of the newest version."""
+    """Return the rows by data file of the newest version."""
     log = DeltaLog(folder)
     assert log.version is not None
     return {f.path.name: f.rows or 0 for f in log.files(log.version) or ()}
 
 
 def alter(folder: Location, version: int, *actions: dict[str, Any]) -> None:
-    """A commit of somebody else."""
+    """Write a commit of another writer."""
     assert (folder / "_delta_log" / f"{version:020d}.json").put_new_text("".join(json.dumps(a) + "\n" for a in actions))
 
 

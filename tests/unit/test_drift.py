@@ -307,7 +307,7 @@ def record(
 
 
 def made_rows() -> list[dict[str, Any]]:
-    """price has moved, age has holes today, item is half unknown, few is too small to judge, at moves by itself."""
+    """Return rows: price has moved, age has nulls today, item is half unknown, few has few rows, at moves by itself."""
     return [
         record("train", "price", [5000, 5000], mean=1.0),
         record("valid", "price", [500, 1500], mean=2.0),
@@ -381,7 +381,7 @@ def clicks(drift: Any) -> Spec:
 
 
 def made_statistics(ws: Workspace, rows: list[dict[str, Any]], name: str = "lake/clicks/statistics") -> None:
-    """A Delta table of one commit, written by hand, and the manifest of the features stage that names it."""
+    """Write a Delta table of one commit by hand, and the manifest of the features stage that names it."""
     folder = ws.home / "lake" / "clicks" / "statistics"
     (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
     (folder / f"ds={DS}").mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 
 def write(embeddings: ShardedEmbeddings, folder: Path, previous: Path | None = None, aged: float = 1.0) -> None:
-    """A whole save, or with `before` one of changes. Collective."""
+    """Save all rows, or with `previous` those that changed since. Collective."""
     with shared_directory(local(folder), embeddings.collective) as partial:
         if previous is None:
             save_shards(embeddings, partial, with_optimizer=True)
@@ -49,7 +49,7 @@ def step(embeddings: ShardedEmbeddings, case: Case, number: int) -> None:
 
 
 def read(folder: Path, case: Case, optimizer: EmbeddingOptimizer) -> list[Tensor]:
-    """Everything that one rank reads: weights, states, steps."""
+    """Return all that one rank reads: weights, states, steps."""
     embeddings = ShardedEmbeddings(case.plan, LocalCollective(), seed=77)
     embeddings.configure_optimizer(optimizer)
     loaded = load_shards(embeddings, local(folder), with_optimizer=True)

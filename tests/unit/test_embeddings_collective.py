@@ -112,7 +112,7 @@ def at_the_last_moment(
     waiting: Callable[[SharedCollective], object],
     late: Callable[[SharedCollective], object],
 ) -> None:
-    """Rank 0 waits for rank 1, which acts and leaves after that wait has ended, just before rank 0 looks for it."""
+    """Let rank 1 act and leave after rank 0 has stopped waiting for it, just before rank 0 looks for it."""
     looked, acted = threading.Event(), threading.Event()
 
     def is_left(*_: object) -> bool:

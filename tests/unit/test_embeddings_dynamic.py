@@ -114,13 +114,13 @@ class Dictionary:
 
 
 def alone(tables: DynamicEmbeddings) -> ShardedEmbeddings:
-    """The same tables with no planned ones."""
+    """Return the same tables without planned ones."""
     c = tables.collective
     return ShardedEmbeddings(Plan((), (), (), c.world.size), c, 7, dynamic=tables, device=tables.device)
 
 
 def look_up(embeddings: ShardedEmbeddings, ids: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Vectors and which are found, of each table."""
+    """Return vectors of each table, and a mask of those that are present."""
     prepared = embeddings.prepare(torch.zeros(0, embeddings.plan.slots, dtype=torch.int64), raw=ids)
     embeddings.features(prepared)
     return prepared.found
@@ -152,7 +152,7 @@ class SingleTable(DynamicEmbeddings):
 def train(
     spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]], parts: int = 1
 ) -> tuple[SingleTable, list[Tensor], DynamicReport]:
-    """A step each so many batches. As the training loop does, one is looked up before the one before goes back."""
+    """Step after so many batches. As in the training loop, a batch is looked up before the previous one's gradients."""
     table = SingleTable(spec, c)
     outs: list[Tensor] = []
     for first in range(0, len(batches), parts):

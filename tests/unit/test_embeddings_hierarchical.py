@@ -26,7 +26,10 @@ def planned(kind: str, world: int, ranks_per_node: int, storage: Storage = "fp32
 
 
 def train(c: Collective, plan: Plan, exact: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Answers of all steps and the last rows. `whole`: gradients are small integers, so that sums are exact."""
+    """Return the answers of all steps and the last rows.
+
+    `exact`: gradients are small integers, so that sums are exact.
+    """
     embeddings = ShardedEmbeddings(plan, c, seed=3)
     embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd" if exact else "rowwise_adagrad", learning_rate=0.25))
     outs = []

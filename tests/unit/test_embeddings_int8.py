@@ -1,4 +1,4 @@
-"""Rows of one byte a number: what rounding may do, and that nothing else changes."""
+"""Rows of one byte a number: the effects of rounding, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = arrays(
 
 
 def grid(rows: Tensor) -> Tensor:
-    """The step of each row's grid."""
+    """Return the step of each row's grid."""
     return (rows.amax(1, keepdim=True) - rows.amin(1, keepdim=True)) / 255
 
 
@@ -81,7 +81,7 @@ def case(world: int, kind: str, storage: Storage, pooled: bool = False) -> Plan:
 
 
 def train(c: Collective, plan: Plan, optimizer: str = "sgd", steps: int = 6) -> ShardedEmbeddings:
-    """Gradients do not depend on the weights, so that two trainings can be compared."""
+    """Train with gradients that do not depend on the weights, so that two trainings can be compared."""
     embeddings = ShardedEmbeddings(plan, c, seed=3)
     embeddings.configure_optimizer(EmbeddingOptimizer(kind=optimizer, learning_rate=0.1))
     for step in range(steps):

@@ -36,7 +36,7 @@ OPTIMIZER = EmbeddingOptimizer(kind="sgd", learning_rate=0.3)
 
 
 def write_days(home: Path, kinds: list[str], worlds: list[int], tables: list[Table]) -> list[Path]:
-    """A whole save, and behind it saves of the rows that a step has changed."""
+    """Save all rows, and after it those that each step has changed."""
     folders = [home / str(day) / "embeddings" for day in range(len(worlds))]
     for day, world in enumerate(worlds):
         case = Case(planned(kinds, world, tables), ((3,) * world,) * len(worlds), 8, OPTIMIZER)

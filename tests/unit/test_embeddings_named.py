@@ -55,7 +55,7 @@ def batch(step: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
 
 
 def part(step: int, rank: int, world: int) -> dict[str, Any]:
-    """A rank's even share, in several forms."""
+    """Return a rank's even share, in several forms."""
     rows, inputs = slice(rank * BATCH // world, (rank + 1) * BATCH // world), {}
     for f in FEATURES:
         ids, lengths, weights = batch(step)[f.name]

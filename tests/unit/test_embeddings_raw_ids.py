@@ -64,7 +64,7 @@ class Counting(ThreadCollective):
 
 
 def plan_beside(world: int, kind: str, ranks_per_node: int = 1) -> Plan:
-    """Planned tables, two widths and storages, that share a step with raw ids."""
+    """Plan tables of two widths and storages that share a step with raw ids."""
     tables = (Table("p", 9, 4), Table("q", 30, 3, "bf16"))
     lookups = (Lookup("p", "p"), Lookup("q", "q", 2, True))
     pooled = kind == "pooled"
@@ -77,7 +77,7 @@ def plan_beside(world: int, kind: str, ranks_per_node: int = 1) -> Plan:
 def step_beside(
     c: Collective, plan: Plan, specs: Sequence[DynamicSpec], together: bool
 ) -> tuple[list[Tensor], list[DynamicReport]]:
-    """Six steps of planned tables and raw ids, ids prepared ahead; in one lookup, or each kind in its own.
+    """Take six steps of planned tables and raw ids, ids prepared ahead; in one lookup, or each kind in its own.
 
     Gradients are small integers times powers of two: no sum of them is rounded, in whatever order.
     """

@@ -37,7 +37,7 @@ class Case:
         return len(self.rows[0])
 
     def codes(self, step: int, rank: int) -> Tensor:
-        """Skewed to low codes: many duplicates, and much padding."""
+        """Draw codes, skewed to low ones: many duplicates, and much padding."""
         rng = np.random.default_rng([self.seed, step, rank])
         tables = {t.name: t.rows for t in self.tables}
         sizes = [tables[x.table] for x in self.lookups for _ in range(x.length)]
@@ -49,7 +49,7 @@ class Case:
         return torch.from_numpy(rng.normal(size=(self.rows[step][rank], len(self.lookups), DIM)).astype(np.float32))
 
     def loss(self, out: Tensor, step: int, rank: int) -> Tensor:
-        """Not linear in the embeddings; this rank's share of the global batch's mean."""
+        """Return this rank's share of the global batch's mean of a loss that is not linear in the embeddings."""
         return ((out.sin() - self.target(step, rank)) ** 2).sum() / max(1, sum(self.rows[step]))
 
 
@@ -84,7 +84,7 @@ def full_tables(plan: Plan, weights: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def plain_lookup(case: Case, tables: dict[str, Tensor], codes: Tensor) -> Tensor:
-    """The forward pass by definition: feature by feature, list columns summed but for code 0."""
+    """Compute the forward pass by definition: feature by feature, list columns summed without code 0."""
     out, slot = [], 0
     for x in case.lookups:
         pooled = torch.zeros(codes.shape[0], DIM)
@@ -124,7 +124,7 @@ def reference(case: Case, start: dict[str, Tensor], optimizer: Optimizer) -> tup
 
 
 def train(case: Case, plan: Plan, optimizer: Optimizer, collective: Collective) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Ten steps on this rank's part: first weight, outputs, last weight."""
+    """Take ten steps on this rank's part: return the first weight, outputs, and the last weight."""
     embeddings = ShardedEmbeddings(plan, collective, case.seed)
     start = embeddings.weight.clone()
     embeddings.configure_optimizer(optimizer)

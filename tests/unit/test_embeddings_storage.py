@@ -30,7 +30,7 @@ def plan_of(world: int, tables: tuple[Table, ...] = TABLES) -> Plan:
 
 
 def codes_of(step: int) -> Tensor:
-    """The global batch of a step: 24 rows."""
+    """Return the global batch of a step: 24 rows."""
     generator = torch.Generator().manual_seed(step)
     columns = [
         torch.randint(0, n, (24, 1), generator=generator)
@@ -65,14 +65,14 @@ def save(embeddings: ShardedEmbeddings, final: Path, with_optimizer: bool = True
 
 
 def predictions(embeddings: ShardedEmbeddings) -> Tensor:
-    """The same rows asked on every rank."""
+    """Look up the same rows on every rank."""
     with torch.no_grad():
         return torch.cat([embeddings(codes_of(s)) for s in range(90, 94)])
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """Three adagrad steps, saved by two ranks with states."""
+    """Save with states on two ranks, after three steps of Adagrad."""
     run_ranks(2, lambda c: save(trained(c, "adagrad", range(3)), tmp_path / "saved"))
     return tmp_path / "saved"
 

@@ -35,7 +35,7 @@ class Case:
     threads: int = 1
 
     def run(self, collective: Collective, zero_copy: bool) -> list[torch.Tensor]:
-        """Everything that a rank computes."""
+        """Return all that a rank computes."""
         embeddings = ShardedEmbeddings(self.plan, collective, seed=self.seed, init_bound=1.0)
         embeddings.configure_optimizer(EmbeddingOptimizer(kind=self.kind, learning_rate=0.1, clip_norm=self.clip_norm))
         generator = torch.Generator().manual_seed(self.seed * 10 + collective.world.rank)

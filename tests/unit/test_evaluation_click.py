@@ -38,7 +38,7 @@ def evaluated(ranks: Ranks, rows: ScoredRows, replicates: int = 0) -> Any:
 
 
 def assert_metrics(metrics: dict[str, float | None], y: np.ndarray, scores: np.ndarray) -> None:
-    """Against scikit-learn, and formulas over all rows."""
+    """Compare with scikit-learn, and with formulas over all rows."""
     p = np.clip(sigmoid(scores), 1e-7, 1 - 1e-7)
     y = y.astype(float)
     if not len(y):
@@ -62,7 +62,7 @@ def assert_metrics(metrics: dict[str, float | None], y: np.ndarray, scores: np.n
 
 
 def metrics_of(labels: np.ndarray, probabilities: np.ndarray) -> tuple[dict[str, float | None], list[Bin]]:
-    """Basic metrics and calibration of rows that are all here, scored by probabilities."""
+    """Return the basic metrics and the calibration of rows of one rank, scored by probabilities."""
     (table,) = click_metrics(
         Ranks(), ScoredRows.from_scores(probabilities, labels), probability=lambda p: p.astype(float)
     )
@@ -70,7 +70,7 @@ def metrics_of(labels: np.ndarray, probabilities: np.ndarray) -> tuple[dict[str,
 
 
 def calibration_error(y: np.ndarray, scores: np.ndarray, bins: int = 15) -> float:
-    """Row by row: each bin begins at the first of the scores that is equal to that of the cut."""
+    """Compute it row by row: each bin begins at the first score that is equal to that of the cut."""
     order = np.argsort(scores, kind="stable")
     s, p, y = scores[order], sigmoid(scores)[order], y[order]
     begins = sorted({int(np.flatnonzero(s == s[len(s) * i // bins])[0]) for i in range(bins)})

@@ -47,7 +47,7 @@ EXCLUDED = [[], [0, 1, 3], [4, 5, 6, 7, 8, 9]]
 
 
 def rows_on(drawn: list[tuple[Any, ...]], positions: list[int], queries: np.ndarray) -> RelevantRows:
-    """The rows of a rank, taken as they come."""
+    """Return the rows of a rank, taken as they come."""
     representatives = RowsOfUsers()
     n = len(drawn)
     users, items = (np.array([r[i] for r in drawn], np.int64) for i in range(2))
@@ -185,7 +185,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
-    """With a user's rows in `query`, and a split `test`."""
+    """Make a dataset with a user's rows in `query`, and a split `test`."""
     manifest = make_dataset(home, train=400, valid=300, users=90, groups=8)
     folder = home.locate(manifest.output("dataset").name).local_path()
     for path in sorted(folder.glob("*/*.parquet")):

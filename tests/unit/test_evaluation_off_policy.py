@@ -79,7 +79,7 @@ def test_estimators_equal_plain_loops_on_any_number_of_ranks() -> None:
 
 
 def generated(n: int, seed: int, wrong: float = 0.0) -> tuple[float, Choices, np.ndarray, np.ndarray, np.ndarray]:
-    """A log of a known policy, the true value of another, and what that one chooses.
+    """Return a log of a known policy, the true value of another, and the choices of that one.
 
     wrong: how far the model's logits are from the true ones.
     """

@@ -55,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
-    """With users in valid that are not in train, a user's rows in `query`, drawn actions, and a split `test`."""
+    """Make a dataset with users that only valid has, a user's rows in `query`, drawn actions, and a split `test`."""
     manifest = make_dataset(home, train=400, valid=900, rank=40, users=800, groups=16)
     folder = home.locate(manifest.output("dataset").name).local_path()
     for path in sorted([*(folder / "valid").glob("*.parquet"), *(folder / "rank").glob("*.parquet")]):
@@ -82,7 +82,7 @@ def evaluated(home: Workspace, features: Manifest) -> tuple[Job, TrainingReport]
 
 
 def predicted(job: Job, split: str) -> pd.DataFrame:
-    """The rows of a split with the saved model's probabilities."""
+    """Return the rows of a split with the saved model's probabilities."""
     assert job.features.dataset_schema is not None
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
     table = read_padded(sorted((dataset / split).glob("*.parquet")), job.features.dataset_schema)

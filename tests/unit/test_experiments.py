@@ -85,7 +85,7 @@ def test_a_difference_of_means_is_welchs() -> None:
 
 
 def _visits(rng: np.random.Generator, n: int, effect: float) -> tuple[Arm, np.ndarray]:
-    """Users with rates of their own, and 1 to 30 impressions; what they clicked before tells of their rates."""
+    """Draw users with rates of their own and 1 to 30 impressions; their earlier clicks tell of their rates."""
     rate = rng.beta(2, 8, n)
     views, earlier = rng.integers(1, 30, n), rng.integers(5, 30, n)
     clicks = rng.binomial(views, np.clip(rate + effect, 0, 1)).astype(np.float64)

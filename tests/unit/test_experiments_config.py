@@ -1,4 +1,4 @@
-"""The section `experiments`: what is accepted, and what is refused by which message."""
+"""The section `experiments`: accepted settings, refusals and their messages."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ class Log:
         return Log(pd.DataFrame(rows, columns=["served_ds", "user_id", "arms", "click"]))
 
     def land(self, ws: Workspace, spec: Spec, number: int, looks_back: int = 3) -> None:
-        """The stage `outcomes` of a day: its partition has some days before it, of the newest not yet all labels."""
+        """Write the partition that the stage `outcomes` writes: some days before its own, the newest without all
+        labels.
+        """
         rows = self.rows[(self.rows.served_ds < day(number)) & (self.rows.served_ds >= day(number - looks_back))].copy()
         table = ws.table(spec.pipeline, "outcomes")
         rows.insert(0, "ds", day(number))

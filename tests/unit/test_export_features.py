@@ -191,7 +191,7 @@ def as_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def by_arrow(batch: pa.RecordBatch) -> dict[str, np.ndarray[Any, Any]]:
-    """[rows] of codes and ids, [rows, columns] of lists and numbers."""
+    """Return arrays of the Arrow engine: [rows] of codes and ids, [rows, columns] of lists and numbers."""
     transformed = fitted().transform_batch(batch)
     out = {}
     for f in fitted().features:

@@ -63,7 +63,7 @@ def model_of(name: str) -> ShardedModel:
 
 @cache
 def traced_of(name: str) -> bytes:
-    """The traced network, which neither the tables' precision nor the number of ranks changes."""
+    """Return the traced network, which neither the tables' precision nor the number of ranks changes."""
     graph: bytes = TRACED_ONNX(ExportedNetwork(model_of(name))).SerializeToString()
     return graph
 
@@ -128,7 +128,7 @@ def test_a_model_that_two_ranks_saved(name: str, tmp_path: Path, monkeypatch: py
 
 
 def columns_of(schema: DatasetSchema, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Features by name, as Spark's workers have them."""
+    """Return features by name, as Spark's workers have them."""
     columns: dict[str, Any] = {}
     for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
         values = features[f.name]

@@ -152,7 +152,7 @@ def test_a_server_that_polls_never_sees_a_part(kills: bool, tmp_path: Path) -> N
     assert expected["clicks.model", 3] != expected["clicks.model", 4]
 
     def seen(repo: Path) -> int | None:
-        """The version that answers; None before there is one. What Triton would load is whole."""
+        """Return the version that answers, or None; check that Triton would load complete versions alone."""
         for model in filter(Path.is_dir, repo.iterdir()) if repo.is_dir() else ():
             read_config(model)  # each folder is a model
             for version in Repository(repo).versions(model.name) if model.name != "clicks" else ():

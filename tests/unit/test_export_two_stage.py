@@ -40,7 +40,7 @@ def request(exclude: list[list[str]] | None = None) -> dict[str, Any]:
 
 
 def nearest(tables: dict[str, Any], codes: np.ndarray[Any, Any], k: int) -> tuple[Any, Any]:
-    """Places among codes and scores of each user's best, by a loop."""
+    """Return the places among codes and the scores of each user's best, by a loop."""
     rows = {n: USERS.column(n) for n in USERS.schema.names} | {"item": pa.nulls(USERS.num_rows, pa.string())}
     users = support.fitted().transform_batch(pa.RecordBatch.from_pydict(rows), only=["user", "city"])
     places, scores = [], []

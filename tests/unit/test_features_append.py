@@ -1,4 +1,4 @@
-"""`features.append` without data: what is refused, and which day is built upon."""
+"""`features.append` without data: refusals, and the day on which it builds."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="make native")
 
 
 def values(draw: st.DrawFn, elements: st.SearchStrategy[Any], rows: int, nulls: float) -> list[Any]:
-    """Values that repeat, in runs and in turns, and nulls among them."""
+    """Draw values that repeat, in runs and in turns, with nulls among them."""
     few = draw(st.lists(elements, min_size=1, max_size=draw(st.sampled_from([1, 3, 40, 300]))))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     picked = rng.integers(0, len(few), rows)
@@ -40,7 +40,7 @@ def values(draw: st.DrawFn, elements: st.SearchStrategy[Any], rows: int, nulls: 
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Columns of the types that are read."""
+    """Draw columns of the types that are read."""
     rows = draw(st.sampled_from([1, 7, 64, 65, 1_000, 3_001]))
     texts = st.one_of(st.text(max_size=5), st.text("ab", min_size=0, max_size=70))
     kinds = {"text": texts, "small": st.integers(-(2**31), 2**31 - 1), "large": st.integers(-(2**63), 2**63 - 1)}

@@ -32,7 +32,7 @@ BATCH = 10_000
 
 
 def batches(mib: int, length: int) -> Iterator[pa.RecordBatch]:
-    """Values of two vocabularies, so many bytes each, as Spark brings them: all new."""
+    """Yield new values of two vocabularies, so many bytes each, as Spark brings them."""
     rng, code = np.random.default_rng(0), 2
     rows = min(BATCH, (4 << 20) // length)
     for i in range((mib << 20) // (rows * length)):

@@ -95,7 +95,7 @@ class Codes:
 
 
 def make(rows: int, seed: int) -> pd.DataFrame:
-    """Rows of days 0..4, whatever can be odd in them."""
+    """Return rows of days 0..4 with nulls, empty texts and lists, and extreme numbers."""
     rng = np.random.default_rng(seed)
     pick = rng.random
     first_moment = datetime(2026, 1, 1, tzinfo=UTC)
@@ -133,7 +133,7 @@ def make(rows: int, seed: int) -> pd.DataFrame:
 
 
 def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> list[DataFile]:
-    """Parquet files as Spark leaves them: INT96 times, several row groups; one without rows, one older than `n`."""
+    """Write Parquet files as Spark leaves them: INT96 times, row groups; one without rows, one older than `n`."""
     folder.mkdir(parents=True)
     out = []
     for i in range(files + 1):

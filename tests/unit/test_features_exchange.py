@@ -201,7 +201,7 @@ def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, cha
 
 
 def in_tasks(files: Sequence[LakeFile], chance: random.Random) -> FileTasks:
-    """Files in tasks, unevenly."""
+    """Return files in tasks of uneven sizes."""
     tasks: list[list[tuple[int, LakeFile]]] = [[]]
     for pair in chance.sample(list(enumerate(files)), len(files)):
         if tasks[-1] and chance.random() < 0.5:

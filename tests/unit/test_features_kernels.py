@@ -33,7 +33,7 @@ def lane(acc: int, word: int) -> int:
 
 
 def xxh64(data: bytes, seed: int = 42) -> int:
-    """XXH64 in plain Python integers, from the specification."""
+    """Compute XXH64 in plain Python integers, from the specification."""
     position = 0
     if len(data) >= 32:
         acc = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]

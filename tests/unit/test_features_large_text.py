@@ -72,7 +72,7 @@ WORKFLOW = Workflow(
 
 
 def make(seed: int = 0) -> pd.DataFrame:
-    """Rows with few texts, in a row group far more text than in their dictionary."""
+    """Return rows with few texts: a row group has far more text than its dictionary."""
     rng = np.random.default_rng(seed)
     texts = [f"{i} " + chr(97 + i) * int(rng.integers(200, 400)) + "ü" for i in range(TEXTS)]
     body = [None if p < 0.05 else texts[int(p * TEXTS)] for p in rng.random(ROWS)]
@@ -90,7 +90,7 @@ def make(seed: int = 0) -> pd.DataFrame:
 
 
 def write(rows: pd.DataFrame, path: Path, text: pa.DataType) -> LakeFile:
-    """One row group."""
+    """Write one row group."""
     table = pa.table({**{c: pa.array(rows[c]) for c in rows if c != "body"}, "body": pa.array(rows["body"], text)})
     pq.write_table(table, path, row_group_size=len(rows))
     return LakeFile(local(path), path.stat().st_size)
@@ -98,7 +98,7 @@ def write(rows: pd.DataFrame, path: Path, text: pa.DataType) -> LakeFile:
 
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The limits of text, lowered; bytes of text that were decoded at a time."""
+    """Lower the limits of text; yield the bytes of text of each decoding."""
     monkeypatch.setattr(dictionary, "DECODED_TEXT", MOST)
     decode, decoded_bytes = DictionaryColumn.decode, list[int]()
 
@@ -113,7 +113,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def built(rows: LakeRows, folder: Path) -> dict[str, str]:
-    """The dataset's files, digested."""
+    """Build the dataset and return digests of its files."""
     splits = SplitRows(None, ("train", "valid"), rows.splitter.rule)  # type: ignore[arg-type]  # no frame is looked at
     shutil.rmtree(folder, ignore_errors=True)
     counts, fitted = fit_files(WORKFLOW, rows, splits, VocabulariesInMemory(), None, "text")

@@ -35,7 +35,7 @@ ALLOWED = 48.0
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """One row group."""
+    """Write one row group."""
     rng = np.random.default_rng(rows)
     columns = {"y": pa.array(rng.integers(0, 2, rows).astype(np.int32))}
     for i, name in enumerate(TEXTS):
@@ -49,7 +49,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def anonymous_mib() -> float:
-    """RssAnon of this process."""
+    """Return RssAnon of this process, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
 

@@ -1,4 +1,4 @@
-"""`negatives` by its Arrow implementation: what it promises of each drawn row."""
+"""`negatives` by its Arrow implementation: the properties of each drawn row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, d
 
 
 def _many(n: int) -> list[Row]:
-    """Item i happens i + 1 times as often as item 0, all before the first click."""
+    """Return rows in which item i happens i + 1 times as often as item 0, all before the first click."""
     impressions = [{"user": 0, "item": f"i{i}", "ts": START, "click": 0} for i in range(5) for _ in range((i + 1) ** 2)]
     return number([*impressions, *({"user": j, "item": "i0", "ts": START + DAY, "click": 1} for j in range(n))])
 

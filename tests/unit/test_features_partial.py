@@ -75,7 +75,7 @@ STATISTICS = {
 
 
 def partials_of(op: EstimatorOp, columns: dict[str, Any], types: Any, rows: BatchRows) -> dict[str, Any]:
-    """All statistics of an operator over a batch."""
+    """Return all statistics of an operator over a batch."""
     return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
 
 

@@ -87,6 +87,6 @@ def test_tables_of_several_turns_keep_apart(tmp_path: Path) -> None:
 
 
 def scans(rows: LakeRows) -> Iterator[FileScan]:
-    """The files of a task with all of them."""
+    """Return the scans of the files, in one task."""
     tasks = (tuple(enumerate(rows.files)),)
     yield from ScanTask(tasks, rows.folder, rows.layout, rows.splitter, None).files(0)

@@ -1,4 +1,4 @@
-"""The tree that the parser of SQL expressions makes, and where it says that a text is none."""
+"""Trees of the parser of SQL expressions, and the places of its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies in their table, without Spark: what is refused at read, and what a pinned version shows."""
+"""Vocabularies in their table, without Spark: refusals at reading, and the values of a pinned version."""
 
 from __future__ import annotations
 

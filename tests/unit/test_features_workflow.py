@@ -1,4 +1,4 @@
-"""Workflows without Spark: what is refused and how it is said, the Arrow kernels, saving and loading."""
+"""Workflows without Spark: refusals and their messages, the Arrow kernels, saving and loading."""
 
 from __future__ import annotations
 

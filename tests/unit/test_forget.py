@@ -68,7 +68,7 @@ def erase(ws: Workspace, spec: Spec = SPEC, persons: Persons = PERSONS) -> tuple
 
 
 def text_of(file: Path) -> str:
-    """All of a file as text: Parquet decoded, all else as it is."""
+    """Return all of a file as text: Parquet decoded, all else as it is."""
     if file.suffix == ".parquet" and file.read_bytes()[:4] == b"PAR1":
         return str(pq.ParquetFile(file).read().to_pylist())
     return file.read_bytes().decode("latin-1")
@@ -80,7 +80,7 @@ def files_with(home: Path, values: list[str]) -> list[str]:
 
 
 def weights(folder: Path) -> list[torch.Tensor]:
-    """All that a training on one rank reads of a saved model: rows, states."""
+    """Return all that a training on one rank reads of a saved model: rows, states."""
     card = read_card(local(folder))
     model = ShardedModel(card.dataset_schema, card.model, LocalCollective(), 9)
     model.embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
@@ -267,7 +267,7 @@ def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.
     real = copies.remove_cached_files
 
     def remove_and_read() -> None:
-        """Another process of this host reads a landing file meanwhile."""
+        """Remove a landing file while another process of this host reads it."""
         real()
         landed.local_path()
 
@@ -303,7 +303,7 @@ def test_a_store_that_is_away_is_no_file_that_cannot_be_read(tmp_path: Path, mon
 
 
 def text_table() -> bytes:
-    """A Parquet file with none of them."""
+    """Return a Parquet file with none of the persons."""
     out = pa.BufferOutputStream()
     pq.write_table(pa.table({"page": ["a"]}), out)
     return out.getvalue().to_pybytes()

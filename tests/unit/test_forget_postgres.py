@@ -38,7 +38,7 @@ def files_with(ws: Workspace, values: list[str]) -> list[str]:
 
 
 def publish(target: PostgresTarget) -> None:
-    """Rows of two days as publications leave them: loaded, analysed, changed, and a table that was dropped."""
+    """Publish rows of two days: loaded, analysed, changed, and a table that was dropped."""
     columns = {"ds": "string", "user_id": "string", "item_id": "string", "rank": "int", "score": "float"}
     target.create([*columns.items(), ("model_version", "string")])
     conn, table = target._conn, f"{target._schema}.{target._name}"

@@ -1,4 +1,4 @@
-"""Persons' values as a list says them, and where the search of files and statistics finds them."""
+"""Persons' values in a list, and the places where the search of files and statistics finds them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def registered(home: Path, url: str) -> tuple[Workspace, list[str]]:
-    """A workspace with two models of a day each, the second one's rows upon the first's; the runs that have them."""
+    """Register two models of a day each, the second with changed rows of the first; return the workspace and their
+    runs.
+    """
     ws = Workspace(home, registry_server=url)
     save_models(ws, shop())
     for folder in sorted(home.glob("models/clicks/*/*/model")):

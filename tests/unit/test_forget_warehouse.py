@@ -54,7 +54,7 @@ def home(folder: Path, kind: str) -> tuple[Spec, Workspace]:
 
 
 def places(spec: Spec, ws: Workspace) -> Iterator[tuple[int, int, str | None]]:
-    """Erase them: rows, files, what is left."""
+    """Erase the persons; yield rows, files and the part not erased of each place."""
     for place in warehouse_places(WorkspaceState(spec, ws, datetime(2026, 1, 12, tzinfo=UTC)), PERSONS):
         assert place.act is not None
         yield place.rows, place.removed, place.act()
@@ -124,7 +124,7 @@ def test_killed_at_every_call_a_folder_of_files_loses_them_at_last(tmp_path: Pat
 
 
 def delta(folder: Path) -> tuple[Spec, Workspace, DeltaTarget]:
-    """The day of persons was published again without them; so was the copy of the newest day."""
+    """Publish the day of persons, then again without them; the copy of the newest day, too."""
     spec, ws = home(folder, "delta")
     with open_target(spec, ws) as target:
         assert isinstance(target, DeltaTarget)
