@@ -204,7 +204,7 @@ def advised_pipelines(path: Path, commands: str) -> Iterator[str]:
 
 
 def test_every_message_advises_commands_by_the_argument() -> None:
-    """By `spec.argument`; `headrace init`, which has no spec yet, quotes the file that it wrote."""
+    """Messages advise by `spec.argument`; `headrace init`, which has no spec yet, quotes the file that it wrote."""
     root = get_command(app)
     groups = {name: list(getattr(command, "commands", ())) for name, command in root.commands.items()}  # type: ignore[attr-defined]
     # The first argument of `headrace experiment` is the experiment's name.
