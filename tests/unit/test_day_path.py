@@ -65,14 +65,14 @@ def test_what_a_table_may_say() -> None:
 
     day(partition=["year", "month", "day"])
     day(path="*/{ds:%Y%m%d}")
-    for given_, message in (
+    for settings, message in (
         ({"partition": ["year", "month"]}, "three that are year, month and day"),
         ({"partition": ["a", "A", "b"]}, "three that are year, month and day"),
         ({"path": "2026/*"}, "has no day"),
         ({"path": "{ds}", "time": "ts"}, "name one of"),
     ):
         with pytest.raises(ValueError, match=message):
-            day(**given_)
+            day(**settings)
     with pytest.raises(ValueError, match=r"day\.path is of files in folders"):
         TableSource.model_validate({"format": "delta", "path": "t", "day": {"path": "{ds}"}})
 

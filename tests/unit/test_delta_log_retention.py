@@ -25,7 +25,7 @@ from headrace.storage import Location, local
 
 #: Later than any file.
 LATER = 2**62
-KEPT = 25
+DAYS_KEPT = 25
 
 
 def files_at(table: Location, version: int) -> set[str]:
@@ -39,11 +39,11 @@ def ours_at(table: Location, version: int) -> set[str] | None:
 
 
 def sliding(table: Location, days: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """Write days and remove those of `KEPT` days ago; yield after each its number and the versions of all days."""
+    """Write days and remove those of `DAYS_KEPT` days ago; yield after each its number and the versions of all days."""
     versions: dict[str, int] = {}
     for n in range(days):
         versions[day(n)] = write_rows(table, day(n), [n])
-        remove_days_before(table, day(max(0, n - KEPT + 1)))
+        remove_days_before(table, day(max(0, n - DAYS_KEPT + 1)))
         yield n, versions
 
 
@@ -52,8 +52,8 @@ def test_a_table_that_keeps_more_days_than_a_checkpoint_apart(tmp_path: Path) ->
     table, log = local(tmp_path / "table"), DeltaLog(local(tmp_path / "table"))
     expected: dict[int, set[str]] = {}
     commits, checkpoints = [], []
-    for n, versions in sliding(table, 3 * KEPT):
-        first = day(max(0, n - KEPT + 1))
+    for n, versions in sliding(table, 3 * DAYS_KEPT):
+        first = day(max(0, n - DAYS_KEPT + 1))
         pinned = {v for ds, v in versions.items() if ds >= first}
         newest = log.version
         assert newest is not None
@@ -69,24 +69,24 @@ def test_a_table_that_keeps_more_days_than_a_checkpoint_apart(tmp_path: Path) ->
             for version in {*pinned, newest}:
                 assert files_at(table, version) == ours_at(table, version) == expected[version]
     # Two commits for each kept day, and at most a fourth more, to a checkpoint.
-    assert max(commits) <= 2 * KEPT + (2 * KEPT) // 4 + 11
-    assert max(commits[-KEPT:]) <= max(commits[KEPT : 2 * KEPT + 1]) + 1
+    assert max(commits) <= 2 * DAYS_KEPT + (2 * DAYS_KEPT) // 4 + 11
+    assert max(commits[-DAYS_KEPT:]) <= max(commits[DAYS_KEPT : 2 * DAYS_KEPT + 1]) + 1
     assert max(checkpoints) <= 10
 
 
 def test_an_erasure_is_told_for_as_long_as_its_days(tmp_path: Path) -> None:
     table, log = local(tmp_path / "table"), DeltaLog(local(tmp_path / "table"))
-    for n in range(KEPT):
+    for n in range(DAYS_KEPT):
         write_rows(table, day(n), [n])
     erasure = write_rows(table, day(3), [], erasure_text("request", {day(3): 1}))
-    for n in range(KEPT, 3 * KEPT):
+    for n in range(DAYS_KEPT, 3 * DAYS_KEPT):
         newest = write_rows(table, day(n), [n])
     for file in unused_log_files(table, {newest}, day(3), LATER):
         file.remove()
     assert erasure in log.versions()
-    remove_days_before(table, day(2 * KEPT))
-    newest = write_rows(table, day(3 * KEPT), [0])
-    for file in unused_log_files(table, {newest}, day(2 * KEPT), LATER):
+    remove_days_before(table, day(2 * DAYS_KEPT))
+    newest = write_rows(table, day(3 * DAYS_KEPT), [0])
+    for file in unused_log_files(table, {newest}, day(2 * DAYS_KEPT), LATER):
         file.remove()
     assert min(log.versions()) > erasure
 

@@ -44,11 +44,11 @@ TRACED_ONNX = onnx_model.traced_onnx
 #: See `difference`.
 CLOSE = 1e-5
 #: Classes of users: all features side by side; lookups of every form.
-OWN = {
+USER_CLASSES = {
     "tests.plugin_models:Settled": ExportCase("tests.plugin_models:Settled", settings={"args": {"scale": 0.5}}),
     "tests.plugin_models:Interests": ExportCase("tests.plugin_models:Interests"),
 }
-ALL: Mapping[str, ExportCase] = {**CASES, **OWN}
+ALL: Mapping[str, ExportCase] = {**CASES, **USER_CLASSES}
 
 
 @pytest.fixture(autouse=True)

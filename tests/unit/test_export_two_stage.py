@@ -20,7 +20,7 @@ pytest.importorskip("tritonclient", reason="tritonclient is not installed: run `
 repository = pytest.importorskip("headrace.export.triton.repository")
 two_stage = pytest.importorskip("headrace.export.triton.two_stage")
 
-FOUND, LISTED = 8, 5
+CANDIDATES, LISTED = 8, 5
 USERS = pa.RecordBatch.from_pydict(
     {
         "user": pa.array([0, 4, 99, 10]),
@@ -92,11 +92,11 @@ def test_two_stages_are_the_ranking_of_the_nearest_without_the_excluded(items_fr
         local(tmp_path / "repo"),
         version=4,
         list_length=LISTED,
-        options=repository.Options(candidates=FOUND),
+        options=repository.Options(candidates=CANDIDATES),
     )
     codes = np.array([support.ITEMS.index(k) + 2 if k in support.ITEMS else 1 for k in keys])
     known = np.flatnonzero(codes > 1) if items_from_codes else np.arange(len(keys))
-    places, _ = nearest(tables, codes[known], FOUND)
+    places, _ = nearest(tables, codes[known], CANDIDATES)
     repo = Repository(tmp_path / "repo")
     exclude = [
         [keys[known[places[0][0]]], keys[known[places[0][3]]], "unknown"],

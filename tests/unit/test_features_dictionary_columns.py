@@ -85,9 +85,9 @@ def test_row_order(built: bool, data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=60)
 def test_counts_and_widths(built: bool, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 3, 256, 257, 65_536, 65_537]))
-    given_ = data.draw(st.lists(st.one_of(st.none(), st.integers(0, max(size - 2, 0))), min_size=1, max_size=60))
-    start = data.draw(st.integers(0, len(given_) - 1))
-    repeated = given_ * data.draw(st.sampled_from([1, 40]))
+    drawn = data.draw(st.lists(st.one_of(st.none(), st.integers(0, max(size - 2, 0))), min_size=1, max_size=60))
+    start = data.draw(st.integers(0, len(drawn) - 1))
+    repeated = drawn * data.draw(st.sampled_from([1, 40]))
     index = pa.array(repeated, pa.int32()).slice(start)
     expected = np.array([size - 1 if v is None else v for v in repeated[start:]])
     narrowed = kernels.narrow(index, size - 1, size)

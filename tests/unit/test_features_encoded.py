@@ -184,10 +184,10 @@ def codes(train: pd.DataFrame, rows: pd.Series, column: str, least: int) -> list
     counted = cells.groupby("v")["day"].agg(["min", "size"])
     counted = counted[counted["size"] >= least]
     order = sorted(counted.index, key=lambda v: (counted.loc[v, "min"], -counted.loc[v, "size"], v.encode()))
-    given_ = {v: i + 2 for i, v in enumerate(order)}
+    assigned_codes = {v: i + 2 for i, v in enumerate(order)}
 
     def code(v: Any) -> int:
-        return 0 if v is None else given_.get(str(v).lower() if isinstance(v, bool) else str(v), 1)
+        return 0 if v is None else assigned_codes.get(str(v).lower() if isinstance(v, bool) else str(v), 1)
 
     return [[code(e) for e in v] if isinstance(v, list) else [] if column == "tags" else code(v) for v in rows]
 

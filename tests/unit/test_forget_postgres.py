@@ -18,7 +18,7 @@ from tests.storage_faults import Killed
 pytestmark = pytest.mark.service
 
 #: One whom statistics know as the most frequent, one in many rows, one in a day of its own.
-GONE = ["user-gone-0001", "user-gone-0002", "user-gone-0003"]
+ERASED_USERS = ["user-gone-0001", "user-gone-0002", "user-gone-0003"]
 DAYS = ["2026-01-03", "2026-01-04"]
 SPEC = load_spec("clicks", ['publish.warehouse={"kind": "embedded"}'])
 
@@ -43,7 +43,7 @@ def publish(target: PostgresTarget) -> None:
     target.create([*columns.items(), ("model_version", "string")])
     conn, table = target._conn, f"{target._schema}.{target._name}"
     for n, ds in enumerate(DAYS):
-        users = [*GONE[: 2 + n], *(f"user-{k:04d}" for k in range(40))]
+        users = [*ERASED_USERS[: 2 + n], *(f"user-{k:04d}" for k in range(40))]
         conn.execute(f"CREATE TABLE {table}_{n} PARTITION OF {table} FOR VALUES IN ('{ds}')")  # type: ignore[call-overload]
         for rank in range(1, 6):
             conn.execute(  # type: ignore[call-overload]
@@ -68,8 +68,8 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
         assert isinstance(target, PostgresTarget)
         publish(target)
         published = rows(target)
-        assert any("pg_wal" in name for name in files_with(ws, GONE))
-        assert target.rows_with("user_id", GONE) == {DAYS[0]: 10, DAYS[1]: 15}
+        assert any("pg_wal" in name for name in files_with(ws, ERASED_USERS))
+        assert target.rows_with("user_id", ERASED_USERS) == {DAYS[0]: 10, DAYS[1]: 15}
         # Killed after the rows are deleted: a rerun knows that there is something to do, and does it.
         with monkeypatch.context() as patch:
 
@@ -78,15 +78,15 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
 
             patch.setattr(roles, "superuser_connection", killed)
             with pytest.raises(Killed):
-                target.erase("user_id", GONE)
-        assert target.rows_with("user_id", GONE) == {}
-        assert files_with(ws, GONE)
-        assert target.leftovers("user_id", GONE) == 1
-        assert target.erase("user_id", GONE) == ""
-        assert target.leftovers("user_id", GONE) == 0
+                target.erase("user_id", ERASED_USERS)
+        assert target.rows_with("user_id", ERASED_USERS) == {}
+        assert files_with(ws, ERASED_USERS)
+        assert target.leftovers("user_id", ERASED_USERS) == 1
+        assert target.erase("user_id", ERASED_USERS) == ""
+        assert target.leftovers("user_id", ERASED_USERS) == 0
         assert target.not_reached == ""
-        assert rows(target) == [row for row in published if row[1] not in GONE]
-        assert files_with(ws, GONE) == []
+        assert rows(target) == [row for row in published if row[1] not in ERASED_USERS]
+        assert files_with(ws, ERASED_USERS) == []
         assert target._conn.execute("SHOW wal_recycle").fetchone() == ("on",)
 
 
