@@ -74,7 +74,7 @@ class DeviceEmbeddings(DynamicEmbeddings):
         return DeviceRows(spec, self.collective.world, seed, self.target_device, init_bound=init_bound)
 
 
-class OneOnDevice(dynamic.One, DeviceEmbeddings):
+class OneOnDevice(dynamic.SingleTable, DeviceEmbeddings):
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return super().__call__(ids).cpu()
 
@@ -100,7 +100,7 @@ def test_rows_come_and_go_as_in_a_dictionary(
     kernels_everywhere: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dynamic, "One", OneOnDevice)
+    monkeypatch.setattr(dynamic, "SingleTable", OneOnDevice)
     spec = DynamicSpec("t", dynamic.DIM, admit_after=admit_after, max_rows=rows, evict=evict)
     assert (dynamic.compare(spec, world, batches(world, 4)).evicted > 0) == (rows is not None)
 
@@ -108,7 +108,7 @@ def test_rows_come_and_go_as_in_a_dictionary(
 @pytest.mark.skipif(HAS_GPU, reason="there is a real one")
 def test_no_tensor_is_on_the_wrong_device(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the pretended device, by one rank and by two."""
-    monkeypatch.setattr(dynamic, "One", type("OneElsewhere", (OneOnDevice,), {"target_device": ELSEWHERE}))
+    monkeypatch.setattr(dynamic, "SingleTable", type("OneElsewhere", (OneOnDevice,), {"target_device": ELSEWHERE}))
     assert dynamic.compare(DynamicSpec("t", dynamic.DIM, max_rows=7), 1, batches(1, 4)).evicted > 0
     dynamic.compare(DynamicSpec("t", dynamic.DIM, admit_after=2), 2, batches(2, 4))
 
