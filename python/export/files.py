@@ -33,21 +33,21 @@ from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 
-#: How rows are in the files. int8: uint8 codes, and two float32 by row, so that number = offset + scale * code.
+#: Number format of a table's rows. int8: uint8 codes, and two float32 by row: number = offset + scale * code.
 Precision = Literal["fp32", "fp16", "int8"]
-#: Bytes of a table's file at most.
+#: Largest file of a table, in bytes.
 FILE_BYTES = 2 << 30
-#: Rows that are in memory at once.
+#: Rows in memory at once.
 _ROWS = 1 << 16
-#: Where a second block of a file begins: a multiple of so many bytes, that it can be mapped.
+#: A file's second block begins at a multiple of this, so that it can be mapped.
 _PAGE = 4096
-#: Bytes of scale and offset behind the codes of a row as headrace stores it.
+#: Bytes of scale and offset, which follow the codes of a stored row.
 _GRID = 8
 #: The vectors of all items.
 ITEMS_FILE = "items.npy"
 #: Items whose vectors are in memory at once.
 _ITEMS_AT_ONCE = 1 << 16
-#: Beyond so many ids in a bucket other primes are tried, so many.
+#: While the fullest bucket has more ids than this, another prime is tried, up to so many times.
 _MAX_BUCKET, _TRIES = 16, 4
 
 
@@ -143,7 +143,7 @@ def write_tables(
             files[table] = TableFiles(_write_parts(*_rows(stored[table]), precision, folder, name, file_bytes))
             continue
         ids, weight, absent = raw_id_tables[table]
-        if not len(ids):  # one row that no id has: of id 0 it says the same
+        if not len(ids):  # a table needs a row: id 0 gets the vector of unknown ids
             ids, weight = np.zeros(1, np.int64), absent.unsqueeze(0)
         buckets = bucketed(ids)
         parts = _write_parts(*_ordered(weight, buckets), precision, folder, name, file_bytes)
@@ -277,7 +277,7 @@ def bucketed(ids: NDArray[np.int64]) -> Buckets:
 
 
 def _by_remainder(ids: NDArray[np.int64], buckets: int) -> Buckets:
-    bucket = ids % buckets  # of a negative id not negative, as in ONNX's Mod and torch's remainder
+    bucket = ids % buckets  # never negative, as ONNX's Mod and torch's remainder
     order = np.argsort(bucket, kind="stable")
     sizes = np.bincount(bucket, minlength=buckets)
     starts = np.cumsum(sizes) - sizes

@@ -23,14 +23,14 @@ from headrace.models.predictor import ONLY_TASK
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import Feature, Kind
 
-#: How names begin that a graph has for itself.
+#: Prefix of the names that a graph reserves.
 RESERVED = "lookup."
 CONTINUOUS = f"{RESERVED}continuous"
-#: What the graphs of vectors give.
+#: Names of the outputs of the query and item graphs.
 QUERY_VECTOR, ITEM_VECTOR = "query_vector", "item_vector"
-#: The dimension of a batch's rows.
+#: Name of the batch dimension.
 ROWS = "rows"
-#: Rows of the batch by which a network is traced: not 0 and not 1, which torch takes for constants.
+#: Rows of the example batch. torch would take 0 or 1 for a constant.
 _TRACED_ROWS = 3
 
 
@@ -81,7 +81,7 @@ class ExportedNetwork:
         if frozen is not None:
             self.network, rows = frozen(_empty_inputs(model))
         declared_lookups = lookups_of(self.network)
-        #: Whether the network sees `Inputs.vectors`, one of each categorical feature.
+        #: True if the network reads `Inputs.vectors`, one vector for each categorical feature.
         self.has_vectors = declared_lookups is None
         pooling, dim = model.config.pooling, model.config.embedding_dim
         self.lookups: Sequence[EmbeddingLookup] = (
@@ -89,7 +89,7 @@ class ExportedNetwork:
             if declared_lookups is None
             else declared_lookups
         )
-        #: By name, tables that are in place of the model's: float32 [rows, D].
+        #: Tables that replace the model's, by name: float32 [rows, D].
         self.tables: Mapping[str, Tensor] = {self.table_of(w): rows[w.name] for w in self.lookups if w.name in rows}
 
     def table_of(self, w: EmbeddingLookup) -> str:
@@ -132,7 +132,8 @@ class NetworkGraphs(nn.Module):
     def __init__(self, exported: ExportedNetwork, graphs: Sequence[str]) -> None:
         super().__init__()
         self.network = exported.network
-        self._exported, self._graphs = (exported,), tuple(graphs)  # not submodules: tables have no place here
+        # Plain Python values, not submodules: the tables do not belong to the program.
+        self._exported, self._graphs = (exported,), tuple(graphs)
         self._arguments = exported.arguments
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -214,7 +215,7 @@ def traced(module: nn.Module, arguments: Sequence[Argument], kind: str) -> torch
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(module, tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
-    except Exception as e:  # torch has many kinds, and a class of the user's its own
+    except Exception as e:  # torch raises many types, and a user's class may raise its own
         raise _refused(kind, e) from e
 
 
@@ -260,7 +261,7 @@ def _example(a: Argument, sizes: dict[str, Any]) -> Tensor:
     shape = []
     for n in a.shape:
         if isinstance(n, str):
-            if n not in sizes:  # sizes that are alike would be taken for one
+            if n not in sizes:  # torch would take equal sizes for one dimension
                 sizes[n] = _TRACED_ROWS + 2 * len(sizes), torch.export.Dim(f"size_{len(sizes)}")
             n = sizes[n][0]
         shape.append(n)

@@ -54,7 +54,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
-#: How names begin that lookups and tables have in a graph.
+#: Prefixes of the names that lookups and tables have in a graph.
 _RESERVED = (RESERVED, "table-", "keys-")
 _DTYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.INT64: "int64"}
 _TYPES = {
@@ -128,7 +128,7 @@ def _part(traced_model: Any, outputs: Collection[str], batch_inputs: Collection[
     part.CopyFrom(traced_model)
     graph = part.graph
     nodes, needed = _needed(graph, outputs)
-    # torch asks any input for the number of rows, such as one that is not read otherwise: ask one that is.
+    # torch may take the number of rows from an input that this graph does not read; take it from one that it reads.
     read = {name for node in nodes if node.op_type != "Shape" for name in _read_by(node)}
     counted_input = next((x.name for x in graph.input if x.name in batch_inputs and x.name in read), None)
     for node in nodes:
@@ -183,7 +183,7 @@ def _tensors(values: Any) -> tuple[record.GraphTensor, ...]:
     for x in values:
         tensor_type = x.type.tensor_type
         sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor_type.shape.dim]
-        shape = (ROWS, *sizes[1:])  # torch has a name of its own for it
+        shape = (ROWS, *sizes[1:])  # torch gives the batch dimension a name of its own
         tensors.append(record.GraphTensor(name=x.name, dtype=_DTYPES[tensor_type.elem_type], shape=shape))
     return tuple(tensors)
 
@@ -202,7 +202,7 @@ class LookupNodes:
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self.inputs: list[Any] = []
-        #: Files of tables that are read, in order.
+        #: Files of the tables that the graph reads, in order.
         self.files: dict[str, None] = {}
         self._blocks: set[str] = set()
         self._add_continuous()
@@ -297,7 +297,7 @@ class LookupNodes:
         keys = self._add("Gather", [self._block(id_files.keys), positions], axis=0)
         hit = self._add("Equal", [keys, self._last_axis(ids)])
         rows = self._add("Where", [hit, positions, self._constant(np.int64(-1))])
-        # Not ReduceMax, of which onnxruntime 1.31 gives two numbers where there are no ids and two places.
+        # Not ReduceMax: for no ids and two slots, onnxruntime 1.31 returns two numbers.
         slots = [f"{RESERVED}{len(self.nodes)}.{place}" for place in range(id_files.largest_bucket)]
         self.nodes.append(
             helper.make_node("Split", [rows], slots, name=slots[0], axis=-1, num_outputs=id_files.largest_bucket)

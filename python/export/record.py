@@ -13,7 +13,7 @@ from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
 RECORD = "export.json"
-#: Graphs of an export: a row's predictions; the vector of what a row asks for, and that of its item.
+#: Names of an export's graphs: predictions of rows; vectors of queries; vectors of items.
 MODEL, QUERY, ITEM = "model", "query", "item"
 
 

@@ -25,12 +25,12 @@ from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
 ROWS = "rows"
-#: What trees look at, and what they say.
+#: Names of the tensors: the trees' input, and their sums.
 MATRIX, SCORES = "matrix", "scores"
-#: The operators are those of these versions.
+#: Versions of the operator sets and of the file format.
 _OPSET, _ML_OPSET, _IR_VERSION = 21, 5, 10
 _ML = "ai.onnx.ml"
-#: Modes of nodes in TreeEnsemble: the true branch is for less than the split, for members of its set.
+#: Modes of TreeEnsemble's nodes. The true branch takes values below the split, or members of the node's set.
 _LESS, _MEMBER = 1, 6
 _RESERVED = ("tree.", MATRIX, SCORES, ONLY_TASK)
 _GRAPH = "model.onnx"
@@ -255,7 +255,7 @@ def _add_tree(
     for n in inner or [-1]:
         is_set = n in sets
         ends = (n, n) if n < 0 else (right[n], left[n]) if is_set else (left[n], right[n])
-        # A tree of one leaf: a node whose branches both lead to it.
+        # A tree of one leaf becomes a node whose two branches lead to that leaf.
         branches = [child(0 if e < 0 else e) for e in ends]
         default_left = n < 0 or bool(tree["default_left"][n])
         out["nodes_featureids"].append(0 if n < 0 else tree["split_indices"][n])

@@ -17,19 +17,21 @@ def check_columns(spec: Spec, score: Score) -> None:
         UserError: a column comes from nowhere or from two places, a key is a list, or a constant has the wrong type.
     """
     types = {c.name: declared(c) for c in prepared_columns(spec)}
-    places: dict[str, list[str]] = {}
+    origins: dict[str, list[str]] = {}
     for side_name, side in (("user", score.user), ("item", score.item)):
         if types[side.key].is_list:
             raise UserError(f"score.{side_name}.key: column '{side.key}' is {types[side.key]}; a key is a single value")
         for column in dict.fromkeys((side.key, *side.columns)):
-            places.setdefault(column, []).append(f"score.{side_name}")
+            origins.setdefault(column, []).append(f"score.{side_name}")
     for column in score.context:
-        places.setdefault(column, []).append("score.context")
-    for column, found in places.items():
-        if len(found) > 1:
-            raise UserError(f"column '{column}' is in {' and in '.join(found)}; a pair can have it from one only")
+        origins.setdefault(column, []).append("score.context")
+    for column, column_origins in origins.items():
+        if len(column_origins) > 1:
+            raise UserError(
+                f"column '{column}' is in {' and in '.join(column_origins)}; a pair can have it from one only"
+            )
     read = [c for chain in spec.features.workflow for c in chain.columns]
-    missing = [c for c in read if c not in places]
+    missing = [c for c in read if c not in origins]
     if missing:
         raise UserError(
             f"score: the features read {', '.join(repr(c) for c in missing)}, which a pair has from nowhere; add to "
@@ -47,12 +49,12 @@ def _check_keys(spec: Spec, score: Score) -> None:
     for side_name, side in (("user", score.user), ("item", score.item)):
         for column in side.columns:
             keys = preparation.keys_behind(column)
-            others = [k for k in keys if k not in (side.key, *side.columns)]
-            if others:
+            other_keys = [k for k in keys if k not in (side.key, *side.columns)]
+            if other_keys:
                 raise UserError(
                     f"score.{side_name}.columns: '{column}' is made by keys {', '.join(keys)}, of which "
-                    f"{', '.join(others)} is not the {side_name}'s: what was before a pair is not asked for when all "
-                    f"pairs are scored. Leave the operator out, or give it keys of one side"
+                    f"{', '.join(other_keys)} is not the {side_name}'s: what was before a pair is not asked for when "
+                    f"all pairs are scored. Leave the operator out, or give it keys of one side"
                 )
 
 
@@ -63,13 +65,13 @@ def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
         UserError: a constant is not of its column's type.
     """
     types = {c.name: declared(c) for c in prepared_columns(spec)}
-    found = {}
+    scalars = {}
     for name, value in score.context.items():
         try:
-            found[name] = pa.scalar(value, types[name].arrow)
+            scalars[name] = pa.scalar(value, types[name].arrow)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UserError(f"score.context.{name}: {value!r} is no {types[name]}, the column's type") from None
-    return found
+    return scalars
 
 
 def check_rule_columns(spec: Spec) -> None:

@@ -21,32 +21,34 @@ from headrace.stage import Context
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
-#: Delta's names of types that Spark writes otherwise.
+#: Delta's names of the types that Spark names differently.
 _SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
-def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional: Mapping[str, str] = {}) -> None:
+def check_columns(
+    table: Location, new_columns: Mapping[str, str], reason: str, optional: Mapping[str, str] = {}
+) -> None:
     """Check that an existing table has the columns to be written: its other days stay readable.
 
     Their types may be narrower ones, which `write_day` widens.
 
     Args:
-        wanted: Delta's types by column, arrays as `array<float>`.
-        why: how a table comes to have others.
+        new_columns: Delta's types by column, arrays as `array<float>`.
+        reason: how a table comes to have others.
         optional: columns that days may have or not, null where a day has none.
 
     Raises:
         UserError: it has others.
     """
     existing = DeltaLog(table).column_types()
-    columns, more = ({name: sql_type(type_) for name, type_ in some.items()} for some in (wanted, optional))
+    columns, more = ({name: sql_type(type_) for name, type_ in some.items()} for some in (new_columns, optional))
     required = {name: type_ for name, type_ in existing.items() if name in columns or more.get(name) != type_}
     same_types = all(
         columns.get(name) == type_ or is_wider(columns.get(name, ""), type_) for name, type_ in required.items()
     )
     if existing and not (same_types and required.keys() == columns.keys()):
         raise UserError(
-            f"table {table} has the columns {existing}, but what is to be written has {columns}: {why}. Move the "
+            f"table {table} has the columns {existing}, but what is to be written has {columns}: {reason}. Move the "
             f"table away, or give the pipeline another name"
         )
 
@@ -84,10 +86,10 @@ def verify_day(ws: Workspace, output: Output, ds: str) -> str | None:
     files = DeltaLog(ws.locate(output.name)).files(int(output.version))
     if files is None:
         return f"{output.name} has no version {output.version} any more"
-    mine = [f for f in files if f.partition.get("ds") == ds]
-    if (why := damaged_file(mine)) is not None:
-        return why
-    rows = sum((f.rows or 0) + f.erased for f in mine)
+    day_files = [f for f in files if f.partition.get("ds") == ds]
+    if (fault := damaged_file(day_files)) is not None:
+        return fault
+    rows = sum((f.rows or 0) + f.erased for f in day_files)
     if rows != output.rows:
         return f"{output.name} version {output.version} has {rows} rows for {ds}, not {output.rows}"
     return None

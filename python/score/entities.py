@@ -34,18 +34,21 @@ def with_listed(side: DataFrame, entity: Entity, events: DataFrame, rows: DataFr
         rows: of the source, with EVENT_MICROS. Columns that it lacks are null, and values that are none of the
             column's type; a row whose key is none is left out.
     """
-    types, there = dict(side.dtypes), set(rows.columns)
+    types, source_columns = dict(side.dtypes), set(rows.columns)
     columns = [c for c in side.columns if c != entity.key]
     values = F.struct(
         F.lit(0).alias("0"),
-        *((col(c) if c in there else F.lit(None)).try_cast(types[c]).alias(str(i)) for i, c in enumerate(columns, 1)),
+        *(
+            (col(c) if c in source_columns else F.lit(None)).try_cast(types[c]).alias(str(i))
+            for i, c in enumerate(columns, 1)
+        ),
     )
-    # Of several rows of a time the greatest: the same one in every run.
+    # Among rows of equal time the greatest one, so that every run takes the same.
     key = col(entity.key).try_cast(types[entity.key])
     listed = rows.where(key.isNotNull()).groupBy(key.alias("key"))
-    found = listed.agg(F.max(F.struct(F.col(EVENT_MICROS).alias("at"), values.alias("values"))).alias("newest"))
+    newest_rows = listed.agg(F.max(F.struct(F.col(EVENT_MICROS).alias("at"), values.alias("values"))).alias("newest"))
     active = events.where(F.col(SPLIT) == "train").select(col(entity.key).alias("active")).distinct()
-    new = found.join(active, F.col("key") == F.col("active"), "left_anti")
+    new = newest_rows.join(active, F.col("key") == F.col("active"), "left_anti")
     return side.unionByName(
         new.select(
             F.col("key").alias(entity.key),
@@ -55,21 +58,21 @@ def with_listed(side: DataFrame, entity: Entity, events: DataFrame, rows: DataFr
 
 
 @dataclass(frozen=True)
-class Active:
+class ActiveEvents:
     """The pinned events that the dataset of a day was made of."""
 
     ctx: Context
-    #: Those of the splits, with the column `__split`, after the leading operators that treat each row alone.
+    #: Events of the splits, with the column `__split`, after the leading operators that treat each row alone.
     events: DataFrame
-    #: With earlier ones that only table operators look at, and without `__split`.
+    #: The same with earlier events that only table operators read, and without `__split`.
     past: DataFrame
-    #: The other table operators.
+    #: The remaining table operators.
     rest: Preparation
     reader: ExternalReader
     sources: SourceRows
 
     @staticmethod
-    def of(ctx: Context, spark: SparkSession) -> Active:
+    def read(ctx: Context, spark: SparkSession) -> ActiveEvents:
         """Return the active users and items of `events_of_window`."""
         spec, events = ctx.spec, events_of_window(ctx, read_events(ctx, spark))
         leading, rest = Preparation.from_spec(spec).split(serving=True)
@@ -78,12 +81,14 @@ class Active:
         reader = ExternalReader.pinned_by(ctx.ws, tables, ctx.upstream["features"].inputs)
         sources = SourceRows.for_day(ctx, spark)
         if leading.steps:
-            # Labels as they are by now: which rows have theirs for good is the dataset's question.
+            # Labels as known by the end of the day; only the dataset asks which of them are final.
             now = midnight(ctx.ds, 1)
             events = leading.spark(events_within_days(spec, events, ctx.ds), reader, sources=sources, seen_until=now)
             events = events.drop(QUERY, LABEL_KNOWN)
         past = events_within_days(spec, events, ctx.ds) if rest.steps else events
-        return Active(ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, rest, reader, sources)
+        return ActiveEvents(
+            ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, rest, reader, sources
+        )
 
     @contextmanager
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
@@ -107,14 +112,16 @@ class Active:
         rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(QUERY))
         for added in lookups:
             rows = rows.unionByName(added)
-        wanted = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
+        columns_by_side = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
         values = self.rest.spark(rows, self.reader, sources=self.sources).where(F.col(QUERY).isNotNull())
-        values = values.select(QUERY, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
+        values = values.select(
+            QUERY, *[col(c) for c in dict.fromkeys([*columns_by_side["user"], *columns_by_side["item"]])]
+        )
         values = values.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             users, items = (
                 values.where(F.col(QUERY) == kind).select(*[col(c) for c in columns])
-                for kind, columns in wanted.items()
+                for kind, columns in columns_by_side.items()
             )
             yield self._with_listed(users, user), self._with_listed(items, item)
         finally:
@@ -130,11 +137,14 @@ class Active:
         spec = self.ctx.spec
         time = spec.table.event_time
         assert time is not None
-        found = newest(spec, self.events, replace_columns(entity, tuple(types)))
+        newest_rows = newest(spec, self.events, replace_columns(entity, tuple(types)))
         micros = self._end(types[time])
-        at = F.timestamp_micros(F.lit(micros)) if types[time].element == "timestamp" else _date(micros)
-        changed: dict[str, Column] = {time: at, spec.features.label: F.lit(None).cast(str(types[spec.features.label]))}
-        return found.select(
+        end_time = F.timestamp_micros(F.lit(micros)) if types[time].element == "timestamp" else _date(micros)
+        changed: dict[str, Column] = {
+            time: end_time,
+            spec.features.label: F.lit(None).cast(str(types[spec.features.label])),
+        }
+        return newest_rows.select(
             *[changed.get(c, col(c)).alias(c) for c in types],
             F.lit(f"#{kind}").alias(FILE),
             F.xxhash64(col(entity.key)).alias(LINE),
@@ -169,19 +179,19 @@ def newest(spec: Spec, events: DataFrame, entity: Entity) -> DataFrame:
     of equally many the lower key.
     """
     columns = [c for c in dict.fromkeys(entity.columns) if c != entity.key]
-    # Without a time, the place in the source is the order of the events.
+    # Without a time, events are ordered by their place in the source.
     age: list[Column] = [col(spec.table.event_time)] if spec.table.event_time else []
     order = F.struct(*age, F.col("_source_file"), F.col("_source_line"))
     values = F.struct(F.lit(0).alias("0"), *(col(c).alias(str(i)) for i, c in enumerate(columns, 1)))
-    found = (
+    newest_rows = (
         events.where(col(entity.key).isNotNull())
         .groupBy(col(entity.key).alias("key"))
         .agg(F.count(F.when(F.col(SPLIT) == "train", 1)).alias("events"), F.max_by(values, order).alias("newest"))
         .where(F.col("events") > 0)
     )
     if entity.limit is not None:
-        found = found.orderBy(F.desc("events"), F.asc("key")).limit(entity.limit)
-    return found.select(
+        newest_rows = newest_rows.orderBy(F.desc("events"), F.asc("key")).limit(entity.limit)
+    return newest_rows.select(
         F.col("key").alias(entity.key), *(F.col(f"newest.{i}").alias(c) for i, c in enumerate(columns, 1))
     )
 
@@ -192,12 +202,12 @@ def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> 
     Both are null of items without any.
     """
     time = spec.table.event_time
-    at = F.lit(None).cast("timestamp") if time is None else col(time)
+    event_time = F.lit(None).cast("timestamp") if time is None else col(time)
     counts = F.count(F.when(F.col(SPLIT) == "train", 1)).alias("events")
-    found = events.where(col(key).isNotNull()).groupBy(col(key).alias("__of_item"))
-    return items.join(found.agg(counts, F.min(at).alias("first_event")), col(key) == F.col("__of_item"), "left").drop(
-        "__of_item"
-    )
+    item_events = events.where(col(key).isNotNull()).groupBy(col(key).alias("__of_item"))
+    return items.join(
+        item_events.agg(counts, F.min(event_time).alias("first_event")), col(key) == F.col("__of_item"), "left"
+    ).drop("__of_item")
 
 
 def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str) -> DataFrame:

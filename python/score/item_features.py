@@ -34,7 +34,7 @@ from headrace.storage import Location, release_copy
 from headrace.storage.host_scratch import HostPlace, RunFolder
 from headrace.storage.once import made_once
 
-#: Items that are in memory at a time.
+#: Items in memory at once.
 _ROWS = 65_536
 
 
@@ -45,7 +45,7 @@ class FeatureFile:
     feature: str
     dtype: str
     is_list: bool
-    #: The numbers up to the end of each part of the items: of a list feature, of all lists together.
+    #: Values up to the end of each part of the items; for a list feature, the values of all lists.
     ends: tuple[int, ...]
 
 
@@ -54,13 +54,13 @@ class ItemFeatures:
     """A handle on the files; small and picklable."""
 
     folder: Location
-    #: By the number of the file.
+    #: Features in the order of their files' numbers.
     files: tuple[FeatureFile, ...]
     #: Items up to the end of each part.
     ends: tuple[int, ...]
-    #: By part, what its files' names end with, where the features of a part are in files of its own.
+    #: Suffix of each part's files, if each part has files of its own.
     parts: tuple[str, ...] = ()
-    #: Where each host puts the parts behind each other, which are in `folder`; None: there are the whole files.
+    #: Where each host joins the parts in `folder` to whole files; None: `folder` has whole files already.
     hosts: RunFolder | None = None
 
     @staticmethod
@@ -84,19 +84,19 @@ class ItemFeatures:
                 `folder` is not one whose files all tasks can write to.
         """
         hosts = maps if isinstance(maps, RunFolder) else None
-        wanted = [f for f in features.fitted.features if f.name in features.of_item]
+        item_features = [f for f in features.fitted.features if f.name in features.of_item]
         ends = tuple(accumulate(p.rows for p in items.parts))
         with folder.new_folder() as building:
-            for number, f in enumerate(wanted):
+            for number, f in enumerate(item_features):
                 if not f.is_list and hosts is None:
-                    _make(building, _file(number), ends[-1], f.dtype)
+                    _create(building, _file(number), ends[-1], f.dtype)
             task = _Transform(
                 items, model, maps, dict(features.context), features.user, features.item, building, hosts is not None
             )
             written = run_tasks(spark, len(items.parts), task.part)
             counts, parts = [w["numbers"] for w in written], tuple(str(w["part"]) for w in written)
             lists = {name: tuple(accumulate(c[name] for c in counts)) for name in counts[0]}
-            files = tuple(FeatureFile(f.name, f.dtype, f.is_list, lists.get(f.name, ends)) for f in wanted)
+            files = tuple(FeatureFile(f.name, f.dtype, f.is_list, lists.get(f.name, ends)) for f in item_features)
             if lists and hosts is None:
                 join = _Join(files, ends, parts, building, building, lists_alone=True)
                 join.make()
@@ -118,13 +118,13 @@ class ItemFeatures:
 
     def _read(self, number: int, file: FeatureFile, count: int) -> NDArray[Any] | JaggedArray:
         parts = self.parts[:count]
-        values: NDArray[Any] = np.concatenate([_saved(self.folder, _file(number), p, file.dtype) for p in parts])
+        values: NDArray[Any] = np.concatenate([_read_part(self.folder, _file(number), p, file.dtype) for p in parts])
         if not file.is_list:
             return values
-        lengths = np.concatenate([_saved(self.folder, _offsets(number), p, "int64") for p in parts])
-        return JaggedArray(np.append(0, lengths.cumsum()).astype(_place(file.ends[-1])), values)
+        lengths = np.concatenate([_read_part(self.folder, _offsets(number), p, "int64") for p in parts])
+        return JaggedArray(np.append(0, lengths.cumsum()).astype(_offset_type(file.ends[-1])), values)
 
-    def here(self) -> Location:
+    def on_this_host(self) -> Location:
         """Return the folder of the whole files on this host."""
         if self.hosts is None:
             return self.folder
@@ -150,34 +150,34 @@ class _Transform:
     user: tuple[str, ...]
     item: tuple[str, ...]
     folder: Location
-    #: Whether all are put into files of the part's own.
-    apart: bool
+    #: True if each part writes files of its own.
+    separate_files: bool
 
     def part(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield the suffix of the part's files, and the number of values in all its lists by list feature."""
         fitted = loaded_workflow(self.model, self.maps)
         features = PairFeatures(self.user, self.item, self.context, fitted)
-        wanted = [f for f in fitted.features if f.name in features.of_item]
+        item_features = [f for f in fitted.features if f.name in features.of_item]
         first = sum(p.rows for p in self.items.parts[:number])
         rows = self.items.open().slice(first, self.items.parts[number].rows)
         rows = rows.select(list(dict.fromkeys(self.item)))
-        found: dict[str, list[Any]] = {f.name: [] for f in wanted if f.is_list or self.apart}
+        buffered: dict[str, list[Any]] = {f.name: [] for f in item_features if f.is_list or self.separate_files}
         for start in range(0, len(rows), _ROWS):
-            made = features.item_columns(one_batch(rows.slice(start, _ROWS)))
-            for i, f in enumerate(wanted):
-                if f.name in found:
-                    found[f.name].append(made[f.name])
+            columns = features.item_columns(one_batch(rows.slice(start, _ROWS)))
+            for i, f in enumerate(item_features):
+                if f.name in buffered:
+                    buffered[f.name].append(columns[f.name])
                 else:
-                    _put(self.folder, _file(i), made[f.name], f.dtype, first + start)
+                    _put(self.folder, _file(i), columns[f.name], f.dtype, first + start)
         numbers, part = {}, f"{number}-{uuid.uuid4()}"
-        for i, f in enumerate(wanted):
+        for i, f in enumerate(item_features):
             if f.is_list:
-                flat = [x.flat() for x in found[f.name]]
+                flat = [x.flat() for x in buffered[f.name]]
                 numbers[f.name] = sum(map(len, flat))
                 _save(self.folder, _file(i), part, flat, f.dtype)
-                _save(self.folder, _offsets(i), part, [x.lengths for x in found[f.name]], "int64")
-            elif self.apart:
-                _save(self.folder, _file(i), part, found[f.name], f.dtype)
+                _save(self.folder, _offsets(i), part, [x.lengths for x in buffered[f.name]], "int64")
+            elif self.separate_files:
+                _save(self.folder, _file(i), part, buffered[f.name], f.dtype)
         yield {"part": part, "numbers": numbers}
 
 
@@ -188,31 +188,31 @@ class _Join:
     files: tuple[FeatureFile, ...]
     #: Items up to the end of each part.
     ends: tuple[int, ...]
-    #: By part, what its files' names end with.
+    #: Suffix of each part's files.
     parts: tuple[str, ...]
-    #: Where the parts are.
+    #: Folder of the parts.
     source: Location
-    #: Of the whole files.
+    #: Folder of the joined files.
     folder: Location
-    #: Whether the others are there.
+    #: True if only lists are joined, since the other files are whole.
     lists_alone: bool = False
 
     def make(self) -> None:
         """Make the files that parts are put into."""
         for number, file in self._files():
-            _make(self.folder, _file(number), file.ends[-1], file.dtype)
+            _create(self.folder, _file(number), file.ends[-1], file.dtype)
             if file.is_list:
-                _make(self.folder, _offsets(number), self.ends[-1] + 1, _place(file.ends[-1]))
+                _create(self.folder, _offsets(number), self.ends[-1] + 1, _offset_type(file.ends[-1]))
 
     def part(self, number: int) -> Iterator[int]:
         """Put a part into its place; yields the items up to its end."""
         for i, file in self._files():
-            before, part = file.ends[number - 1] if number else 0, self.parts[number]
-            _put(self.folder, _file(i), _saved(self.source, _file(i), part, file.dtype), file.dtype, before)
+            value_start, part = file.ends[number - 1] if number else 0, self.parts[number]
+            _put(self.folder, _file(i), _read_part(self.source, _file(i), part, file.dtype), file.dtype, value_start)
             if file.is_list:
                 first = self.ends[number - 1] if number else 0
-                ends = before + np.cumsum(_saved(self.source, _offsets(i), part, "int64"))
-                _put(self.folder, _offsets(i), ends, _place(file.ends[-1]), first + 1)
+                ends = value_start + np.cumsum(_read_part(self.source, _offsets(i), part, "int64"))
+                _put(self.folder, _offsets(i), ends, _offset_type(file.ends[-1]), first + 1)
         yield self.ends[number]
 
     def _files(self) -> Iterator[tuple[int, FeatureFile]]:
@@ -221,16 +221,16 @@ class _Join:
 
 @lru_cache(maxsize=2)
 def _opened(features: ItemFeatures) -> Columns:
-    found: Columns = {}
-    folder, rows = features.here(), features.ends[-1]
+    columns: Columns = {}
+    folder, rows = features.on_this_host(), features.ends[-1]
     for i, file in enumerate(features.files):
         count = file.ends[-1]
         values = _mapped(folder / _file(i), file.dtype, count)
         if file.is_list:
-            found[file.feature] = JaggedArray(_mapped(folder / _offsets(i), _place(count), rows + 1), values)
+            columns[file.feature] = JaggedArray(_mapped(folder / _offsets(i), _offset_type(count), rows + 1), values)
         else:
-            found[file.feature] = values
-    return found
+            columns[file.feature] = values
+    return columns
 
 
 def _mapped(file: Location, dtype: str, count: int) -> NDArray[Any]:
@@ -239,7 +239,7 @@ def _mapped(file: Location, dtype: str, count: int) -> NDArray[Any]:
     return np.asarray(np.memmap(file.local_path(), dtype, "r", shape=(count,)))
 
 
-def _place(numbers: int) -> str:
+def _offset_type(numbers: int) -> str:
     """Return the type of offsets of lists that have so many numbers together."""
     return "int32" if numbers < 2**31 else "int64"
 
@@ -252,18 +252,18 @@ def _offsets(number: int) -> str:
     return f"feature-{number}.offsets"
 
 
-def _make(folder: Location, name: str, count: int, dtype: str) -> None:
+def _create(folder: Location, name: str, count: int, dtype: str) -> None:
     """Make a file of zeros, which tasks fill: each writes its own range, the same whenever it runs again."""
     with open((folder / name).local_path(), "wb") as f:
         f.truncate(count * np.dtype(dtype).itemsize)
 
 
-def _put(folder: Location, name: str, values: Any, dtype: str, at: int) -> None:
+def _put(folder: Location, name: str, values: Any, dtype: str, offset: int) -> None:
     data = np.ascontiguousarray(values, dtype)
     with open((folder / name).local_path(), "r+b") as f:
         content, done = data.tobytes(), 0
         while done < len(content):
-            done += os.pwrite(f.fileno(), content[done:], at * data.itemsize + done)
+            done += os.pwrite(f.fileno(), content[done:], offset * data.itemsize + done)
 
 
 def _save(folder: Location, name: str, part: str, arrays: list[NDArray[Any]], dtype: str) -> None:
@@ -273,14 +273,14 @@ def _save(folder: Location, name: str, part: str, arrays: list[NDArray[Any]], dt
             np.ascontiguousarray(values, dtype).tofile(f)
 
 
-def _saved(folder: Location, name: str, part: str, dtype: str) -> NDArray[Any]:
+def _read_part(folder: Location, name: str, part: str, dtype: str) -> NDArray[Any]:
     """Return the saved arrays of a part. A host usually reads them once, so its copy of a store's file goes first."""
-    place = folder / f"{name}.{part}"
+    file = folder / f"{name}.{part}"
     try:
-        path = place.local_path()
+        path = file.local_path()
         values: NDArray[Any] = np.fromfile(path, dtype)
-    except FileNotFoundError:  # others on this host needed its room since: it is fetched again
-        path = place.local_path()
+    except FileNotFoundError:  # evicted from the host's cache meanwhile: fetch it again
+        path = file.local_path()
         values = np.fromfile(path, dtype)
     release_copy(path)
     return values

@@ -60,11 +60,11 @@ def _exact(type_: DataType, value: Column, is_array: bool) -> Column:
     return F.transform(value, lambda x: x.cast("string")) if is_array else value.cast("string")
 
 
-#: Two hashes of an item's key and columns, int64: what has changed since another run.
+#: Two hashes of an item's key and columns, int64, to find what has changed since another run.
 HASHES = ("__hash_0", "__hash_1")
 #: The column of `ItemTable.frame` that has an item's row.
 ITEM_ROW = "item_row"
-#: Rows of a record batch: few enough for a text column's 32-bit offsets, many enough to be searched as one array.
+#: Rows of a record batch: few enough for a text column's 32-bit offsets, enough for a fast search.
 _CHUNK_ROWS = 262_144
 _MOST_ROWS = 2**31 - 1
 _FRAME_BATCH_ROWS = 65_536
@@ -84,12 +84,12 @@ class ItemTable:
 
     #: Where the files are, visible to all executors.
     folder: Location
-    #: The column that says which item.
+    #: Column of the item's key.
     key: str
-    #: Of the files: the key, further columns, and HASHES.
+    #: Schema of the files: the key, further columns, and HASHES.
     schema: pa.Schema
     parts: tuple[ItemPart, ...]
-    #: Of all keys and columns: equal for equal items, however they are cut into parts.
+    #: Hash of all keys and columns: equal for equal items, however they are cut into parts.
     fingerprint: str
 
     @staticmethod
@@ -109,7 +109,7 @@ class ItemTable:
         """
         score = ctx.spec.score
         assert score is not None
-        # Items that a named source lists come besides the limit's.
+        # Items that a named source lists are not subject to the limit.
         key, limit = score.item.key, score.item.limit if score.item.from_ is None else None
         names = (*items.columns, *HASHES)
         rows = items.where(col(key).isNotNull()).select(
@@ -118,17 +118,19 @@ class ItemTable:
         if limit is not None and limit <= _CHUNK_ROWS:
             rows = rows.repartition(1)
         else:
-            # The number is Spark's to keep: adaptive execution would join small partitions.
+            # An explicit number, which adaptive execution keeps: it would join small partitions.
             rows = rows.repartitionByRange(spark.sparkContext.defaultParallelism, col(key))
         # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
         numbered = rows.sortWithinPartitions(col(key)).toDF(*[f"c{i}" for i in range(len(names))])
         with folder.new_folder() as building:
             task = _Write(building, names)
-            found = sorted(json.loads(text) for (text,) in numbered.mapInArrow(task, "part string").collect())
-            # Parts that have rows: at least one, so that there is a schema.
-            parts = tuple(ItemPart(file, n) for _, file, n, _ in found if n) or (_empty(building, numbered, names),)
+            written_parts = sorted(json.loads(text) for (text,) in numbered.mapInArrow(task, "part string").collect())
+            # Keep parts with rows, or one empty part for the schema.
+            parts = tuple(ItemPart(file, n) for _, file, n, _ in written_parts if n) or (
+                _empty(building, numbered, names),
+            )
             schema = _map(building, parts[:1]).schema
-        table = ItemTable(folder, key, schema, parts, _fingerprint(s for *_, s in found))
+        table = ItemTable(folder, key, schema, parts, _fingerprint(s for *_, s in written_parts))
         if table.rows > _MOST_ROWS:
             raise UserError(f"{table.rows:,} items are more than {_MOST_ROWS:,}: set score.item.limit")
         return table
@@ -186,34 +188,34 @@ class ItemTable:
         if not chunks or not len(rows):
             return pa.nulls(0, self.schema.field(column).type).take(pa.array(rows))
         starts = _starts(chunks)
-        which = np.searchsorted(starts, rows, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        pieces = [chunks[c].take(pa.array(rows[places] - starts[c])) for c, places in _groups(which, order)]
-        back = np.empty(len(rows), np.int64)
-        back[order] = np.arange(len(rows))
-        return pa.concat_arrays(pieces).take(pa.array(back))
+        chunk_numbers = np.searchsorted(starts, rows, side="right") - 1
+        order = np.argsort(chunk_numbers, kind="stable")
+        pieces = [chunks[c].take(pa.array(rows[places] - starts[c])) for c, places in _groups(chunk_numbers, order)]
+        inverse = np.empty(len(rows), np.int64)
+        inverse[order] = np.arange(len(rows))
+        return pa.concat_arrays(pieces).take(pa.array(inverse))
 
     def rows_of(self, keys: pa.Array) -> NDArray[np.int32]:
         """Return the rows of some items by binary search in the mapped keys: int32 [n], -1 for unknown keys."""
         type_ = self.schema.field(self.key).type
         keys = keys if keys.type == type_ else keys.cast(type_)
-        found = np.full(len(keys), -1, np.int32)
+        item_rows = np.full(len(keys), -1, np.int32)
         chunks = [c for c in self.open()[self.key].chunks if len(c)]
         known = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
         if not chunks or not len(known):
-            return found
+            return item_rows
         keys = keys.take(pa.array(known))
         starts = _starts(chunks)
-        which = _insertion(pa.concat_arrays([c.slice(0, 1) for c in chunks]), keys, after_equal=True) - 1
-        for c, places in _groups(which, np.argsort(which, kind="stable")):
+        chunk_numbers = _insertion(pa.concat_arrays([c.slice(0, 1) for c in chunks]), keys, after_equal=True) - 1
+        for c, places in _groups(chunk_numbers, np.argsort(chunk_numbers, kind="stable")):
             if c < 0:
                 continue
-            wanted = keys.take(pa.array(places))
-            at = _insertion(chunks[c], wanted, after_equal=False)
-            inside = np.minimum(at, len(chunks[c]) - 1)
-            same = pc.equal(chunks[c].take(pa.array(inside)), wanted).to_numpy(zero_copy_only=False)
-            found[known[places]] = np.where(same, starts[c] + inside, -1)
-        return found
+            chunk_keys = keys.take(pa.array(places))
+            insertions = _insertion(chunks[c], chunk_keys, after_equal=False)
+            inside = np.minimum(insertions, len(chunks[c]) - 1)
+            same = pc.equal(chunks[c].take(pa.array(inside)), chunk_keys).to_numpy(zero_copy_only=False)
+            item_rows[known[places]] = np.where(same, starts[c] + inside, -1)
+        return item_rows
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """DataFrame (item_row int, the key, the columns), a partition for each part."""
@@ -222,8 +224,8 @@ class ItemTable:
         fields += [pa.field(f"c{i}", self.schema.field(n).type) for i, n in enumerate(names, 1)]
         read = _Read(self, tuple(names))
         count = len(self.parts)
-        found = spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(pa.schema(fields)))
-        return found.toDF(ITEM_ROW, *names)
+        frame = spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(pa.schema(fields)))
+        return frame.toDF(ITEM_ROW, *names)
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class _Write:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        # Whether a column may be null is no part of the files' schema: not all batches say the same.
+        # Rebuild the table without nullability, which differs between batches.
         tables = (pa.table(b.columns, names=list(self.names)) for b in batches if b.num_rows)
         first = next(tables, None)
         if first is None:
@@ -253,15 +255,15 @@ class _Read:
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        before = [0, *accumulate(p.rows for p in self.table.parts)]
+        starts = [0, *accumulate(p.rows for p in self.table.parts)]
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                at = before[number]
+                row = starts[number]
                 part = _map(self.table.folder, self.table.parts[number : number + 1])
-                for found in part.select(list(self.names)).to_batches(_FRAME_BATCH_ROWS):
-                    rows = pa.array(np.arange(at, at + found.num_rows, dtype=np.int32))
-                    at += found.num_rows
-                    columns = [rows, *found.columns]
+                for piece in part.select(list(self.names)).to_batches(_FRAME_BATCH_ROWS):
+                    rows = pa.array(np.arange(row, row + piece.num_rows, dtype=np.int32))
+                    row += piece.num_rows
+                    columns = [rows, *piece.columns]
                     yield pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
 
 
@@ -327,9 +329,9 @@ def _starts(chunks: list[pa.Array]) -> NDArray[np.int64]:
     return np.cumsum([0, *(len(c) for c in chunks[:-1])], dtype=np.int64)
 
 
-def _groups(which: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each number with the places that have it, ascending; `order` sorts `which`."""
-    numbers, begins = np.unique(which[order], return_index=True)
+def _groups(labels: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each number with the places that have it, ascending; `order` sorts `labels`."""
+    numbers, begins = np.unique(labels[order], return_index=True)
     yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
 
 
@@ -338,10 +340,10 @@ def _insertion(ordered: pa.Array, values: pa.Array, after_equal: bool) -> NDArra
     if pa.types.is_integer(ordered.type):
         side = ordered.to_numpy(zero_copy_only=True), values.to_numpy(zero_copy_only=True)
         return np.asarray(np.searchsorted(*side, side="right" if after_equal else "left"), np.int64)
-    goes_on = pc.less_equal if after_equal else pc.less
+    is_before = pc.less_equal if after_equal else pc.less
     low, high = np.zeros(len(values), np.int64), np.full(len(values), len(ordered), np.int64)
     for _ in range(len(ordered).bit_length()):
         middle = np.minimum((low + high) // 2, len(ordered) - 1)
-        on = goes_on(ordered.take(pa.array(middle)), values).to_numpy(zero_copy_only=False) & (low < high)
-        low, high = np.where(on, middle + 1, low), np.where(on, high, np.minimum(middle, high))
+        goes_right = is_before(ordered.take(pa.array(middle)), values).to_numpy(zero_copy_only=False) & (low < high)
+        low, high = np.where(goes_right, middle + 1, low), np.where(goes_right, high, np.minimum(middle, high))
     return low

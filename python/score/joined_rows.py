@@ -31,13 +31,13 @@ from headrace.models.joined import (
     united_codes,
 )
 from headrace.models.predictor import Predictor, network_folder, network_of
-from headrace.score.joined_tables import HeldRows, Parts
+from headrace.score.joined_tables import Parts, ReceivedRows
 from headrace.score.loaded_model import features_of_rows
 from headrace.score.pair_features import Columns, PairFeatures, gather, take_rows
-from headrace.score.ranking import ITEMS, Candidates, TaskInputs
+from headrace.score.ranking import ITEMS, CandidateLists, TaskInputs
 from headrace.storage import Location
 
-#: Items, or pairs, that are looked at at a time.
+#: Items or pairs in memory at once.
 _ROWS = 65_536
 
 Codes = Mapping[str, NDArray[np.int64]]
@@ -80,7 +80,7 @@ class CodesOf(Protocol):
         """Look at a batch of what a task works on."""
         ...
 
-    def found(self) -> dict[str, NDArray[np.int64]]:
+    def codes(self) -> dict[str, NDArray[np.int64]]:
         """Return the codes by table: int64, ascending."""
         ...
 
@@ -97,14 +97,14 @@ class SeenCodes:
         network = network_of(predictor)
         assert network is not None
         self._model, self._joined = network.model, task.joined
-        #: Of nulls always: a side's vectors are asked for without the other side.
+        #: Codes of nulls are always included: a side's vectors are computed without the other side.
         self._parts: list[Codes] = [null_codes(self._model, self._joined)]
 
     def add(self, columns: Columns) -> None:
         """Look at features of some rows."""
         self._parts = [united_codes([*self._parts, needed_codes(self._model, self._joined, columns)])]
 
-    def found(self) -> dict[str, NDArray[np.int64]]:
+    def codes(self) -> dict[str, NDArray[np.int64]]:
         """Return the codes by table: int64, ascending."""
         self._parts = [united_codes(self._parts)]
         return dict(self._parts[0])
@@ -126,9 +126,9 @@ class CodesOfRows:
         for columns in features_of_rows(self._codes.fitted, batch, self._context):
             self._codes.add(columns)
 
-    def found(self) -> dict[str, NDArray[np.int64]]:
+    def codes(self) -> dict[str, NDArray[np.int64]]:
         """Return the codes by table: int64, ascending."""
-        return self._codes.found()
+        return self._codes.codes()
 
 
 class CodesOfUsers:
@@ -146,7 +146,7 @@ class CodesOfUsers:
     def add(self, batch: pa.RecordBatch) -> None:
         """Look at users (the key, the user's columns, perhaps `__items`) and all that they are to be scored with."""
         if ITEMS in batch.schema.names:
-            lists = Candidates.of(batch)
+            lists = CandidateLists.from_batch(batch)
             self.add_pairs(batch, lists.lengths, lists.items)
         else:
             self.add_first_items(batch, self._task.items.rows)
@@ -169,15 +169,17 @@ class CodesOfUsers:
         self._items = [np.unique(np.concatenate([*self._items, items]))]
         if not features.of_pair:
             return
-        own = users.select([c for c in features.user if c in users.schema.names])
-        of_pair = np.repeat(np.arange(users.num_rows, dtype=np.int32), lengths)
+        user_batch = users.select([c for c in features.user if c in users.schema.names])
+        pair_users = np.repeat(np.arange(users.num_rows, dtype=np.int32), lengths)
         for start in range(0, len(items), _ROWS):
             rows = items[start : start + _ROWS]
             parts = [self._task.items.take(c, rows) for c in features.item_parts]
-            things = pa.RecordBatch.from_arrays(parts, list(features.item_parts))
-            self._codes.add(features.cross_columns(take_rows(own, of_pair[start : start + _ROWS]), things))
+            item_batch = pa.RecordBatch.from_arrays(parts, list(features.item_parts))
+            self._codes.add(
+                features.cross_columns(take_rows(user_batch, pair_users[start : start + _ROWS]), item_batch)
+            )
 
-    def found(self) -> dict[str, NDArray[np.int64]]:
+    def codes(self) -> dict[str, NDArray[np.int64]]:
         """Return the codes by table: int64, ascending."""
         of_items = self._task.item_features.open()
         for items in self._items:
@@ -185,7 +187,7 @@ class CodesOfUsers:
                 rows = items[start : start + _ROWS]
                 self._codes.add(gather({}, of_items, rows[:0], rows))
         self._items = []
-        return self._codes.found()
+        return self._codes.codes()
 
 
 class CodesOfVectors:
@@ -205,9 +207,9 @@ class CodesOfVectors:
         for columns in self._vectors.features_of(batch):
             self._codes.add(columns)
 
-    def found(self) -> dict[str, NDArray[np.int64]]:
+    def codes(self) -> dict[str, NDArray[np.int64]]:
         """Return the codes by table: int64, ascending."""
-        return self._codes.found()
+        return self._codes.codes()
 
 
 def take_few_rows(task: TaskInputs, users: pa.RecordBatch, items: int) -> None:
@@ -223,25 +225,25 @@ def take_few_rows(task: TaskInputs, users: pa.RecordBatch, items: int) -> None:
     assert folder is not None
     needed = CodesOfUsers(task)
     needed.add_first_items(users, items)
-    set_rows(network.model, task.joined, read_rows(folder, network.model, task.joined, needed.found()))
+    set_rows(network.model, task.joined, read_rows(folder, network.model, task.joined, needed.codes()))
 
 
-#: Bytes of rows, or of codes, in a message about; at least a row.
+#: Approximate size of a message with rows or codes, in bytes; at least one row.
 MESSAGE_BYTES = 8 << 20
-#: Spark's columns of what a part asks of a file, and of the rows that come back. Codes are int64, one behind another.
-ASKED = "part int, file int, table_name string, codes binary"
+#: Columns of a part's requests to a file, and of the rows in answer. `codes` are packed int64 numbers.
+REQUESTS = "part int, file int, table_name string, codes binary"
 ROWS = "part int, table_name string, level int, first_column int, stored string, codes binary, rows binary"
 _ROWS_NAMES = tuple(column.split(" ")[0] for column in ROWS.split(", "))
 
 
 @dataclass(frozen=True)
-class Ask:
+class RequestRows:
     """Request of each part: the codes that it needs of each file."""
 
-    #: Makes what finds the codes of a part's rows.
+    #: Creates the collector of a part's codes.
     needed: Callable[[], CodesOf]
     files: tuple[SavedFile, ...]
-    #: Of the columns behind the first, which says the part.
+    #: Names of the columns after the first, which is the part.
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -251,16 +253,16 @@ class Ask:
                 if part not in needed:
                     needed[part] = self.needed()
                 needed[part].add(pa.RecordBatch.from_arrays(rows.columns[1:], list(self.names)))
-        for part, of in needed.items():
-            for table, codes in of.found().items():
+        for part, part_codes in needed.items():
+            for table, codes in part_codes.codes().items():
                 for number, file in enumerate(self.files):
-                    asked = codes[file.may_have(table, codes)]
-                    for some in _pieces(asked, 8):
-                        yield _batch(ASKED, part, number, table, some.tobytes())
+                    requested = codes[file.may_have(table, codes)]
+                    for piece in _pieces(requested, 8):
+                        yield _batch(REQUESTS, part, number, table, piece.tobytes())
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadRows:
     """The rows that were asked of files: each file is compared with its checksum, and then read where it must be."""
 
     files: tuple[SavedFile, ...]
@@ -273,15 +275,15 @@ class Read:
                 if number.as_py() not in checked:
                     file.check()
                     checked.add(number.as_py())
-                asked = np.frombuffer(codes.as_buffer(), np.int64)
-                # A few at a time: rows that are found are copied.
-                for some in _pieces(asked, 64):
-                    for found in file.read(table.as_py(), some):
-                        yield from _messages(part.as_py(), table.as_py(), found)
+                requested = np.frombuffer(codes.as_buffer(), np.int64)
+                # A few at a time, since the rows are copied.
+                for piece in _pieces(requested, 64):
+                    for table_rows in file.read(table.as_py(), piece):
+                        yield from _messages(part.as_py(), table.as_py(), table_rows)
 
 
 def after_table_rows(
-    task: JoinedModel, batches: Iterable[pa.RecordBatch], names: Sequence[str], held: HeldRows | None
+    task: JoinedModel, batches: Iterable[pa.RecordBatch], names: Sequence[str], received: ReceivedRows | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a task's batches under its own columns' names, after the model has taken the table rows of its part.
 
@@ -290,12 +292,12 @@ def after_table_rows(
         batches: ROWS, and behind them the other columns: of a part first rows of tables, then what is worked on, whose
             `table_name` is null.
         names: the other columns.
-        held: is told how many rows came.
+        received: is told how many rows came.
     """
     network = network_of(task.load()[0])
     assert network is not None
     tables = {t.name: t for t in joined_tables(network.model, task.joined)}
-    came: dict[str, list[FoundRows]] = {}
+    pending: dict[str, list[FoundRows]] = {}
     current: int | None = None
     rows = size = most = 0
     for batch in batches:
@@ -303,20 +305,20 @@ def after_table_rows(
             messages = run.filter(run.column("table_name").is_valid())
             asking = run.filter(run.column("table_name").is_null())
             for message in zip(*messages.columns[1 : len(_ROWS_NAMES)], strict=True):
-                table, found = _found(message)
-                came.setdefault(table, []).append(found)
+                table, table_rows = _parse_message(message)
+                pending.setdefault(table, []).append(table_rows)
             if not asking.num_rows:
                 continue
             if part != current:
-                taken = {name: assemble(tables[name], parts) for name, parts in came.items()}
+                taken = {name: assemble(tables[name], parts) for name, parts in pending.items()}
                 set_rows(network.model, task.joined, taken)
                 count = sum(t.codes.numel() for t in taken.values())
                 rows, most = rows + count, max(most, count)
                 size += sum(t.rows.nbytes for t in taken.values())
-                came, current = {}, part
+                pending, current = {}, part
             yield pa.RecordBatch.from_arrays(asking.columns[len(_ROWS_NAMES) :], list(names))
-    if held is not None and current is not None:
-        held.add(rows, size, most)
+    if received is not None and current is not None:
+        received.add(rows, size, most)
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -328,14 +330,14 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
             yield int(parts[start]), batch.slice(start, end - start)
 
 
-def _messages(part: int, table: str, found: FoundRows) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(found.codes), each := max(1, MESSAGE_BYTES // (8 + found.rows.shape[1]))):
-        some = slice(start, start + each)
-        codes, rows = found.codes[some].tobytes(), np.ascontiguousarray(found.rows[some]).tobytes()
-        yield _batch(ROWS, part, table, found.level, found.first_column, found.dtype, codes, rows)
+def _messages(part: int, table: str, table_rows: FoundRows) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(table_rows.codes), each := max(1, MESSAGE_BYTES // (8 + table_rows.rows.shape[1]))):
+        piece = slice(start, start + each)
+        codes, rows = table_rows.codes[piece].tobytes(), np.ascontiguousarray(table_rows.rows[piece]).tobytes()
+        yield _batch(ROWS, part, table, table_rows.level, table_rows.first_column, table_rows.dtype, codes, rows)
 
 
-def _found(message: tuple[pa.Scalar, ...]) -> tuple[str, FoundRows]:
+def _parse_message(message: tuple[pa.Scalar, ...]) -> tuple[str, FoundRows]:
     table, level, first, stored, codes, rows = message
     numbers = np.frombuffer(codes.as_buffer(), np.int64)
     values = np.frombuffer(rows.as_buffer(), np.uint8).reshape(len(numbers), -1)
@@ -357,7 +359,7 @@ def _batch(schema: str, *row: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [name for name, _ in columns])
 
 
-#: Numbers for each partition, one of which Spark is to send there: that none is has a chance of e^-64.
+#: Candidate numbers per partition. The probability that Spark's hash sends none of them to a partition is e^-64.
 _NUMBERS_EACH = 64
 
 
@@ -370,7 +372,7 @@ def map_with_table_rows(
     parts: Parts,
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
-    held: HeldRows | None = None,
+    received: ReceivedRows | None = None,
 ) -> DataFrame:
     """`frame.mapInArrow(work, schema)`, each part a partition, whose task's model has the rows that the part looks up.
 
@@ -383,17 +385,17 @@ def map_with_table_rows(
         parts: how it is cut.
         work: what a task does with the rows of its part.
         schema: of what that makes.
-        held: is told what rows of tables the tasks were brought.
+        received: is told what rows of tables the tasks were brought.
 
     Raises:
         UserError: a record of the saved model is missing or damaged.
     """
-    called = tuple(names)
+    column_names = tuple(names)
 
     def behind_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from work(after_table_rows(task, batches, called, held))
+        yield from work(after_table_rows(task, batches, column_names, received))
 
-    return _table_rows_before(spark, task, needed, frame, called, parts).mapInArrow(behind_rows, schema)
+    return _table_rows_before(spark, task, needed, frame, column_names, parts).mapInArrow(behind_rows, schema)
 
 
 def _table_rows_before(
@@ -413,9 +415,9 @@ def _table_rows_before(
     assert folder is not None
     files = joined_files(folder, task.joined)
     parted = frame.select(_part(spark, parts).alias("part"), "*")
-    asked = parted.repartition(parts.count, "part").mapInArrow(Ask(needed, files, names), ASKED)
-    by_file = asked.repartition(max(1, len(files)), "file").sortWithinPartitions("file")
-    rows = by_file.mapInArrow(Read(files), ROWS)
+    requests = parted.repartition(parts.count, "part").mapInArrow(RequestRows(needed, files, names), REQUESTS)
+    by_file = requests.repartition(max(1, len(files)), "file").sortWithinPartitions("file")
+    rows = by_file.mapInArrow(ReadRows(files), ROWS)
     both = rows.unionByName(parted, allowMissingColumns=True).repartition(parts.count, "part")
     return both.sortWithinPartitions("part", F.col("table_name").isNull(), parts.order)
 
@@ -423,9 +425,9 @@ def _table_rows_before(
 def _part(spark: SparkSession, parts: Parts) -> Column:
     """Return the part of a row: a number whose hash partitions differ, for `repartition(count, "part")`."""
     numbers = spark.range(_NUMBERS_EACH * parts.count).select(F.col("id").cast("int").alias("part"))
-    # As Spark's hash partitioning does it; of rows of tables there is no key to hash.
+    # The same function as Spark's hash partitioning, since table rows have no key to hash.
     by_partition = numbers.groupBy(F.pmod(F.hash("part"), F.lit(parts.count)).alias("partition")).agg(F.min("part"))
-    found = [str(number) for _, number in sorted(tuple(row) for row in by_partition.collect())]
-    assert len(found) == parts.count
-    listed = F.split(F.lit(",".join(found)), ",").cast("array<int>")
-    return F.element_at(listed, parts.number + 1)
+    part_numbers = [str(number) for _, number in sorted(tuple(row) for row in by_partition.collect())]
+    assert len(part_numbers) == parts.count
+    numbers_by_part = F.split(F.lit(",".join(part_numbers)), ",").cast("array<int>")
+    return F.element_at(numbers_by_part, parts.number + 1)

@@ -20,7 +20,7 @@ from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")
 
-#: Of what is free on the disk, the share that tables may take where the spec says nothing.
+#: Share of the free disk space that mapped tables may take by default.
 _SHARE_OF_FREE = 0.8
 
 
@@ -47,12 +47,12 @@ def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gp
             )
         return frozenset()
     room = _room(settings, maps_of(model, maps))
-    if settings.rows != "joined" and saved_rows_bytes(folder) <= room:  # the most that they can take
+    if settings.rows != "joined" and saved_rows_bytes(folder) <= room:  # an upper bound of their size
         return frozenset()
-    # Only here: a driver whose tables are mapped has no need of torch.
+    # Imported here, because a driver whose tables are mapped needs no torch.
     from headrace.models.joined import check_joined, table_bytes, whole_tables
 
-    sizes, whole = table_bytes(folder), whole_tables(folder)
+    sizes, whole_names = table_bytes(folder), whole_tables(folder)
     if settings.rows == "joined":
         names = frozenset(sizes)
     elif sum(sizes.values()) <= room:
@@ -60,9 +60,9 @@ def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gp
     elif settings.rows == "mapped":
         raise _no_room(folder, sizes, room, maps)
     else:
-        names = _too_large(sizes, room, first=frozenset(whole))
-    check_joined(whole, names, folder)
-    _tell(sizes, names, settings, room)
+        names = _too_large(sizes, room, first=frozenset(whole_names))
+    check_joined(whole_names, names, folder)
+    _log_choice(sizes, names, settings, room)
     return names
 
 
@@ -76,13 +76,13 @@ def _no_room(folder: Location, sizes: dict[str, int], room: float, maps: Locatio
     )
 
 
-def _room(settings: ScoreEmbeddings, mine: Location) -> float:
+def _room(settings: ScoreEmbeddings, mapped_folder: Location) -> float:
     """Bytes of tables that a host may map."""
     if settings.mapped_mib is not None:
         return settings.mapped_mib * 2**20
-    if (mine / "tables").is_dir():  # they are there already
+    if (mapped_folder / "tables").is_dir():  # already mapped by an earlier run
         return math.inf
-    free = mine.free()
+    free = mapped_folder.free()
     return math.inf if free is None else _SHARE_OF_FREE * free
 
 
@@ -97,11 +97,13 @@ def _too_large(sizes: dict[str, int], room: float, first: frozenset[str]) -> fro
     return frozenset(joined)
 
 
-def _tell(sizes: dict[str, int], names: frozenset[str], settings: ScoreEmbeddings, room: float) -> None:
-    said = ", ".join(f"{name} ({_mib(sizes[name])} MiB)" for name in sorted(names))
-    why = "score.embeddings.rows is 'joined'" if settings.rows == "joined" else f"a host may map {_mib(room)} MiB"
-    rest = sum(size for name, size in sizes.items() if name not in names)
-    log.info("score: the rows of %s are joined in (%s); %s MiB of tables are mapped", said, why, _mib(rest))
+def _log_choice(sizes: dict[str, int], names: frozenset[str], settings: ScoreEmbeddings, room: float) -> None:
+    joined_text = ", ".join(f"{name} ({_mib(sizes[name])} MiB)" for name in sorted(names))
+    reason = "score.embeddings.rows is 'joined'" if settings.rows == "joined" else f"a host may map {_mib(room)} MiB"
+    mapped_bytes = sum(size for name, size in sizes.items() if name not in names)
+    log.info(
+        "score: the rows of %s are joined in (%s); %s MiB of tables are mapped", joined_text, reason, _mib(mapped_bytes)
+    )
 
 
 def _mib(size: float) -> str:
@@ -109,18 +111,18 @@ def _mib(size: float) -> str:
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class ReceivedRows:
     """Table rows that tasks received, for the manifest."""
 
     tables: tuple[str, ...]
-    #: By partition: rows, their bytes, and the most rows at a time.
+    #: By partition: rows, their bytes, and the most rows held at once.
     counts: Accumulator[dict[int, tuple[int, int, int]]]
 
     @staticmethod
-    def of(context: SparkContext, tables: Iterable[str]) -> HeldRows:
+    def empty(context: SparkContext, tables: Iterable[str]) -> ReceivedRows:
         """Nothing brought yet."""
         empty: dict[int, tuple[int, int, int]] = {}
-        return HeldRows(tuple(sorted(tables)), context.accumulator(empty, ByPartition()))
+        return ReceivedRows(tuple(sorted(tables)), context.accumulator(empty, ByPartition()))
 
     def add(self, rows: int, size: int, most: int) -> None:
         """Call at the end of a task: the rows that it was brought, their bytes, and the most at a time."""
@@ -128,16 +130,16 @@ class HeldRows:
 
     def facts(self) -> dict[str, Any]:
         """Return the tables, rows and bytes of all tasks, and the most rows of one."""
-        found = list(self.counts.value.values())
+        task_counts = list(self.counts.value.values())
         return {
             "tables": list(self.tables),
-            "rows": sum(rows for rows, _, _ in found),
-            "bytes": sum(size for _, size, _ in found),
-            "most_rows_of_a_task": max((most for _, _, most in found), default=0),
+            "rows": sum(rows for rows, _, _ in task_counts),
+            "bytes": sum(size for _, size, _ in task_counts),
+            "most_rows_of_a_task": max((most for _, _, most in task_counts), default=0),
         }
 
 
-#: Parts for each core, so that cores finish together; and the most rows of a part, in the mean.
+#: Parts per core, so that cores finish together; and the largest mean size of a part, in rows.
 _PARTS_A_CORE = 4
 _PART_ROWS = 1_000_000
 
@@ -146,10 +148,10 @@ _PART_ROWS = 1_000_000
 class Parts:
     """Its own columns alone say which part a row is in."""
 
-    #: Of a row: int, from 0.
+    #: Part of a row: int, from 0.
     number: Column
     count: int
-    #: The order of a part's rows.
+    #: Sort key of the rows within a part.
     order: Column
 
     @staticmethod

@@ -35,9 +35,9 @@ def loaded_model(
     Raises:
         UserError: the model is damaged; or there is no such GPU.
     """
-    mine = None if maps is None else maps_of(folder, on_this_host(maps))
+    mapped_folder = None if maps is None else maps_of(folder, on_this_host(maps))
     device = _device() if gpu else "cpu"
-    predictor = load_predictor(folder, threads, output, mine, device, joined)
+    predictor = load_predictor(folder, threads, output, mapped_folder, device, joined)
     return predictor, loaded_workflow(folder, maps)
 
 

@@ -26,7 +26,7 @@ from headrace.storage.host_scratch import HostPlace
 
 Side = Literal["user", "item"]
 
-#: Rows that are in memory at a time.
+#: Rows in memory at once.
 _ROWS = 8_192
 
 
@@ -43,10 +43,10 @@ class ModelVectors:
     context: dict[str, pa.Scalar]
     #: Where workers of a host map the model's tables (Workspace.mapped); None: each has them in its memory.
     maps: HostPlace | None = None
-    #: Tables that are not mapped: a task is given their rows before (headrace.score.joined_rows).
+    #: Tables that are not mapped: a task receives their rows first (headrace.score.joined_rows).
     joined: frozenset[str] = frozenset()
 
-    def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
+    def vectors(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
         """Return the vectors of some rows.
 
         Args:
@@ -65,17 +65,19 @@ class ModelVectors:
             raise UserError(f"the model in {self.model} gives vectors that are not finite; train it again")
         return vectors
 
-    def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def known_vectors(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return the vectors, and which rows have a known value: (float32 [rows, D], bool [rows]).
 
         A row whose vector is that of a row without any value, or with no value that training has met, is like all other
         such rows: a user whom a model of ids alone never saw, an item that is newer than the model.
         """
-        vectors, nothing = self.of(batch), self._nothing()
+        vectors, unknown_vectors = self.vectors(batch), self._vectors_of_nothing()
         known = np.ones(len(vectors), np.bool_)
-        scale = np.abs(nothing).max(axis=1) if nothing.size else np.zeros(len(nothing), np.float32)
-        for row, largest in zip(nothing, scale, strict=True):
-            # A tower's products may round otherwise in another batch.
+        scale = (
+            np.abs(unknown_vectors).max(axis=1) if unknown_vectors.size else np.zeros(len(unknown_vectors), np.float32)
+        )
+        for row, largest in zip(unknown_vectors, scale, strict=True):
+            # A tower's products may round differently in another batch.
             known &= np.abs(vectors - row).max(axis=1, initial=0) > 1e-5 * largest
         return vectors, known
 
@@ -90,9 +92,9 @@ class ModelVectors:
         _, features = self._loaded()
         nulls = features.side_columns(pa.RecordBatch.from_arrays([pa.nulls(1)], [""]), self.side)
         codes = {f.name for f in features.fitted.features if f.kind == Kind.CATEGORICAL and not f.is_list}
-        return nulls, {name: _met_by_none(x) if name in codes else x for name, x in nulls.items()}
+        return nulls, {name: _as_unknown(x) if name in codes else x for name, x in nulls.items()}
 
-    def _nothing(self) -> NDArray[np.float32]:
+    def _vectors_of_nothing(self) -> NDArray[np.float32]:
         """Return the vectors of `features_of_nothing`: float32 [2, D]."""
         predictor, _ = self._loaded()
         return np.concatenate([predictor.vectors(columns, self.side) for columns in self.features_of_nothing()])
@@ -115,7 +117,7 @@ def _network(predictor: Any, model: Location) -> NetworkPredictor:
     return predictor
 
 
-def _met_by_none(codes: NDArray[Any] | JaggedArray) -> NDArray[Any]:
+def _as_unknown(codes: NDArray[Any] | JaggedArray) -> NDArray[Any]:
     """Null's code 0 becomes 1, that of values out of the vocabulary."""
     assert isinstance(codes, np.ndarray)
     return np.where(codes == 0, np.ones_like(codes), codes)
@@ -141,15 +143,15 @@ def map_vectors(
         work: what a task does.
         schema: of what that makes.
     """
-    called = tuple(names)
+    column_names = tuple(names)
     if vectors.joined:
-        # And torch, which no other driver needs.
+        # This imports torch, which no other driver needs.
         from headrace.score.joined_rows import CodesOfVectors, map_with_table_rows
 
         needed = partial(CodesOfVectors, vectors)
-        return map_with_table_rows(spark, vectors, needed, frame, called, parts(), work, schema)
+        return map_with_table_rows(spark, vectors, needed, frame, column_names, parts(), work, schema)
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from work(pa.RecordBatch.from_arrays(batch.columns, list(called)) for batch in batches)
+        yield from work(pa.RecordBatch.from_arrays(batch.columns, list(column_names)) for batch in batches)
 
     return frame.mapInArrow(named, schema)

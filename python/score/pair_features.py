@@ -23,10 +23,10 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Feature
 
-#: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
+#: Pairs in memory at once, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
 BLOCK_PAIRS = 32_768
-#: Features by name: of one value a row [n], or lists.
+#: Features by name: one value per row [n], or lists.
 Columns = dict[str, NDArray[Any] | JaggedArray]
 
 
@@ -80,11 +80,11 @@ class PairFeatures:
         """
         if not self.of_pair:
             return {}
-        return self._columns(_beside(users, items), self.of_pair)
+        return self._columns(_side_by_side(users, items), self.of_pair)
 
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
         """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
-        return self.row_columns(_beside(users, items))
+        return self.row_columns(_side_by_side(users, items))
 
     def row_columns(self, rows: pa.RecordBatch) -> Columns:
         """All features of rows that have the columns of both sides."""
@@ -97,21 +97,21 @@ class PairFeatures:
             batch: has the key and the side's columns.
             side: whose rows they are.
         """
-        other = self.item if side == "user" else self.user
-        known = [f.name for f in self.fitted.features if not self._reads(f, other)]
-        found = self._columns(batch, known)
+        other_side = self.item if side == "user" else self.user
+        known = [f.name for f in self.fitted.features if not self._reads(f, other_side)]
+        columns = self._columns(batch, known)
         n = batch.num_rows
         for f in self.fitted.features:
-            if f.name not in found:
-                nothing = np.zeros(n, f.dtype)
-                found[f.name] = JaggedArray(np.zeros(n + 1, np.int64), nothing[:0]) if f.is_list else nothing
-        return found
+            if f.name not in columns:
+                zeros = np.zeros(n, f.dtype)
+                columns[f.name] = JaggedArray(np.zeros(n + 1, np.int64), zeros[:0]) if f.is_list else zeros
+        return columns
 
     @staticmethod
     def _reads(feature: Feature, side: Sequence[str]) -> bool:
         return not set(feature.sources).isdisjoint(side)
 
-    def _columns(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> Columns:
+    def _columns(self, batch: pa.RecordBatch, names: Sequence[str]) -> Columns:
         """Return the requested features; inputs that `batch` lacks are the context's, or null."""
         arrays = []
         for name in self.fitted.input_columns:
@@ -122,10 +122,10 @@ class PairFeatures:
                 arrays.append(pa.array([self.context[name].as_py()] * batch.num_rows, type_))
             else:
                 arrays.append(pa.nulls(batch.num_rows, type_))
-        whole = pa.RecordBatch.from_arrays(arrays, list(self.fitted.input_columns))
-        features = [f for f in self.fitted.features if f.name in wanted]
-        made = zip(features, self.fitted.transform_lists(whole, frozenset(wanted)), strict=True)
-        return {f.name: JaggedArray(*lists.to_numpy(x)) if f.is_list else x.to_numpy(False) for f, x in made}
+        inputs = pa.RecordBatch.from_arrays(arrays, list(self.fitted.input_columns))
+        features = [f for f in self.fitted.features if f.name in names]
+        transformed = zip(features, self.fitted.transform_lists(inputs, frozenset(names)), strict=True)
+        return {f.name: JaggedArray(*lists.to_numpy(x)) if f.is_list else x.to_numpy(False) for f, x in transformed}
 
 
 def gather(users: Columns, items: Columns, user_rows: NDArray[np.int32], item_rows: NDArray[np.int32]) -> Columns:
@@ -154,11 +154,11 @@ def check_pair_features(
     """
     n, m = users.num_rows, items.num_rows
     i, j = np.repeat(np.arange(n, dtype=np.int32), m), np.tile(np.arange(m, dtype=np.int32), n)
-    people, things = take_rows(users, i), take_rows(items, j)
-    made = features.item_columns(items) if of_items is None else of_items
-    by_side = gather(features.user_columns(users), made, i, j) | features.cross_columns(people, things)
-    whole = features.pair_columns(people, things)
-    for name, values in whole.items():
+    pair_users, pair_items = take_rows(users, i), take_rows(items, j)
+    item_columns = features.item_columns(items) if of_items is None else of_items
+    by_side = gather(features.user_columns(users), item_columns, i, j) | features.cross_columns(pair_users, pair_items)
+    expected = features.pair_columns(pair_users, pair_items)
+    for name, values in expected.items():
         if _as_bytes(by_side[name]) != _as_bytes(values):
             raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
 
@@ -167,7 +167,7 @@ def _as_bytes(x: NDArray[Any] | JaggedArray) -> bytes:
     return x.lengths.tobytes() + x.flat().tobytes() if isinstance(x, JaggedArray) else x.tobytes()
 
 
-def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+def _side_by_side(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 

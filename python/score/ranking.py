@@ -41,7 +41,7 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Listed:
+class OutputRows:
     """Output rows of n users, M rows: a user's rows follow each other in the order of their ranks.
 
     offsets: int64 [n + 1]. rows: int64 [M], which of the N ranked items. propensity: float64 [M], the probability that
@@ -58,7 +58,7 @@ class Listed:
 class Reranker(Protocol):
     """Makes lists of ranked items; picklable, and a function of what it is given alone."""
 
-    def __call__(self, ranked: Ranked, items: ItemTable) -> Listed:
+    def __call__(self, ranked: Ranked, items: ItemTable) -> OutputRows:
         """Return the users' lists, none longer than `score.top_k`."""
         ...
 
@@ -73,8 +73,8 @@ def best_of_all(users: pa.Array, scores: NDArray[np.float32], k: int) -> Ranked:
     """
     best = top_k(scores, k)
     values = np.take_along_axis(scores, best, axis=1)
-    there = values > -np.inf
-    return Ranked(users, _offsets(there.sum(1)), best[there].astype(np.int32), values[there])
+    is_scored = values > -np.inf
+    return Ranked(users, _offsets(is_scored.sum(1)), best[is_scored].astype(np.int32), values[is_scored])
 
 
 def best_of_lists(
@@ -98,32 +98,32 @@ def best_of_lists(
     # Adding 0 makes -0 a 0, as `top_k` does.
     order = np.lexsort((item_rows, -(scores + np.float32(0)), np.repeat(np.arange(len(lengths)), lengths)))
     place = np.arange(len(order)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    kept = order[place < k]
-    of = None if sources is None else sources[kept]
-    return Ranked(users, _offsets(np.minimum(lengths, k)), item_rows[kept], scores[kept], of)
+    top = order[place < k]
+    top_sources = None if sources is None else sources[top]
+    return Ranked(users, _offsets(np.minimum(lengths, k)), item_rows[top], scores[top], top_sources)
 
 
-def places(offsets: NDArray[np.int64]) -> NDArray[np.int32]:
+def ranks(offsets: NDArray[np.int64]) -> NDArray[np.int32]:
     """Ranks from 1 of rows in lists that begin at offsets [n + 1]: int32 [offsets[-1]]."""
     total = int(offsets[-1])
-    found: NDArray[np.int32] = (np.arange(total) - np.repeat(offsets[:-1], np.diff(offsets)) + 1).astype(np.int32)
-    return found
+    ranks: NDArray[np.int32] = (np.arange(total) - np.repeat(offsets[:-1], np.diff(offsets)) + 1).astype(np.int32)
+    return ranks
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
-#: Blocks are filled up to a multiple of so many rows: a matrix product takes the odd rows at its end by another way,
-#: with other last bits, and a pair's score is to be the same whatever stands beside it.
+#: Blocks are padded to a multiple of so many rows. A matrix product computes left-over rows by another kernel, which
+#: rounds differently, and a pair's score must not depend on the pairs beside it.
 _FULL_ROWS = 256
-#: Items whose scores are looked at alone and together.
+#: Items whose pairs are scored alone and together.
 CHECKED_ITEMS = 48
-#: The column of users that lists the keys of items they must not be shown, where there is one and all items are ranked.
+#: Optional column of users: keys of items to leave out, if all items are ranked.
 SEEN = "__seen"
-#: Columns of users with candidates of their own: their items' rows, array<int>, and where each is from, array<int>.
+#: Columns of users with candidates: rows of the items, array<int>, and source bits of each, array<int>.
 ITEMS, SOURCES = "__items", "__sources"
 
 
@@ -134,14 +134,14 @@ class TaskInputs:
     #: The saved model's folder, visible on every executor.
     model: Location
     threads: int
-    #: Kept of each user: by score, before `rerank`.
+    #: Items to keep of each user by score, before `rerank`.
     top_k: int
     user_key: str
-    #: In order of the key: the order in which ties are broken.
+    #: Items in order of the key, in which ties are broken.
     items: ItemTable
     item_features: ItemFeatures
     user_columns: tuple[str, ...]
-    #: Everything that `PairFeatures` needs besides the fitted workflow, which each process loads from the model.
+    #: With `user_columns` and `context`, all that `PairFeatures` needs besides the workflow, which each process loads.
     item_names: tuple[str, ...]
     context: dict[str, pa.Scalar]
     block_pairs: int = BLOCK_PAIRS
@@ -149,13 +149,13 @@ class TaskInputs:
     output: str | None = None
     #: Where workers of a host map the model's tables; None: each has them in its memory.
     maps: HostPlace | None = None
-    #: Tables that are not mapped: a task is given their rows before its users (headrace.score.joined_rows).
+    #: Tables that are not mapped: a task receives their rows before its users (headrace.score.joined_rows).
     joined: frozenset[str] = frozenset()
-    #: Whether a task has a GPU to itself, on which a model with embeddings computes.
+    #: True if each task has a GPU of its own for a model with embeddings.
     gpu: bool = False
-    #: Of a model of two stages: kept of each user by the first, for the second; None: as many as `top_k`.
+    #: For a model of two stages: items per user that the first passes to the second; None: `top_k`.
     rank_depth: int | None = None
-    #: What makes lists of the best; None: they are the lists.
+    #: Makes lists of the best items; None: the best items are the list.
     rerank: Reranker | None = None
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
@@ -175,7 +175,7 @@ def score_batches(
         task: the items and the model.
         batches: users: the key, the user's columns and perhaps `__seen`, or `__items` and perhaps `__sources`.
         count: is called with the number of pairs of each finished block.
-        unmet: `Listed.unmet` of each block is added to it.
+        unmet: `OutputRows.unmet` of each block is added to it.
 
     Yields:
         Batches of (user key, item key, rank int32 from 1, score float32), one for each block of users; with `__sources`
@@ -187,10 +187,10 @@ def score_batches(
     predictor, fitted = task.load()
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     pairs, *second = (_Pairs(task, stage, features) for stage in stages_of(predictor))
-    kept = (task.rank_depth or task.top_k) if second else task.top_k
+    depth = (task.rank_depth or task.top_k) if second else task.top_k
     for batch in batches:
         columns = features.user_columns(batch)
-        lists = Candidates.of(batch) if ITEMS in batch.schema.names else None
+        lists = CandidateLists.from_batch(batch) if ITEMS in batch.schema.names else None
         lengths = np.full(batch.num_rows, task.items.rows, np.int64) if lists is None else lists.lengths
         for users in blocks(lengths, task.block_pairs):
             part = batch.slice(users.start, len(users))
@@ -205,11 +205,11 @@ def score_batches(
                 square = scores.reshape(len(users), task.items.rows)
                 if SEEN in batch.schema.names:
                     _leave_out(square, part.column(SEEN), task.items)
-                ranked = best_of_all(keys, square, kept)
+                ranked = best_of_all(keys, square, depth)
             else:
                 span = slice(int(lists.offsets[users.start]), int(lists.offsets[users.stop]))
-                of = None if lists.sources is None else lists.sources[span]
-                ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, of, kept)
+                list_sources = None if lists.sources is None else lists.sources[span]
+                ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, list_sources, depth)
             for stage in second:
                 ranked = _ranked_again(stage, batch, columns, users.start, ranked)
             yield _rows(ranked, task, unmet)
@@ -221,14 +221,14 @@ def blocks(lengths: NDArray[np.int64], block_pairs: int) -> Iterator[range]:
     ends = np.cumsum(lengths)
     start = 0
     while start < len(lengths):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + block_pairs, side="right")))
+        pairs_before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, pairs_before + block_pairs, side="right")))
         yield range(start, stop)
         start = stop
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidateLists:
     """Lists of a batch of users. offsets: [users + 1]; items: int32 [N]; sources: int32 [N] or None."""
 
     offsets: NDArray[np.int64]
@@ -236,16 +236,16 @@ class Candidates:
     sources: NDArray[np.int32] | None
 
     @staticmethod
-    def of(batch: pa.RecordBatch) -> Candidates:
+    def from_batch(batch: pa.RecordBatch) -> CandidateLists:
         lengths = pc.fill_null(pc.list_value_length(batch.column(ITEMS)), 0).to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        found = [
+        columns = [
             None if name not in batch.schema.names else batch.column(name).flatten().to_numpy(zero_copy_only=False)
             for name in (ITEMS, SOURCES)
         ]
-        assert found[0] is not None
-        return Candidates(offsets, found[0].astype(np.int32, copy=False), found[1])
+        assert columns[0] is not None
+        return CandidateLists(offsets, columns[0].astype(np.int32, copy=False), columns[1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -270,17 +270,17 @@ class _Pairs:
             i: rows of items, [n].
         """
         task = self.task
-        of_items = task.item_features.open()
+        item_columns = task.item_features.open()
         scores = np.empty(len(u), dtype=np.float32)
         for start in range(0, len(u), task.block_pairs):
             users, items = u[start : start + task.block_pairs], i[start : start + task.block_pairs]
             count = len(users)
             users, items = _filled_up(users), _filled_up(items)
-            pairs = gather(columns, of_items, users, items)
+            pairs = gather(columns, item_columns, users, items)
             if self.features.of_pair:
                 parts = [task.items.take(c, items) for c in self.features.item_parts]
-                things = pa.RecordBatch.from_arrays(parts, list(self.features.item_parts))
-                pairs |= self.features.cross_columns(take_rows(self._own(batch), users), things)
+                item_batch = pa.RecordBatch.from_arrays(parts, list(self.features.item_parts))
+                pairs |= self.features.cross_columns(take_rows(self._user_batch(batch), users), item_batch)
             scores[start : start + count] = self.predictor.predict(pairs)[:count]
         if not np.isfinite(scores).all():
             raise UserError(
@@ -288,7 +288,7 @@ class _Pairs:
             )
         return scores
 
-    def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _user_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.select([c for c in self.features.user if c in batch.schema.names])
 
 
@@ -314,9 +314,9 @@ def scores_stand_alone(task: TaskInputs, batch: pa.RecordBatch) -> bool:
     for stage in stages_of(predictor):
         pairs = _Pairs(task, stage, features)
         together = pairs.scores(batch, columns, u, i)
-        # In another order, cut elsewhere; and each user by itself.
-        back, at = np.arange(len(u))[::-1], len(u) // 3 + 1
-        cuts = [back[:at], back[at:], *np.split(np.arange(len(u)), batch.num_rows)]
+        # Reversed, cut in two elsewhere, and each user alone.
+        reversed_rows, middle = np.arange(len(u))[::-1], len(u) // 3 + 1
+        cuts = [reversed_rows[:middle], reversed_rows[middle:], *np.split(np.arange(len(u)), batch.num_rows)]
         for cut in (c for c in cuts if len(c)):
             if not np.array_equal(pairs.scores(batch, columns, u[cut], i[cut]), together[cut]):
                 return False
@@ -334,8 +334,8 @@ def _ranked_again(pairs: _Pairs, batch: pa.RecordBatch, columns: Columns, start:
 def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, items: ItemTable) -> None:
     """Make the scores of items that a user has seen minus infinity, in place. scores: [users, items]."""
     rows = np.repeat(np.arange(len(seen)), pc.fill_null(pc.list_value_length(seen), 0).to_numpy(zero_copy_only=False))
-    places = items.rows_of(seen.flatten())
-    scores[rows[places >= 0], places[places >= 0]] = -np.inf
+    item_rows = items.rows_of(seen.flatten())
+    scores[rows[item_rows >= 0], item_rows[item_rows >= 0]] = -np.inf
 
 
 def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | None = None) -> pa.RecordBatch:
@@ -352,7 +352,7 @@ def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | No
     first = {
         "user": ranked.users.take(pa.array(users)),
         "item": task.items.keys(ranked.item_rows[chosen]),
-        "rank": pa.array(places(offsets)),
+        "rank": pa.array(ranks(offsets)),
         "score": pa.array(ranked.scores[chosen]),
     }
     if ranked.sources is not None:

@@ -28,8 +28,8 @@ from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
 from headrace.score.columns import context_scalars
-from headrace.score.entities import Active
-from headrace.score.joined_tables import HeldRows, Parts, joined_tables, parts_of
+from headrace.score.entities import ActiveEvents
+from headrace.score.joined_tables import Parts, ReceivedRows, joined_tables, parts_of
 from headrace.score.loaded_model import loaded_model, loaded_workflow, predict_rows
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
@@ -50,11 +50,11 @@ class _Rows:
     threads: int
     output: str | None
     maps: HostPlace
-    #: Tables that are not mapped: a task is given their rows before its own.
+    #: Tables that are not mapped: a task receives their rows before its own.
     joined: frozenset[str]
     names: tuple[str, ...]
-    #: How many of the columns are kept; the others are there for the features alone.
-    kept: int
+    #: Number of leading columns to write; the others serve the features alone.
+    kept_columns: int
     context: Mapping[str, pa.Scalar]
 
     def load(self) -> tuple[Predictor, FittedWorkflow]:
@@ -65,8 +65,8 @@ class _Rows:
         """Batches with the columns `names`, to those that are kept and the scores."""
         predictor, fitted = self.load()
         for batch in batches:
-            found = pa.array(predict_rows(predictor, fitted, batch, self.context), pa.float32())
-            columns = [*batch.columns[: self.kept], found]
+            scores = pa.array(predict_rows(predictor, fitted, batch, self.context), pa.float32())
+            columns = [*batch.columns[: self.kept_columns], scores]
             yield pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
 
 
@@ -108,31 +108,31 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     folder, maps = ctx.ws.locate(chosen.output.name), ctx.ws.mapped(ctx.spec.pipeline)
     joined = joined_tables(score.embeddings, folder, maps, gpu=False)
     fitted = loaded_workflow(folder, maps)
-    kept, given = len(rows.columns), context_scalars(ctx.spec, score)
-    context = {c: given[c] for c in given if c not in rows.columns}
+    table_width, constants = len(rows.columns), context_scalars(ctx.spec, score)
+    context = {c: constants[c] for c in constants if c not in rows.columns}
     missing = [c for c in fitted.input_columns if c not in rows.columns and c not in context]
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
-    # The folder is the outer block: it appears when what the rows were made of has been seen to be unchanged.
-    with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole:
+    # The folder is the outer block, so that it appears only after the inputs were checked to be unchanged.
+    with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as complete_rows:
         mapped = ctx.ws.on_hosts(maps) if ctx.spec.spark.own_scratch else maps
-        task = _Rows(folder, threads, score.output, mapped, joined, tuple(whole.columns), kept, context)
+        task = _Rows(folder, threads, score.output, mapped, joined, tuple(complete_rows.columns), table_width, context)
         fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]
-        schema = StructType([*fields, StructField(f"c{kept}", FloatType())])
-        held = HeldRows.of(spark.sparkContext, joined) if joined else None
+        schema = StructType([*fields, StructField(f"c{table_width}", FloatType())])
+        received = ReceivedRows.empty(spark.sparkContext, joined) if joined else None
         count = rows.count() if joined else 0
-        scored = _scored(spark, task, whole, fitted.input_columns, count, schema, held)
+        scored = _scored(spark, task, complete_rows, fitted.input_columns, count, schema, received)
         named = scored.toDF(*rows.columns, ADDED[0]).withColumn(ADDED[1], F.lit(chosen.output.version))
-        # Rows of tables come in long messages.
+        # Messages with table rows are large, so Spark's batches are bounded.
         with bounded_batches(spark) if joined else nullcontext():
             named.write.format(form).mode("append").save(str(building))
-    if held is not None:
-        found = held.facts()
+    if received is not None:
+        totals = received.facts()
         log.info(
             "score: %s rows of %s were brought to the tasks (%s bytes), %s of them to one task",
-            f"{found['rows']:,}",
-            ", ".join(found["tables"]),
-            f"{found['bytes']:,}",
-            f"{found['most_rows_of_a_task']:,}",
+            f"{totals['rows']:,}",
+            ", ".join(totals["tables"]),
+            f"{totals['bytes']:,}",
+            f"{totals['most_rows_of_a_task']:,}",
         )
     return spark.read.format(form).load(str(target)).count()
 
@@ -145,12 +145,14 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
     Raises:
         UserError: a column is not declared, a row cannot be read, or the file is damaged.
     """
-    own, info = ctx.spec.source, file.info()
+    pipeline_source, info = ctx.spec.source, file.info()
     landing_file = LandingFile(str(file), file, info.size, info.modified_ns, info.tag)
     separator = "\t" if without_ending(file.name).lower().endswith(".tsv") else ","
     source = LandingSource(format="csv", path=str(file), separator=separator)
-    if isinstance(own, LandingSource) and own.format == "csv":
-        source = own.model_copy(update={"path": str(file), "header": True, "complete": None, "catch_up_days": 0})
+    if isinstance(pipeline_source, LandingSource) and pipeline_source.format == "csv":
+        source = pipeline_source.model_copy(
+            update={"path": str(file), "header": True, "complete": None, "catch_up_days": 0}
+        )
     declared = {c.name: c for c in ctx.spec.table.columns if c.path is None}
     form = QuotedFields(source.separator, source.trim, source.escape)
     names = declared_names(landing_file, header_of(landing_file, form, source.multiline), declared)
@@ -163,7 +165,7 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
         raise UserError(f"{file} is empty: its first line must name its columns")
     columns = tuple(declared[name].model_copy(update={"required": False}) for name in names)
     table = Table(columns=columns, text_nul=ctx.spec.table.text_nul)
-    epochs = {name: unit for name, unit in own.timestamps.items() if name in names}
+    epochs = {name: unit for name, unit in pipeline_source.timestamps.items() if name in names}
     source = source.model_copy(update={"timestamps": epochs})
     batch = LandingBatch(spark, source, table, (LandingDay(ctx.ds, (landing_file,)),))
     (frame,) = CsvReader().read(batch)
@@ -182,32 +184,32 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
 def _scored(
     spark: SparkSession,
     task: _Rows,
-    whole: DataFrame,
+    complete_rows: DataFrame,
     read: Sequence[str],
     rows: int,
     schema: StructType,
-    held: HeldRows | None,
+    received: ReceivedRows | None,
 ) -> DataFrame:
     """Return the frame that tasks make of rows that have all columns.
 
     Args:
         spark: the session.
         task: what each does.
-        whole: the rows.
+        complete_rows: the rows.
         read: the columns that the features read; constants of the context are not among the rows'.
         rows: how many they are, where rows of tables are joined in.
         schema: of what tasks make.
-        held: is told what rows of tables the tasks were brought; None: all are mapped.
+        received: is told what rows of tables the tasks were brought; None: all are mapped.
     """
     # mapInArrow reads a dot in a column's name as a field's: numbers travel.
-    frame = whole.toDF(*[f"c{i}" for i in range(len(whole.columns))])
+    frame = complete_rows.toDF(*[f"c{i}" for i in range(len(complete_rows.columns))])
     if task.joined:
-        # And torch, which no other driver needs.
+        # This imports torch, which no other driver needs.
         from headrace.score.joined_rows import CodesOfRows, map_with_table_rows
 
         key = F.xxhash64(*[F.col(f"c{task.names.index(c)}") for c in read if c in task.names])
         parts, needed = Parts.by_hash(key, parts_of(spark, rows)), partial(CodesOfRows, task, task.context)
-        return map_with_table_rows(spark, task, needed, frame, task.names, parts, task, schema, held)
+        return map_with_table_rows(spark, task, needed, frame, task.names, parts, task, schema, received)
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from task(pa.RecordBatch.from_arrays(batch.columns, list(task.names)) for batch in batches)
@@ -226,29 +228,29 @@ def _with_columns(
     score = ctx.spec.score
     assert score is not None
     sides = {"user": score.user, "item": score.item}
-    asked = {side: [c for c in missing if c in entity.columns] for side, entity in sides.items()}
-    nowhere = [c for c in missing if not any(c in found for found in asked.values())]
+    columns_by_side = {side: [c for c in missing if c in entity.columns] for side, entity in sides.items()}
+    nowhere = [c for c in missing if not any(c in side_columns for side_columns in columns_by_side.values())]
     if nowhere:
         raise UserError(
             f"the features of the model read {', '.join(repr(c) for c in nowhere)}, which {source} lacks "
             f"(it has: {', '.join(rows.columns)}) and score.user, score.item and score.context do not give"
         )
-    for side, columns in asked.items():
+    for side, columns in columns_by_side.items():
         if columns and sides[side].key not in rows.columns:
             raise UserError(f"{source} has neither '{columns[0]}' nor the {side}'s key '{sides[side].key}'")
-    lacking = [stage for stage in ("ingest", "features") if stage not in ctx.upstream]
-    if lacking:
+    missing_stages = [stage for stage in ("ingest", "features") if stage not in ctx.upstream]
+    if missing_stages:
         raise UserError(
             f"{source} lacks {', '.join(repr(c) for c in missing)}, and what users and items have of them is not known "
             f"for {ctx.ds}. Run: headrace run {ctx.spec.argument} --ds {ctx.ds} --to features"
         )
-    active = Active.of(ctx, spark)
+    active = ActiveEvents.read(ctx, spark)
     user, item = (e.model_copy(update={"limit": None}) for e in sides.values())
     with active.entities(user, item) as frames:
-        for (side, columns), frame in zip(asked.items(), frames, strict=True):
+        for (side, columns), frame in zip(columns_by_side.items(), frames, strict=True):
             if columns:
                 key = sides[side].key
-                found = frame.select(col(key).alias("__key"), *[col(c) for c in columns])
-                rows = rows.join(found, col(key) == F.col("__key"), "left").drop("__key")
+                values = frame.select(col(key).alias("__key"), *[col(c) for c in columns])
+                rows = rows.join(values, col(key) == F.col("__key"), "left").drop("__key")
         yield rows
         active.reader.check_unchanged()

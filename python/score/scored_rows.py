@@ -24,7 +24,7 @@ from headrace.lake.spark.gpus import gpu_profile
 from headrace.lake.spark.tasks import report_peak_memory
 from headrace.logs import Progress, report_progress
 from headrace.score.incremental import UsersToScore
-from headrace.score.joined_tables import HeldRows, Parts
+from headrace.score.joined_tables import Parts, ReceivedRows
 from headrace.score.ranking import TaskInputs, score_batches
 from headrace.score.rerank.reranker import UnmetByTask
 from headrace.stage import Context
@@ -41,16 +41,16 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
 
     def tell() -> None:
         first: tuple[int, float] | None = None
-        shown = 0
+        last_scored = 0
         while not done.wait(_SECONDS):
-            # A task that is run twice counts twice.
+            # Spark adds the counts of a retried task again.
             scored, now = min(counter.value, pairs), time.perf_counter()
-            if scored == shown:
+            if scored == last_scored:
                 continue
-            shown = scored
+            last_scored = scored
             line = f"{scored:,}/{pairs:,} pairs ({100 * scored // pairs} %), {scored / (now - tick):,.0f} pairs/s"
             left = None
-            # The first tasks pay for the start of the workers and the load of the model; the pace is that of the rest.
+            # The first tasks start the workers and load the model, so the pace is measured after them.
             if first is None:
                 first = (scored, now)
             else:
@@ -68,18 +68,18 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
         thread.join()
 
 
-#: Tasks for each core, so that cores finish together and progress is seen; and the most pairs of a task.
+#: Tasks per core, so that cores finish together and progress shows; and the largest task, in pairs.
 _TASKS_A_CORE = 4
 _TASK_PAIRS = 4_000_000
-#: The column of the scores where there are candidates: the names of the sources that gave the item.
-OF_CANDIDATES = {"source": "string"}
-#: Columns of the scores where there are rules for lists.
-OF_RERANK = {"propensity": "double", "reason": "string"}
+#: Column of the scores if there are candidates: the names of the sources that gave the item.
+CANDIDATE_COLUMNS = {"source": "string"}
+#: Columns of the scores if there are rules for lists.
+RERANK_COLUMNS = {"propensity": "double", "reason": "string"}
 
 
 def score_columns(score: Score) -> list[str]:
     """Return the columns of a spec's scores."""
-    more = [*(OF_CANDIDATES if score.candidates else ()), *(OF_RERANK if score.rerank else ())]
+    more = [*(CANDIDATE_COLUMNS if score.candidates else ()), *(RERANK_COLUMNS if score.rerank else ())]
     return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *more]
 
 
@@ -92,7 +92,7 @@ def scored_rows(
     model: str,
     measures: tuple[Accumulator[float], UnmetByTask],
     sources: Sequence[str] | None,
-    held: HeldRows | None = None,
+    received: ReceivedRows | None = None,
 ) -> Iterator[DataFrame]:
     """Give the table's rows of the users to be scored and of those kept, to be computed within the block.
 
@@ -107,7 +107,7 @@ def scored_rows(
         model: its version.
         measures: of the workers' memory; of rules that lists of those who are scored now could not keep.
         sources: the names of the candidates' sources; None: all items are ranked.
-        held: is told what rows of tables the tasks were brought; None: all are mapped.
+        received: is told what rows of tables the tasks were brought; None: all are mapped.
     """
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
@@ -123,26 +123,26 @@ def scored_rows(
     peak, unmet = measures
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        of_task: Counter[tuple[str, str]] = Counter()
-        yield from score_batches(shared.value, batches, counter.add, of_task)
-        if of_task:
-            unmet.add(of_task)
+        task_unmet: Counter[tuple[str, str]] = Counter()
+        yield from score_batches(shared.value, batches, counter.add, task_unmet)
+        if task_unmet:
+            unmet.add(task_unmet)
         report_peak_memory(peak)
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from work(pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    of_lists = [] if score.rerank is None else list(OF_RERANK.items())
+    rerank_columns = [] if score.rerank is None else list(RERANK_COLUMNS.items())
     written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
     written += [] if sources is None else [("sources", "int")]
-    schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists])
+    schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *rerank_columns])
     if task.joined:
-        # And torch, which no other driver needs.
+        # This imports torch, which no other driver needs.
         from headrace.score.joined_rows import CodesOfUsers, map_with_table_rows
 
         needed, parts = partial(CodesOfUsers, task), Parts.by_hash(key, tasks)
-        best = map_with_table_rows(spark, task, needed, numbered, names, parts, work, schema, held)
+        best = map_with_table_rows(spark, task, needed, numbered, names, parts, work, schema, received)
     else:
         partitioned = numbered.repartition(tasks, key).sortWithinPartitions(key)
         best = partitioned.mapInArrow(named, schema, profile=gpu_profile(spark) if task.gpu else None)
@@ -154,12 +154,12 @@ def scored_rows(
         "score",
         F.lit(model).alias("model_version"),
         *([] if sources is None else [names_of_sources(sources).alias("source")]),
-        *[name for name, _ in of_lists],
+        *[name for name, _ in rerank_columns],
     )
-    if users.kept is not None:
-        kept = users.kept.withColumn("ds", F.lit(ctx.ds))
-        frame = frame.unionByName(kept.select(*[col(c) for c in frame.columns]))
-    # Rows of tables come in long messages.
+    if users.unchanged_scores is not None:
+        unchanged = users.unchanged_scores.withColumn("ds", F.lit(ctx.ds))
+        frame = frame.unionByName(unchanged.select(*[col(c) for c in frame.columns]))
+    # Messages with table rows are large, so Spark's batches are bounded.
     bounded = bounded_batches(spark) if task.joined else nullcontext()
     with progress(counter, max(1, pairs)), bounded:
         yield frame

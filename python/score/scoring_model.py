@@ -69,9 +69,9 @@ def scoring_model(ctx: Context) -> ScoringModel:
     has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
     if spec.score.model == "baseline":
         if not has_baseline:
-            why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
+            reason = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
             raise UserError(
-                f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
+                f"score.model is 'baseline', but pipeline '{spec.pipeline}' {reason}; run: "
                 f"headrace run {spec.argument} --ds {ctx.ds} --from baseline, or set score.model=neural"
             )
         return _model_of(ctx, "baseline")
@@ -87,25 +87,31 @@ def scoring_model(ctx: Context) -> ScoringModel:
                 f"(it has: {', '.join(candidate.facts['metrics'])}); ask for it in train.evaluation.metrics, or set "
                 f"another score.metric"
             )
-    mine, other = (c.facts["metrics"][metric] for c in (neural, baseline))
-    # Where a day has one class only, no AUC is defined: such a model is the worse, and the neural one stays of two.
-    if mine is None or other is None:
-        return baseline if mine is None and other is not None else neural
-    return baseline if (other > mine if HIGHER_IS_BETTER[metric] else other < mine) else neural
+    neural_value, baseline_value = (c.facts["metrics"][metric] for c in (neural, baseline))
+    # A day with a single class has no AUC. A model without a value loses; if both lack one, the neural model stays.
+    if neural_value is None or baseline_value is None:
+        return baseline if neural_value is None and baseline_value is not None else neural
+    return (
+        baseline
+        if (baseline_value > neural_value if HIGHER_IS_BETTER[metric] else baseline_value < neural_value)
+        else neural
+    )
 
 
-def _registered(ctx: Context, asked: str) -> ScoringModel:
+def _registered(ctx: Context, requested: str) -> ScoringModel:
     """Return a version of the registered model, trained for whatever day.
 
     Raises:
         UserError: there is none, or its folder is gone.
     """
     name = registered_name(ctx.spec.pipeline, _judged_stage(ctx))
-    found = champion(ctx.ws, name, asked[1:]) if asked[0] == "@" else numbered(ctx.ws, name, asked)
-    if found is None:
-        what = f"alias '{asked[1:]}'" if asked[0] == "@" else f"version {asked}"
-        raise UserError(f"the registry {ctx.ws.registry_uri} has no {what} of model '{name}': score.model asks for it")
-    return _of_version(ctx, found)
+    version = champion(ctx.ws, name, requested[1:]) if requested[0] == "@" else numbered(ctx.ws, name, requested)
+    if version is None:
+        description = f"alias '{requested[1:]}'" if requested[0] == "@" else f"version {requested}"
+        raise UserError(
+            f"the registry {ctx.ws.registry_uri} has no {description} of model '{name}': score.model asks for it"
+        )
+    return _of_version(ctx, version)
 
 
 def _champion(ctx: Context) -> ScoringModel:
@@ -116,8 +122,8 @@ def _champion(ctx: Context) -> ScoringModel:
         UserError: there is none, or its folder is gone.
     """
     name = registered_name(ctx.spec.pipeline, _judged_stage(ctx))
-    found = champion_of_day(ctx.ws, name, ctx.ds)
-    if found is None:
+    version = champion_of_day(ctx.ws, name, ctx.ds)
+    if version is None:
         gate = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "gate"))
         refused = gate is not None and gate.facts.get("verdict") == "refused"
         raise (RefusedError if refused else UserError)(
@@ -125,14 +131,16 @@ def _champion(ctx: Context) -> ScoringModel:
             f"{ctx.spec.argument} --ds {ctx.ds}; promote one by hand (headrace promote), or score with the day's own: "
             f"--model today"
         )
-    return _of_version(ctx, found)
+    return _of_version(ctx, version)
 
 
-def _of_version(ctx: Context, found: Version) -> ScoringModel:
-    if not found.source.is_dir():
-        raise UserError(f"{found.source}, version {found.version} of model '{found.name}', is gone: choose another one")
-    output = Output(kind="model", name=ctx.ws.name_of(found.source), version=found.key)
-    facts = {"metrics": found.metrics, "registered": {"name": found.name, "version": found.version}}
+def _of_version(ctx: Context, version: Version) -> ScoringModel:
+    if not version.source.is_dir():
+        raise UserError(
+            f"{version.source}, version {version.version} of model '{version.name}', is gone: choose another one"
+        )
+    output = Output(kind="model", name=ctx.ws.name_of(version.source), version=version.key)
+    facts = {"metrics": version.metrics, "registered": {"name": version.name, "version": version.version}}
     return ScoringModel(_judged_stage(ctx), output, facts)
 
 

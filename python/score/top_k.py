@@ -20,7 +20,7 @@ from headrace.errors import UserError
 from headrace.machine import native
 from headrace.numeric.jagged import JaggedArray
 
-#: Raise it with that of native/cpp/top_k.cpp when a function's name, arguments or meaning change.
+#: Raise it, here and in native/cpp/top_k.cpp, when a function's name, arguments or meaning change.
 _VERSION = 1
 _I64, _I32, _P = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
 RETRIEVAL = native.Interface(
@@ -63,11 +63,11 @@ def library() -> ctypes.CDLL | None:
     return RETRIEVAL.load(RETRIEVAL.path(), _VERSION)
 
 
-#: Bytes that a thread's best items so far may take.
+#: Memory for a thread's best items so far, in bytes.
 BLOCK_BYTES = 32 << 20
-#: Users of a block, for each thread: their vectors and thresholds stay in a processor's second cache.
+#: Users of a block, per thread, so that their vectors and thresholds stay in the second-level cache.
 _BLOCK_USERS = 2_048
-#: NumPy: items of a block, and scores of a block.
+#: Items of a block, and scores in memory at once, without the C++ library.
 _BLOCK_ITEMS, _BLOCK_SCORES = 8_192, 1 << 22
 
 #: Vectors of items in order: (number of the first one, float32 [n, D]).
@@ -75,7 +75,7 @@ Blocks = Sequence[tuple[int, NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
-class Found:
+class TopItems:
     """The best items of some users, best first; of equal scores, the lower number first."""
 
     #: int32 [users, k]: numbers of items, -1 behind the last one.
@@ -92,7 +92,7 @@ def best_items(
     excluded: JaggedArray | None = None,
     threads: int = 1,
     block_bytes: int = BLOCK_BYTES,
-) -> Found:
+) -> TopItems:
     """Return the k best items of each user; fewer where there are fewer that are not excluded.
 
     Where the C++ library is, what is found for a user depends on the user's own vector and exclusions alone, not on who
@@ -114,8 +114,8 @@ def best_items(
         raise ValueError(f"k is {k}")
     check_finite(queries, "users")
     queries = np.ascontiguousarray(queries, np.float32)
-    work: Callable[..., Found] = _native if library() is not None else _numpy
-    # Room for as many again beside the best: they are thinned out when it is full.
+    work: Callable[..., TopItems] = _native if library() is not None else _numpy
+    # Room for as many candidates beside the best; when it is full, all but the best k are dropped.
     room = 2 * k + 32
     users = max(1, min(_BLOCK_USERS, block_bytes // (8 * room))) * max(1, threads)
     ordered = None if excluded is None else ascending(excluded)
@@ -124,14 +124,14 @@ def best_items(
         for start in range(0, len(queries), users)
     ]
     if not parts:
-        return Found(np.empty((0, k), np.int32), np.empty((0, k), np.float32))
-    return Found(np.concatenate([p.items for p in parts]), np.concatenate([p.scores for p in parts]))
+        return TopItems(np.empty((0, k), np.int32), np.empty((0, k), np.float32))
+    return TopItems(np.concatenate([p.items for p in parts]), np.concatenate([p.scores for p in parts]))
 
 
-def check_finite(vectors: NDArray[np.float32], of: str) -> None:
+def check_finite(vectors: NDArray[np.float32], side: str) -> None:
     """Raise UserError where a number is NaN or infinite."""
     if not np.isfinite(vectors).all():
-        raise UserError(f"the model's vectors of {of} are not all finite: train it again (a lower rate?)")
+        raise UserError(f"the model's vectors of {side} are not all finite: train it again (a lower rate?)")
 
 
 def check_products(longest_query: float, longest_item: float) -> None:
@@ -164,7 +164,7 @@ def _part(lists: JaggedArray | None, start: int, stop: int) -> JaggedArray | Non
 
 def _native(
     queries: NDArray[np.float32], blocks: Blocks, k: int, room: int, excluded: JaggedArray | None, threads: int
-) -> Found:
+) -> TopItems:
     lib = library()
     assert lib is not None
     users, width = queries.shape
@@ -189,11 +189,11 @@ def _native(
             least.ctypes.data,
             threads,
         )
-    found = Found(np.empty((users, k), np.int32), np.empty((users, k), np.float32))
+    top = TopItems(np.empty((users, k), np.int32), np.empty((users, k), np.float32))
     lib.headrace_top_k_take(
-        users, k, room, keys.ctypes.data, counts.ctypes.data, found.items.ctypes.data, found.scores.ctypes.data, threads
+        users, k, room, keys.ctypes.data, counts.ctypes.data, top.items.ctypes.data, top.scores.ctypes.data, threads
     )
-    return found
+    return top
 
 
 def _check_block(vectors: NDArray[np.float32], width: int) -> None:
@@ -207,37 +207,37 @@ def _address(x: NDArray[Any] | None) -> int | None:
 
 def _numpy(
     queries: NDArray[np.float32], blocks: Blocks, k: int, room: int, excluded: JaggedArray | None, threads: int
-) -> Found:
+) -> TopItems:
     """Find the best items by NumPy. The result does not depend on room and threads."""
     users = max(1, _BLOCK_SCORES // _BLOCK_ITEMS)
-    found = [
-        _numpy_block(queries[at : at + users], blocks, k, _part(excluded, at, at + users))
-        for at in range(0, len(queries), users)
+    parts = [
+        _numpy_block(queries[start : start + users], blocks, k, _part(excluded, start, start + users))
+        for start in range(0, len(queries), users)
     ]
-    return Found(np.concatenate([f.items for f in found]), np.concatenate([f.scores for f in found]))
+    return TopItems(np.concatenate([f.items for f in parts]), np.concatenate([f.scores for f in parts]))
 
 
-def _numpy_block(queries: NDArray[np.float32], blocks: Blocks, k: int, excluded: JaggedArray | None) -> Found:
+def _numpy_block(queries: NDArray[np.float32], blocks: Blocks, k: int, excluded: JaggedArray | None) -> TopItems:
     users, width = queries.shape
     items, scores = np.empty((users, 0), np.int32), np.empty((users, 0), np.float32)
     owner = None if excluded is None else np.repeat(np.arange(users), excluded.lengths)
     for first, vectors in _cut(blocks):
         _check_block(vectors, width)
-        made = queries @ vectors.T
+        products = queries @ vectors.T
         if excluded is not None and owner is not None:
-            places = excluded.flat().astype(np.int64) - first
-            here = (places >= 0) & (places < len(vectors))
-            made[owner[here], places[here]] = -np.inf
-        numbers = np.broadcast_to(np.arange(first, first + len(vectors), dtype=np.int32), made.shape)
-        # Those before have lower numbers: of equal scores the lower column is the lower number.
-        items, scores = np.concatenate([items, numbers], axis=1), np.concatenate([scores, made], axis=1)
+            positions = excluded.flat().astype(np.int64) - first
+            in_block = (positions >= 0) & (positions < len(vectors))
+            products[owner[in_block], positions[in_block]] = -np.inf
+        numbers = np.broadcast_to(np.arange(first, first + len(vectors), dtype=np.int32), products.shape)
+        # Earlier blocks have lower numbers, so among equal scores the lower column is the lower number.
+        items, scores = np.concatenate([items, numbers], axis=1), np.concatenate([scores, products], axis=1)
         best = top_k(scores, k)
         items, scores = np.take_along_axis(items, best, axis=1), np.take_along_axis(scores, best, axis=1)
     missing = ((0, 0), (0, k - items.shape[1]))
     items = np.pad(items, missing, constant_values=-1)
     scores = np.pad(scores, missing, constant_values=-np.inf)
     items[np.isneginf(scores)] = -1
-    return Found(items, scores)
+    return TopItems(items, scores)
 
 
 def _cut(blocks: Blocks) -> Iterable[tuple[int, NDArray[np.float32]]]:

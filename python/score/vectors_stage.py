@@ -26,7 +26,7 @@ from headrace.models.predictor import read_meta
 from headrace.score.columns import check_columns, context_scalars
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
-from headrace.score.entities import Active
+from headrace.score.entities import ActiveEvents
 from headrace.score.joined_tables import Parts, joined_tables, parts_of
 from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.stage import Context, Result, Stage
@@ -35,7 +35,7 @@ from headrace.storage import Location
 log = logging.getLogger("headrace.score")
 
 _SIDES: tuple[Side, Side] = ("user", "item")
-#: Rows that are in memory at a time.
+#: Rows in memory at once.
 _ROWS = 8_192
 
 
@@ -65,7 +65,7 @@ class ExportVectors(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """Check that the versions of both tables still have this day's rows."""
-        return next((why for o in manifest.outputs if (why := verify_day(ctx.ws, o, ctx.ds)) is not None), None)
+        return next((fault for o in manifest.outputs if (fault := verify_day(ctx.ws, o, ctx.ds)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
@@ -79,8 +79,8 @@ class ExportVectors(Stage):
 
 
 def _entity(score: Score, side: Side) -> Entity:
-    found = score.user if side == "user" else score.item
-    return found.model_copy(update={"limit": None})
+    entity = score.user if side == "user" else score.item
+    return entity.model_copy(update={"limit": None})
 
 
 def _table(ctx: Context, side: Side) -> Location:
@@ -92,12 +92,12 @@ def _check_table(ctx: Context, score: Score, side: Side) -> None:
     if key.lower() in ("vector", "model_version", "ds"):
         raise UserError(f"score.{side}.key: '{key}' is the name of another column of the table of vectors")
     types = key_types(ctx.spec, score)
-    wanted = {"ds": "string", key: types[key], "vector": "array<float>", "model_version": "string"}
-    check_table_columns(_table(ctx, side), wanted, "its key was another")
+    columns = {"ds": "string", key: types[key], "vector": "array<float>", "model_version": "string"}
+    check_table_columns(_table(ctx, side), columns, "its key was another")
 
 
 def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Result:
-    active = Active.of(ctx, spark)
+    active = ActiveEvents.read(ctx, spark)
     peak = worker_peak_memory(spark.sparkContext)
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     outputs, rows = [], {}
@@ -134,17 +134,17 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
             def parts(frame: DataFrame = frame, of_key: Column = of_key) -> Parts:
                 return Parts.by_hash(of_key, parts_of(spark, frame.count()))
 
-            made = map_vectors(spark, task, numbered, names, parts, work, schema)
-            found = made.select(
+            vectors = map_vectors(spark, task, numbered, names, parts, work, schema)
+            table_rows = vectors.select(
                 F.lit(ctx.ds).alias("ds"),
                 F.col("key").alias(key),
                 "vector",
                 F.lit(model.version).alias("model_version"),
             )
             table = _table(ctx, side)
-            # Rows of tables come in long messages.
+            # Messages with table rows are large, so Spark's batches are bounded.
             with bounded_batches(spark) if joined else nullcontext():
-                version = write_day(found, table, ctx, f"{side}_vectors")
+                version = write_day(table_rows, table, ctx, f"{side}_vectors")
             shared.unpersist()
             rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)
             if not rows[f"{side}s"]:
@@ -178,6 +178,6 @@ def vector_batches(vectors: ModelVectors, key: str, batches: Iterable[pa.RecordB
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS):
             part = batch.slice(start, _ROWS)
-            made = vectors.of(part)
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(made.reshape(-1)), made.shape[1])
+            values = vectors.vectors(part)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
             yield pa.RecordBatch.from_arrays([part.column(key), lists.cast(pa.list_(pa.float32()))], ["key", "vector"])

@@ -26,7 +26,7 @@ from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
 from headrace.schema import TableColumn
-from headrace.score.entities import Active
+from headrace.score.entities import ActiveEvents
 from headrace.stage import Context, Result, check_stage, run_stage
 from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow
@@ -357,7 +357,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     # What is asked at the end of the day, by key.
     ingest = Manifest.load(ws.manifest("shop", DS, "ingest"))
     assert ingest is not None
-    active = Active.of(Context(shop(), ws, DS, {"ingest": ingest, "features": manifest}), spark)
+    active = ActiveEvents.read(Context(shop(), ws, DS, {"ingest": ingest, "features": manifest}), spark)
     score = shop().score
     assert score is not None
     with active.entities(score.user, score.item) as sides:

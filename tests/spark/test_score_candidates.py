@@ -29,7 +29,7 @@ from headrace.score.candidates.candidates import UserCandidates, candidates_of_u
 from headrace.score.candidates.covisitation import share_of_users
 from headrace.score.candidates.shared_lists import read_table
 from headrace.score.candidates.source import SourceContext, pairs_of
-from headrace.score.entities import Active
+from headrace.score.entities import ActiveEvents
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.workspace import Workspace
@@ -126,7 +126,7 @@ class Shop:
         def read(request: SourceRead) -> DataFrame:
             return sources[request.name]
 
-        active = Active(ctx, events, events, Preparation.from_spec(spec), reader, read)  # type: ignore[arg-type]
+        active = ActiveEvents(ctx, events, events, Preparation.from_spec(spec), reader, read)  # type: ignore[arg-type]
         users = pa.Table.from_pylist(
             self.users, pa.schema({"user": pa.int64(), "land": pa.string(), "most": pa.float64()})
         )

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from headrace.config import Experiment, Outcomes, Spec
 from headrace.errors import UserError
 from headrace.score.experiments.assignment import Live, Stop, arms, stop_arm
-from headrace.score.model_lists import Assigned
+from headrace.score.model_lists import AssignmentColumns
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -117,7 +117,7 @@ def test_arms_of_texts_and_numbers_are_those_of_arrow(spark: SparkSession) -> No
     ]
     for users in (pa.array([f"é{i}" for i in range(500)]), pa.array(np.arange(-250, 250))):
         is_integer = pa.types.is_integer(users.type)
-        assigned = Assigned.of(F.col("k"), is_integer, experiments, {None: 0, "baseline": 1})
+        assigned = AssignmentColumns.of_users(F.col("k"), is_integer, experiments, {None: 0, "baseline": 1})
         frame = spark.createDataFrame(pa.table({"k": users}))
         actual = frame.select("k", assigned.arms.alias("arms"), assigned.model.alias("model")).toPandas()
         assignment = dealt(users).set_index("user").loc[actual.k]

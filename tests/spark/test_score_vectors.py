@@ -148,7 +148,7 @@ def _check_vector_items(
     assert lists == listed(source, 3)
     # Of nothing the model knows something: neither of users nor of items of whom all is null.
     nulls = pa.RecordBatch.from_pydict({"price": pa.array([None], pa.float64()), "item": ["never met"]})
-    unlike = source._vectors("item").of(nulls)[0]
+    unlike = source._vectors("item").vectors(nulls)[0]
     known = {k: np.array(v) for k, v in vectors["item"].items() if k != keys[3] and not np.allclose(v, unlike)}
     assert source.facts["unknown_items"] == len(keys) - 1 - len(known)
     assert source.facts["items"] == len(known) > 5

@@ -29,7 +29,7 @@ from headrace.score.columns import check_columns, context_scalars
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
 from headrace.score.pair_features import PairFeatures, check_pair_features
-from headrace.score.ranking import ITEMS, SEEN, SOURCES, Listed, Ranked, TaskInputs, blocks, score_batches
+from headrace.score.ranking import ITEMS, SEEN, SOURCES, OutputRows, Ranked, TaskInputs, blocks, score_batches
 from headrace.storage import local
 
 COLUMNS = [
@@ -230,11 +230,11 @@ def test_lists_of_candidates_equal_a_loop_over_them(model: Path, block_pairs: in
 class Reversed:
     """The worst of what is kept first, without the best."""
 
-    def __call__(self, ranked: Ranked, items: ItemTable) -> Listed:
+    def __call__(self, ranked: Ranked, items: ItemTable) -> OutputRows:
         spans = [range(e - 1, s, -1) for s, e in zip(ranked.offsets[:-1], ranked.offsets[1:], strict=True)]
         offsets = np.cumsum([0, *map(len, spans)])
         rows = np.array([i for span in spans for i in span], np.int64)
-        return Listed(offsets, rows, 1 / (1 + rows), pa.array([f"row {i}" for i in ranked.item_rows[rows]]))
+        return OutputRows(offsets, rows, 1 / (1 + rows), pa.array([f"row {i}" for i in ranked.item_rows[rows]]))
 
 
 def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:

@@ -20,7 +20,7 @@ from headrace.manifest import fingerprint
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score import ranking
-from headrace.score.incremental import _Lists, _said
+from headrace.score.incremental import _Lists, _other_inputs
 from headrace.score.items import ItemTable
 from headrace.score.ranking import ITEMS, SOURCES, TaskInputs, score_batches, scores_stand_alone
 from headrace.storage import local
@@ -116,7 +116,7 @@ def test_lists_depend_on_the_model_the_settings_and_at_times_on_the_day(network:
     def lists_key(task: TaskInputs, ds: str = "2026-01-01", **more: Any) -> str:
         score = spec(**more).score
         assert score is not None
-        return fingerprint(_said(score, task, ds))
+        return fingerprint(_other_inputs(score, task, ds))
 
     key = lists_key(task)
     assert (

@@ -80,7 +80,7 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
     stored = written(lake, RunFolder(HostScratch("mapped/shop"), "run", ()))
     for host in ("one", "other"):
         monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / host))
-        host_folder = stored.here()
+        host_folder = stored.on_this_host()
         assert host_folder.is_below(local(tmp_path / host / "mapped" / "shop" / "scratch.run"))
         assert values(ItemFeatures(host_folder, stored.files, stored.ends).open(), n) == expected
     # A few of them, without a host's folder.

@@ -24,7 +24,7 @@ from headrace.score.candidates.item_vectors import (
     recall_share,
     search_index,
 )
-from headrace.score.candidates.vector_source import FindItems, MeasureRecall, Searched
+from headrace.score.candidates.vector_source import FindItems, MeasureRecall, VectorSearch
 from headrace.score.model_vectors import ModelVectors
 from headrace.score.top_k import best_items
 from headrace.storage import LeaseLost, Location, local
@@ -65,7 +65,7 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
     folder = memory_home(monkeypatch, tmp_path / "cache") / "vectors"
 
     class Model:
-        def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        def known_vectors(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
             return vectors, np.array([True, False, True])
 
     def attempt(building: Location) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_fewest_probes(needed: int, cells: int) -> None:
 class ColumnVectors:
     """A stand-in for a model: vectors that are columns; those of length 0 are of unknown users."""
 
-    def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def known_vectors(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         vectors = np.column_stack([batch.column(c).to_numpy() for c in ("x", "y")]).astype(np.float32)
         return vectors, np.abs(vectors).sum(axis=1) > 0
 
@@ -173,7 +173,7 @@ def test_lists_of_users_who_are_asked_for_different_numbers(
     stored = write(tmp_path_factory.mktemp("vectors") / "v", rows, items, [])
     users = rng.integers(-2, 3, (n, 2)).astype(np.float32)
     fetch = rng.integers(0, 50, n).astype(np.int32)
-    work = FindItems("wanted", cast(ModelVectors, ColumnVectors()), Searched(stored, threads=1))
+    work = FindItems("wanted", cast(ModelVectors, ColumnVectors()), VectorSearch(stored, threads=1))
     columns = [pa.array(users[:, 0]), pa.array(fetch), pa.array(users[:, 1])]
     result = [
         x for b in work([pa.RecordBatch.from_arrays(columns, ["x", "wanted", "y"])]) for x in b["items"].to_pylist()
@@ -207,7 +207,7 @@ def test_blocked_items_are_not_among_the_best(
 
 
 @dataclass(frozen=True)
-class Noted(Searched):
+class Noted(VectorSearch):
     """Notes what is asked of it."""
 
     requested: list[int] = field(default_factory=list)
@@ -245,7 +245,7 @@ def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> Non
         # Those of whom nothing is known come first.
         users = np.concatenate([np.zeros((400, 2), np.float32), queries[:known]])
         batch = pa.RecordBatch.from_arrays([pa.array(users[:, 0]), pa.array(users[:, 1])], ["x", "y"])
-        work = MeasureRecall(cast(ModelVectors, ColumnVectors()), Searched(stored, 1, index), 20, 0.9)
+        work = MeasureRecall(cast(ModelVectors, ColumnVectors()), VectorSearch(stored, 1, index), 20, 0.9)
         (measures,) = work([batch.slice(0, 300), batch.slice(300)])
         return cast(dict[str, Any], measures.to_pylist()[0])
 

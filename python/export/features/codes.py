@@ -19,7 +19,7 @@ from headrace.schema import FIRST_CODE, OOV_CODE
 
 #: Integer keys in the graph itself (about 75 bytes each in the runtime's memory); more are in a mapped file.
 MOST_INTEGERS = 1 << 20
-#: Texts are in the graph in any case, about 420 bytes each in the runtime's memory.
+#: Texts are always in the graph: about 420 bytes each in the runtime's memory.
 MOST_TEXTS = 4_000_000
 
 
@@ -197,7 +197,7 @@ def hashed_cross(step: Step, columns: Values) -> Values:
     graph = step.graph
     hashes, missing = None, None
     for x in columns.values():
-        # Of a missing value any number is hashed: the code is 0 then.
+        # A missing value's number is hashed like any other; its code becomes 0 in the end.
         hashes = xxhash64_integers(graph, integers(graph, x), hashes)
         missing = graph.either(missing, x.missing)
     assert hashes is not None

@@ -36,7 +36,7 @@ from headrace.storage import Location
 
 ROWS = "rows"
 MISSING, LENGTH = ".missing", ".length"
-#: Behind the name of a feature that is made: an input and an output of a graph cannot have one name.
+#: Suffix of a feature's tensor: an input and an output of a graph cannot share a name.
 FEATURE = ".feature"
 _DTYPES = {"float": "float32", "double": "float64", "boolean": "bool", "string": "object", "decimal": "object"}
 
@@ -48,7 +48,7 @@ class RawTensor:
     """A tensor of a request. `shape`: [rows], or [rows, length] with the name of its length."""
 
     name: str
-    #: NumPy's name; object: texts.
+    #: NumPy's name of the type; `object` for texts.
     dtype: str
     shape: tuple[str, ...]
 
@@ -206,7 +206,7 @@ def _typed(column: RawColumn, values: NDArray[Any], missing: NDArray[np.bool_] |
             if missing is not None:
                 texts = [None if m else t for t, m in zip(texts, missing.tolist(), strict=True)]
             return pa.array(texts, pa.string()).cast(type_)
-        # Of a missing value any number may stand there.
+        # A missing value may be stored as any number.
         numbers = values.astype(column.dtype, casting="same_kind")
         if missing is not None:
             numbers = np.where(missing, numbers.dtype.type(0), numbers)
@@ -246,7 +246,7 @@ class FeaturesStep:
             UserError: a tensor is missing, or has another type or shape.
         """
         batch = to_batch(self.columns, tensors)
-        # Columns that stand in a chain with others, and of which none of these features is made.
+        # A chain may read further columns from which none of these features is made.
         rest = [name for name in self.workflow.input_columns if name not in batch.schema.names]
         nulls = [pa.nulls(batch.num_rows, self.workflow.workflow.input_type(name).arrow) for name in rest]
         batch = pa.RecordBatch.from_arrays([*batch.columns, *nulls], [*batch.schema.names, *rest])

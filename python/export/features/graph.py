@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from headrace.storage import Location
 
-#: The operators are those of these versions (of ai.onnx, ai.onnx.ml).
+#: Versions of the operator sets ai.onnx and ai.onnx.ml, and of the file format.
 OPSET, ML_OPSET, IR_VERSION = 21, 4, 10
 ML = "ai.onnx.ml"
 BOOL, INT64, UINT64 = TensorProto.BOOL, TensorProto.INT64, TensorProto.UINT64

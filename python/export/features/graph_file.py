@@ -41,7 +41,7 @@ from headrace.features.workflow.workflow import BoundChain
 from headrace.schema import Feature, Kind
 from headrace.storage import Location
 
-#: How names begin that the graph has for itself.
+#: Prefixes of the names that the graph reserves.
 _RESERVED = ("node.", "constant.", "table.")
 _TYPES = {"object": STRING, "int64": INT64, "bool": BOOL, "float32": FLOAT, "float64": DOUBLE}
 
@@ -99,7 +99,7 @@ def write_features(
     graph = GraphWriter(folder)
     entered = {column.name: _entered(graph, column) for column in columns}
     for i, chain in chains:
-        # A column of which only other features of the chain are made: its nodes are left out in the end.
+        # Columns that only other features of the chain read; `prune` removes their nodes.
         types = {name: workflow.workflow.input_type(name) for name in chain.columns if name not in entered}
         values = {name: entered[name] if name in entered else _absent(graph, types[name]) for name in chain.columns}
         for j, (step, state) in enumerate(zip(chain.steps, workflow.states[i], strict=True)):

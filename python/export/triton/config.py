@@ -14,7 +14,7 @@ from headrace.export.features.columns import FEATURE, RawColumn
 from headrace.export.record import GraphTensor
 from headrace.schema import Feature, Kind
 
-#: By NumPy's names; object: texts.
+#: Triton's types by NumPy's names; `object` for texts.
 TYPES = {
     "object": "TYPE_STRING",
     "int64": "TYPE_INT64",
@@ -23,7 +23,7 @@ TYPES = {
     "float64": "TYPE_FP64",
 }
 Backend = Literal["onnxruntime", "python", "fil"]
-#: A dimension that a request says.
+#: A dimension that each request sets.
 ANY = -1
 
 
@@ -64,7 +64,7 @@ class Batching:
     instances: int = 1
 
 
-#: How trees are in a repository; how an index searches.
+#: Format of trees in a repository; method of an index.
 TreesAs = Literal["onnx", "fil"]
 IndexAs = Literal["exact", "faiss"]
 
@@ -100,11 +100,11 @@ class ModelConfig:
     outputs: tuple[TritonTensor, ...]
     batching: Batching
     backend: Backend | None = None
-    #: Whether rows are the tensors' first dimension, which `dims` leave out.
+    #: True if rows are the tensors' first dimension, which `dims` omit.
     batched: bool = True
     steps: tuple[EnsembleStep, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
-    #: Where it computes: KIND_AUTO is a GPU where there is one.
+    #: Device of the model; KIND_AUTO takes a GPU if there is one.
     kind: str = "KIND_AUTO"
 
     def text(self) -> str:
@@ -122,7 +122,7 @@ class ModelConfig:
                 yield "}"
         if self.backend is None:
             yield from _ensemble_lines(self.steps)
-            # There is one version of an ensemble, whose steps name theirs.
+            # An ensemble has one version; its steps name theirs.
             yield "version_policy { latest { num_versions: 1 } }"
         else:
             yield "version_policy { all { } }"

@@ -34,7 +34,7 @@ from headrace.storage import Location, local
 
 GRAPH_FILE, PYTHON_FILE = "model.onnx", "model.py"
 WORKFLOW = "workflow"
-#: Items that a cell of Faiss's inverted lists is for at least, and cells that a search looks at.
+#: Fewest items for each cell of Faiss's inverted lists, and cells that a search reads.
 _ITEMS_OF_A_CELL, _PROBES = 64, 16
 
 
@@ -73,7 +73,7 @@ def features_model(
     def fill(to: Location) -> None:
         write_features(workflow, to, GRAPH_FILE, only)
 
-    # Texts and look-ups: nothing that a GPU is better at.
+    # Texts and look-ups gain nothing from a GPU.
     return Model(ModelConfig(name, inputs, outputs, batching, "onnxruntime", kind="KIND_CPU"), fill), step.columns
 
 

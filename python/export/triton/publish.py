@@ -25,7 +25,7 @@ from headrace.storage import Location
 from headrace.storage.lease import Held
 
 CONFIG = "config.pbtxt"
-#: The version of an ensemble: its steps have versions of their own.
+#: An ensemble has one version; its steps name theirs.
 ENSEMBLE_VERSION = "1"
 _CHUNK = 1 << 20
 
@@ -117,7 +117,7 @@ def _put(repository: Location, staging: Location, model: Model, version: int) ->
                 f"{existing} is there with other files, and an ensemble names it: such a version is never changed. "
                 f"Give this export another version (--as-version)"
             )
-        # Of a killed run, or from which the ensembles went back: nobody is answered by it.
+        # A killed run left it, or the ensembles were rolled back from it: no request uses it.
         existing.move_to(staging / f"{model.config.name}-{version}")
         staged.move_to(existing)
 
@@ -129,7 +129,7 @@ def _put_ensemble(repository: Location, staging: Location, config: ModelConfig) 
         return
     with (staging / config.name).new_folder() as folder:
         (folder / CONFIG).put_text(config.text())
-        # Triton wants a folder for the version; stores of objects have none without a file.
+        # Triton needs a folder for the version; object stores have no folder without a file.
         (folder / ENSEMBLE_VERSION / ".keep").put_text("")
     (staging / config.name).move_to(target)
 

@@ -145,7 +145,7 @@ def fil_models(saved: Location, record: ExportRecord, name: str, batching: Batch
     def fill_trees(to: Location) -> None:
         (to / "xgboost.json").put_bytes(bytes(booster.save_raw("json")))
 
-    # Without classes FIL gives what the objective's link gives: a probability, or the number itself.
+    # Without classes, FIL returns the objective's output: a probability, or the number itself.
     parameters = {"model_type": "xgboost_json", "is_classifier": "false", "xgboost_allow_unknown_field": "true"}
     trees = ModelConfig(
         f"{name}.trees",

@@ -71,7 +71,7 @@ class Catalogue:
         """Read a Parquet file. Raises UserError: it is none, has no such column, or a key is null or there twice."""
         try:
             table = pq.read_table(file.local_path())
-        except StoreAway:  # nothing is known of the file
+        except StoreAway:  # the store is away, so the file may be fine
             raise
         except (OSError, pa.ArrowException) as e:
             raise UserError(f"{file} cannot be read as Parquet: {' '.join(str(e).split())[:200]}") from None
@@ -147,7 +147,7 @@ def write_two_stage(
     order = _order_model(f"{ranker.name}.order", known_items.keys, list_length, options)
     score = ensemble.outputs[0].name
     inputs = {t.name: t for t in (*column_tensors(user_columns), *column_tensors(rank_user_columns))}
-    # A column of both stages is one tensor; the pairs' columns have names of their own.
+    # A column that both stages read is one tensor; columns of pairs get names of their own.
     pairs = {t.name: f"pair.{t.name}" for t in candidates.config.outputs}
     steps = (
         *steps,

@@ -22,14 +22,14 @@ from headrace.features.layout.split import SPLIT
 from headrace.score.candidates.covisitation import CovisitedItems
 from headrace.score.candidates.fetch import (
     IS_NEW,
-    Asked,
     Fetching,
     Sides,
+    SourceRequest,
     blocked_pairs,
     facts_of,
     filter_sides,
     list_column,
-    of_conditions,
+    meeting_conditions,
 )
 from headrace.score.candidates.shared_lists import ListedItems, PopularItems, RecentItems, UnseenItems
 from headrace.score.candidates.source import BLOCKED, USER, ItemRanking, SourceContext, expression_errors
@@ -45,8 +45,8 @@ class Quotas:
 
     #: The most candidates of a user.
     limit: int
-    #: By source, in the order of the spec: its best candidates for which there are places whatever others give. All
-    #: of them are no more than `limit`.
+    #: Reserved places by source, in the order of the spec: its best candidates get them, whatever other sources give.
+    #: Their sum is at most `limit`.
     places: tuple[int, ...]
 
 
@@ -80,17 +80,17 @@ def unite(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.int32]]], quotas: 
     items = np.concatenate([values[offsets[0] : offsets[-1]] for offsets, values in lists]).astype(np.int32)
     source = np.repeat(np.arange(n_sources), [int(length.sum()) for length in lengths])
     place = np.concatenate([_places(v) for v in lengths])
-    kept = place < np.asarray(quotas.places)[source]
-    # One entry for each user and item: that of the first source; bits and kept places of all.
+    has_place = place < np.asarray(quotas.places)[source]
+    # One entry per user and item: the place in its first source, with the bits and reserved places of all its sources.
     order = np.lexsort((source, items, users))
-    users, items, source, place, kept = users[order], items[order], source[order], place[order], kept[order]
+    users, items, source, place, has_place = users[order], items[order], source[order], place[order], has_place[order]
     first = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])][: len(users)])
     bits = np.int32(1) << source.astype(np.int32)
     if len(first):
-        bits, kept = np.bitwise_or.reduceat(bits, first), np.logical_or.reduceat(kept, first)
+        bits, has_place = np.bitwise_or.reduceat(bits, first), np.logical_or.reduceat(has_place, first)
     users, items, source, place = users[first], items[first], source[first], place[first]
-    # Who gets a place: kept ones, then by source and its order.
-    order = np.lexsort((place, source, ~kept, users))
+    # Reserved places come first, then the sources in order, each by its own order.
+    order = np.lexsort((place, source, ~has_place, users))
     starts = np.searchsorted(users, np.arange(n))
     chosen = np.zeros(len(users), bool)
     chosen[order] = np.arange(len(users)) - starts[users[order]] < quotas.limit
@@ -128,7 +128,7 @@ def flat(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     return offsets - offsets[0], np.asarray(lists.flatten()).astype(np.int32)
 
 
-#: By `kind`: from the context of the run, the source's section and its place in the spec to the prepared source.
+#: Constructors of sources by `kind`: (context of the run, the source's section, its place in the spec).
 RANKINGS: Mapping[str, Callable[[SourceContext, Any, str], ItemRanking]] = {
     "vectors": VectorItems,
     "covisitation": CovisitedItems,
@@ -142,7 +142,7 @@ RANKINGS: Mapping[str, Callable[[SourceContext, Any, str], ItemRanking]] = {
 log = logging.getLogger("headrace.score")
 
 _COUNTS = "__counts"
-#: Users that are united at a time, in a task.
+#: Users whose lists a task unites at once.
 _USERS_AT_ONCE = 1024
 
 
@@ -156,7 +156,7 @@ class UserCandidates:
     names: tuple[str, ...]
     #: For the manifest: how many candidates, of which sources, and what filters left out.
     facts: dict[str, Any]
-    #: Of rows with the user's and the item's key, how many no filter should have let through: counted anew.
+    #: Counts rows (user key, item key) that the filters should have removed, by applying all filters again.
     violations: Callable[[DataFrame], int]
 
 
@@ -173,20 +173,20 @@ def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
     """
     candidates = context.score.candidates
     assert candidates is not None
-    context = replace(context, items=_with_events(context), kept={})
+    context = replace(context, items=_with_events(context), frames={})
     try:
         with expression_errors(context.score):
-            made = _made(context, candidates)
-        yield made
+            user_candidates = _compute_candidates(context, candidates)
+        yield user_candidates
     finally:
         context.release()
 
 
-def _made(context: SourceContext, candidates: Candidates) -> UserCandidates:
+def _compute_candidates(context: SourceContext, candidates: Candidates) -> UserCandidates:
     sides = filter_sides(context)
     context = replace(context, users=sides.users, items=context.keep("items", lambda: sides.items))
-    asked = [
-        Asked(name, source, RANKINGS[source.kind](context, source, f"score.candidates.sources.{name}"))
+    requests = [
+        SourceRequest(name, source, RANKINGS[source.kind](context, source, f"score.candidates.sources.{name}"))
         for name, source in candidates.sources.items()
     ]
     n_items = context.items.count()
@@ -195,14 +195,14 @@ def _made(context: SourceContext, candidates: Candidates) -> UserCandidates:
     pairs = blocked_pairs(context)
     blocked = None if pairs is None else context.keep("blocked", lambda: pairs)
     users = context.keep("users", lambda: _with_blocked(context, blocked))
-    fetching = Fetching(context, asked, sides.pairs, n_items)
+    fetching = Fetching(context, requests, sides.pairs, n_items)
     lists = fetching.run(users)
     quotas = Quotas(candidates.limit, tuple(candidates.places().values()))
-    united = context.keep("united", lambda: _united(lists, len(asked), quotas))
-    facts = _facts(united, [a.name for a in asked], candidates.limit)
+    united = context.keep("united", lambda: _united(lists, len(requests), quotas))
+    facts = _facts(united, [a.name for a in requests], candidates.limit)
     for name, more in facts_of(fetching.facts).items():
         facts["sources"][name] |= more
-    for a in asked:
+    for a in requests:
         facts["sources"][a.name] |= getattr(a.ranking, "facts", {})
     if not facts["candidates"]:
         raise UserError("score.filters leave no item for any user, or the sources have none")
@@ -256,15 +256,15 @@ def _united(lists: DataFrame, n_sources: int, quotas: Quotas) -> DataFrame:
 
 def unite_batch(batch: pa.RecordBatch, names: Sequence[str], n_sources: int, quotas: Quotas) -> pa.RecordBatch:
     """Users with a list for each source -> the same columns `names`, items, sources, and counts of overlaps."""
-    found = unite([flat(batch.column(list_column(i))) for i in range(n_sources)], quotas)
-    offsets = pa.array(found.offsets.astype(np.int32))
-    counts = np.concatenate([found.shared.reshape(batch.num_rows, -1), found.alone], axis=1)
+    united = unite([flat(batch.column(list_column(i))) for i in range(n_sources)], quotas)
+    offsets = pa.array(united.offsets.astype(np.int32))
+    counts = np.concatenate([united.shared.reshape(batch.num_rows, -1), united.alone], axis=1)
     ends = np.arange(batch.num_rows + 1, dtype=np.int32) * counts.shape[1]
     return pa.RecordBatch.from_arrays(
         [
             *[batch.column(n) for n in names],
-            pa.ListArray.from_arrays(offsets, pa.array(found.items)),
-            pa.ListArray.from_arrays(offsets, pa.array(found.sources)),
+            pa.ListArray.from_arrays(offsets, pa.array(united.items)),
+            pa.ListArray.from_arrays(offsets, pa.array(united.sources)),
             pa.ListArray.from_arrays(pa.array(ends), pa.array(counts.reshape(-1).astype(np.int32))),
         ],
         [*names, ITEMS, SOURCES, _COUNTS],
@@ -280,7 +280,7 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
     every = [*firsts, *sums, *of_source]
     row = [int(x or 0) for x in united.agg(*[s.alias(str(i)) for i, s in enumerate(every)]).collect()[0]]
     users, candidates, fewer, none = row[:4]
-    shared, alone, without = row[4 : 4 + n * n], row[4 + n * n : 4 + n * n + n], row[4 + n * n + n :]
+    shared, alone, users_without = row[4 : 4 + n * n], row[4 + n * n : 4 + n * n + n], row[4 + n * n + n :]
     return {
         "users": users,
         "candidates": candidates,
@@ -291,8 +291,8 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
             name: {
                 "candidates": shared[i * n + i],
                 "alone": alone[i],
-                "shared": {other: shared[i * n + j] for j, other in enumerate(names) if j != i},
-                "users_without": without[i],
+                "shared": {other_name: shared[i * n + j] for j, other_name in enumerate(names) if j != i},
+                "users_without": users_without[i],
             }
             for i, name in enumerate(names)
         },
@@ -304,11 +304,11 @@ def _violations(context: SourceContext, sides: Sides, blocked: DataFrame | None,
     user, item = context.user_key, context.score.item.key
     pairs = rows.select(col(user).alias(USER), col(item).alias("__item"))
     keys = context.items.select(col(item).alias("__item"), F.col(ITEM_ROW))
-    kept = pairs.join(keys, "__item").join(context.users, F.col(USER) == col(user))
+    allowed = pairs.join(keys, "__item").join(context.users, F.col(USER) == col(user))
     if blocked is not None:
-        kept = kept.join(blocked, [USER, ITEM_ROW], "left_anti")
-    kept = kept.select(*[col(c) for c in context.users.columns], F.col(ITEM_ROW))
+        allowed = allowed.join(blocked, [USER, ITEM_ROW], "left_anti")
+    allowed = allowed.select(*[col(c) for c in context.users.columns], F.col(ITEM_ROW))
     if sides.pairs:
-        kept = of_conditions(context, kept, sides.pairs)
+        allowed = meeting_conditions(context, allowed, sides.pairs)
     with expression_errors(context.score):
-        return pairs.count() - kept.count()
+        return pairs.count() - allowed.count()

@@ -23,37 +23,37 @@ from pyspark.sql import functions as F
 from headrace.config import Covisitation
 from headrace.features.functions.spark_expressions import col
 from headrace.score.candidates.shared_lists import with_own_lists
-from headrace.score.candidates.source import AT, FETCH, USER, SourceContext, pairs_of
+from headrace.score.candidates.source import FETCH, PAIR_TIME, USER, SourceContext, pairs_of
 from headrace.score.items import ITEM_ROW
 from headrace.score.ranking import ITEMS
 
-#: Users are thinned by steps of this share.
+#: Steps in which users are thinned.
 _STEPS = 1 << 20
-#: A similarity of 1.
-_ONE = 1 << 40
-_NEIGHBORS, _SCORES, _WANTED = "__neighbors", "__similarities", "__wanted"
-#: Neighbours that are summed at a time, in a task.
+#: Fixed-point value of a similarity of 1.
+_UNIT = 1 << 40
+_NEIGHBORS, _SCORES, _LIMIT = "__neighbors", "__similarities", "__wanted"
+#: Neighbours that a task sums at once.
 _BLOCK = 1 << 20
 
 
 class CovisitedItems:
     """Item-to-item collaborative filtering: see the module."""
 
-    def __init__(self, context: SourceContext, source: Covisitation, where: str) -> None:
-        self._context, self._source, self._where = context, source, where
+    def __init__(self, context: SourceContext, source: Covisitation, spec_path: str) -> None:
+        self._context, self._source, self._spec_path = context, source, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
         key = self._context.user_key
-        asked = users.where(F.col(FETCH) > 0).select(col(key).alias("__asks"), F.col(FETCH).alias(_WANTED))
-        met = asked.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _WANTED, ITEM_ROW)
+        requesting = users.where(F.col(FETCH) > 0).select(col(key).alias("__asks"), F.col(FETCH).alias(_LIMIT))
+        met = requesting.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _LIMIT, ITEM_ROW)
         met = met.join(self._similar, ITEM_ROW)
-        # Lists travel to the users and are added up there: not a row for each neighbour of each item of each user.
+        # Lists are joined to the users and summed there, instead of a row for each neighbour of each item of each user.
         lists = met.groupBy(USER).agg(
-            F.first(_WANTED).alias(_WANTED), F.collect_list(F.struct(_NEIGHBORS, _SCORES)).alias("e")
+            F.first(_LIMIT).alias(_LIMIT), F.collect_list(F.struct(_NEIGHBORS, _SCORES)).alias("e")
         )
         lists = lists.select(
-            USER, _WANTED, *[F.flatten(F.col(f"e.{name}")).alias(name) for name in (_NEIGHBORS, _SCORES)]
+            USER, _LIMIT, *[F.flatten(F.col(f"e.{name}")).alias(name) for name in (_NEIGHBORS, _SCORES)]
         )
         type_ = dict(self._history.dtypes)[USER]
         summed = lists.mapInArrow(_sum_batches, f"{USER} {type_}, __list array<int>")
@@ -63,28 +63,28 @@ class CovisitedItems:
     @cached_property
     def _history(self) -> DataFrame:
         """(USER, ITEM_ROW): each user's newest items."""
-        newest = Window.partitionBy(USER).orderBy(F.desc(AT), F.asc(ITEM_ROW))
-        pairs = pairs_of(self._context, self._source, self._where)
+        newest = Window.partitionBy(USER).orderBy(F.desc(PAIR_TIME), F.asc(ITEM_ROW))
+        pairs = pairs_of(self._context, self._source, self._spec_path)
         placed = pairs.withColumn("__place", F.row_number().over(newest))
         history = placed.where(F.col("__place") <= self._source.history).select(USER, ITEM_ROW)
-        return self._context.keep((self._where, "history"), lambda: history)
+        return self._context.keep((self._spec_path, "history"), lambda: history)
 
     @cached_property
     def _similar(self) -> DataFrame:
         """(ITEM_ROW, neighbours array<int>, similarities array<bigint>): each item's most similar ones."""
-        n, other, common = F.col("__n"), "__other", F.col("__common")
+        n, neighbor, common = F.col("__n"), "__other", F.col("__common")
         counts = self._history.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias("__n"))
         counts = counts.withColumn("__share", share_of_users(self._source.users_per_item, n))
-        kept = self._history.join(counts, ITEM_ROW).where(
+        thinned = self._history.join(counts, ITEM_ROW).where(
             F.pmod(F.xxhash64(F.lit("users of an item"), F.col(USER)), F.lit(_STEPS)) < F.col("__share")
         )
         entry = F.struct(F.col(ITEM_ROW).alias("item"), n.alias("n"), F.col("__share").alias("share"))
-        baskets = kept.groupBy(USER).agg(F.sort_array(F.collect_list(entry)).alias("b"))
+        baskets = thinned.groupBy(USER).agg(F.sort_array(F.collect_list(entry)).alias("b"))
         pairs = baskets.select(F.explode(_pairs_within(F.col("b"))).alias("p")).select("p.*")
         together = pairs.groupBy("a", "b").agg(F.count(F.lit(1)).alias("__seen_together"))
         together = together.select(
             F.col("a.item").alias(ITEM_ROW),
-            F.col("b.item").alias(other),
+            F.col("b.item").alias(neighbor),
             F.col("a.n").alias("__n"),
             F.col("b.n").alias("__m"),
             (F.col("__seen_together") * _STEPS / F.least("a.share", "b.share")).alias("__common"),
@@ -92,23 +92,23 @@ class CovisitedItems:
         similarity = F.least(F.lit(1.0), self._similarity(common, n, F.col("__m")))
         if self._source.shrinkage:
             similarity = similarity * common / (common + F.lit(self._source.shrinkage))
-        whole = together.select(ITEM_ROW, other, F.floor(similarity * F.lit(float(_ONE))).alias("__similarity"))
-        both = whole.unionByName(
-            whole.select(F.col(other).alias(ITEM_ROW), F.col(ITEM_ROW).alias(other), "__similarity")
+        scaled = together.select(ITEM_ROW, neighbor, F.floor(similarity * F.lit(float(_UNIT))).alias("__similarity"))
+        both = scaled.unionByName(
+            scaled.select(F.col(neighbor).alias(ITEM_ROW), F.col(ITEM_ROW).alias(neighbor), "__similarity")
         )
-        order = Window.partitionBy(ITEM_ROW).orderBy(F.desc("__similarity"), F.asc(other))
+        order = Window.partitionBy(ITEM_ROW).orderBy(F.desc("__similarity"), F.asc(neighbor))
         best = both.withColumn("__place", F.row_number().over(order)).where(F.col("__place") <= self._source.neighbors)
-        entries = F.sort_array(F.collect_list(F.struct("__place", other, "__similarity")))
+        entries = F.sort_array(F.collect_list(F.struct("__place", neighbor, "__similarity")))
         similar = best.groupBy(ITEM_ROW).agg(entries.alias("e"))
         similar = similar.select(
-            ITEM_ROW, F.col(f"e.{other}").alias(_NEIGHBORS), F.col("e.__similarity").alias(_SCORES)
+            ITEM_ROW, F.col(f"e.{neighbor}").alias(_NEIGHBORS), F.col("e.__similarity").alias(_SCORES)
         )
-        return self._context.keep((self._where, "similar"), lambda: similar)
+        return self._context.keep((self._spec_path, "similar"), lambda: similar)
 
     def _similarity(self, common: Column, n: Column, m: Column) -> Column:
         if self._source.similarity == "cosine":
             return common / F.sqrt(n.cast("double") * m)
-        # Of thinned counts the users of either may come out below those of both.
+        # With thinned counts, the estimated union may be smaller than the intersection.
         return common / F.greatest(common, n + m - common)
 
 
@@ -116,7 +116,7 @@ def share_of_users(users_per_item: int, n: Column) -> Column:
     """Return how many of 2^20 steps of an item's n users (bigint) leave about `users_per_item` of them: int, 1 at
     least.
     """
-    # A double: Spark's product of two ints is an int, and overflows.
+    # A double, since Spark's product of two ints is an int and would overflow.
     steps = F.floor(F.lit(float(users_per_item * _STEPS)) / n)
     return F.greatest(F.lit(1), F.least(F.lit(_STEPS), steps)).cast("int")
 
@@ -145,12 +145,12 @@ class Neighbors:
     similarities: NDArray[np.int64]
 
 
-def best_neighbors(lists: Neighbors, wanted: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def best_neighbors(lists: Neighbors, limits: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the items with the greatest sums of similarities, for each user.
 
     Args:
         lists: of n users.
-        wanted: int [n], at most so many.
+        limits: int [n], at most so many.
 
     Returns:
         (offsets int64 [n + 1], items int32): greatest sum first, of equal ones the lower item first.
@@ -165,29 +165,29 @@ def best_neighbors(lists: Neighbors, wanted: NDArray[np.integer[Any]]) -> tuple[
     best = np.lexsort((items, -sums, users))
     users, items = users[best], items[best]
     starts = np.searchsorted(users, np.arange(n))
-    kept = np.arange(len(users)) - starts[users] < np.asarray(wanted)[users]
-    return np.r_[0, np.cumsum(np.bincount(users[kept], minlength=n))].astype(np.int64), items[kept]
+    has_place = np.arange(len(users)) - starts[users] < np.asarray(limits)[users]
+    return np.r_[0, np.cumsum(np.bincount(users[has_place], minlength=n))].astype(np.int64), items[has_place]
 
 
 def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """(user, wanted, items list<int32>, similarities list<int64>) -> (user, items list<int32>)."""
+    """(user, limit, items list<int32>, similarities list<int64>) -> (user, items list<int32>)."""
     for batch in batches:
-        user, wanted, items, similarities = batch.columns
+        user, limits, items, similarities = batch.columns
         ends = np.asarray(items.offsets).astype(np.int64)
         start = 0
         while start < batch.num_rows:
-            # At least one user, and no more than the block holds.
+            # At least one user, else as many as fit the block.
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _BLOCK, "right")) - 1)
             some = items.slice(start, stop - start)
             offsets = ends[start : stop + 1] - ends[start]
             lists = Neighbors(
                 offsets, np.asarray(some.flatten()), np.asarray(similarities.slice(start, stop - start).flatten())
             )
-            found, best = best_neighbors(lists, np.asarray(wanted.slice(start, stop - start)))
+            best_offsets, best = best_neighbors(lists, np.asarray(limits.slice(start, stop - start)))
             yield pa.RecordBatch.from_arrays(
                 [
                     user.slice(start, stop - start),
-                    pa.ListArray.from_arrays(pa.array(found.astype(np.int32)), pa.array(best, pa.int32())),
+                    pa.ListArray.from_arrays(pa.array(best_offsets.astype(np.int32)), pa.array(best, pa.int32())),
                 ],
                 [USER, "__list"],
             )

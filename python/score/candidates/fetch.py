@@ -58,35 +58,35 @@ def filter_sides(context: SourceContext) -> Sides:
     constants = constant_columns(context)
     pairs: list[tuple[str, str]] = []
     for i, entry in enumerate(score.filters):
-        where = f"score.filters[{i}]"
+        spec_path = f"score.filters[{i}]"
         if isinstance(entry, WhereFilter):
-            # Which side an expression is of, Spark says: it can be analysed with that side's columns alone.
+            # An expression belongs to a side if Spark can analyse it with that side's columns alone.
             if fault_of(users.withColumns(constants), entry.where) is None:
-                users = _where(users, constants, entry.where)
+                users = _filtered(users, constants, entry.where)
             elif fault_of(items.withColumns(constants), entry.where) is None:
-                items = _where(items, constants, entry.where)
+                items = _filtered(items, constants, entry.where)
             elif (fault := fault_of(users.crossJoin(items).withColumns(constants), entry.where)) is not None:
-                raise UserError(f"{where}.where: {fault}")
+                raise UserError(f"{spec_path}.where: {fault}")
             else:
-                pairs.append((f"{where}.where", entry.where))
+                pairs.append((f"{spec_path}.where", entry.where))
         elif isinstance(entry, BlockedFilter) and entry.user is None:
             assert entry.item is not None
-            items = _without(items, score.item.key, _keys(context, entry, entry.item, where))
+            items = _without_keys(items, score.item.key, _keys(context, entry, entry.item, spec_path))
         elif isinstance(entry, BlockedFilter) and entry.item is None:
             assert entry.user is not None
-            users = _without(users, score.user.key, _keys(context, entry, entry.user, where))
+            users = _without_keys(users, score.user.key, _keys(context, entry, entry.user, spec_path))
     return Sides(users, items, tuple(pairs))
 
 
-def _where(side: DataFrame, constants: dict[str, Column], expression: str) -> DataFrame:
+def _filtered(side: DataFrame, constants: dict[str, Column], expression: str) -> DataFrame:
     return side.withColumns(constants).where(F.coalesce(F.expr(expression), F.lit(False))).drop(*constants)
 
 
-def _keys(context: SourceContext, entry: BlockedFilter, column: str, where: str) -> DataFrame:
-    return read_table(context, entry, [column], where).select(col(column).alias("__blocked_key"))
+def _keys(context: SourceContext, entry: BlockedFilter, column: str, spec_path: str) -> DataFrame:
+    return read_table(context, entry, [column], spec_path).select(col(column).alias("__blocked_key"))
 
 
-def _without(side: DataFrame, key: str, keys: DataFrame) -> DataFrame:
+def _without_keys(side: DataFrame, key: str, keys: DataFrame) -> DataFrame:
     type_ = dict(side.dtypes)[key]
     return side.join(keys, col(key) == F.col("__blocked_key").try_cast(type_), "left_anti")
 
@@ -108,19 +108,19 @@ def blocked_pairs(context: SourceContext) -> DataFrame | None:
     entries = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
     if score.exclude_seen:
         entries.append(("score.exclude_seen", SeenFilter()))
-    found = []
-    for where, entry in entries:
+    pairs = []
+    for spec_path, entry in entries:
         if isinstance(entry, SeenFilter):
-            found.append(pairs_of(context, entry, where).select(USER, ITEM_ROW))
+            pairs.append(pairs_of(context, entry, spec_path).select(USER, ITEM_ROW))
         elif isinstance(entry, BlockedFilter) and entry.user is not None and entry.item is not None:
-            found.append(_listed_pairs(context, entry, score, where))
-    return reduce(DataFrame.unionByName, found).distinct() if found else None
+            pairs.append(_listed_pairs(context, entry, score, spec_path))
+    return reduce(DataFrame.unionByName, pairs).distinct() if pairs else None
 
 
-def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, where: str) -> DataFrame:
+def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, spec_path: str) -> DataFrame:
     assert entry.user is not None
     assert entry.item is not None
-    rows = read_table(context, entry, [entry.user, entry.item], where)
+    rows = read_table(context, entry, [entry.user, entry.item], spec_path)
     types = dict(context.users.dtypes) | dict(context.items.dtypes)
     user, item = col(entry.user).try_cast(types[score.user.key]), col(entry.item).try_cast(types[score.item.key])
     keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
@@ -128,7 +128,7 @@ def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, wh
     return pairs.where(F.col(USER).isNotNull()).select(USER, ITEM_ROW)
 
 
-def of_conditions(context: SourceContext, pairs: DataFrame, conditions: tuple[tuple[str, str], ...]) -> DataFrame:
+def meeting_conditions(context: SourceContext, pairs: DataFrame, conditions: tuple[tuple[str, str], ...]) -> DataFrame:
     """Return the pairs for which all conditions are true, with their columns.
 
     Args:
@@ -138,18 +138,18 @@ def of_conditions(context: SourceContext, pairs: DataFrame, conditions: tuple[tu
     """
     columns, constants = pairs.columns, constant_columns(context)
     wide = pairs.join(context.items, ITEM_ROW).withColumns(constants)
-    true = [condition(wide, expression, where) for where, expression in conditions]
+    true = [condition(wide, expression, spec_path) for spec_path, expression in conditions]
     return wide.where(reduce(Column.__and__, true)).select(*[col(c) for c in columns])
 
 
 log = logging.getLogger("headrace.score")
 
-#: boolean: whether the user has no events.
+#: Column: True if the user has no events.
 IS_NEW = "__is_new"
-#: The most that most users are asked for at once, by k: users of whose items more are blocked are asked in a round of
-#: their own.
+#: First-round limit of a source, as a multiple of k. Users with more blocked items are served in a further round, so
+#: that a few of them do not enlarge everybody's lists.
 _FIRST = 4
-#: How many times as many a user is asked for in the next round, where conditions leave out nobody knows how many.
+#: Factor by which the next round asks for more, if conditions remove an unknown number of items.
 _MORE = 4
 
 
@@ -157,15 +157,15 @@ _MORE = 4
 class Fetched:
     """Result of fetching from a source."""
 
-    #: Users by round: how many were asked, and how many then had fewer than k though the source had more.
+    #: By round: users for whom items were fetched, and those who still lack items that the source may have.
     rounds: list[dict[str, int]] = field(default_factory=list)
-    #: Items that it gave, and those of them that filters left out.
+    #: Items that the source returned, and those of them that filters removed.
     items: int = 0
     filtered: int = 0
 
 
 @dataclass(frozen=True)
-class Asked:
+class SourceRequest:
     """A source and what is wanted of it."""
 
     name: str
@@ -183,17 +183,21 @@ class Fetching:
     """Fetches the items of all sources for all users."""
 
     def __init__(
-        self, context: SourceContext, asked: Sequence[Asked], conditions: tuple[tuple[str, str], ...], n_items: int
+        self,
+        context: SourceContext,
+        requests: Sequence[SourceRequest],
+        conditions: tuple[tuple[str, str], ...],
+        n_items: int,
     ) -> None:
         """Args:
         context: of the run; users and items after `filter_sides`.
-        asked: the sources.
+        requests: the sources.
         conditions: on pairs.
         n_items: of the context.
         """
-        self._context, self._asked, self._conditions, self._n_items = context, asked, conditions, n_items
-        self._kept = 0
-        self.facts: Mapping[str, Fetched] = {a.name: Fetched() for a in asked}
+        self._context, self._requests, self._conditions, self._n_items = context, requests, conditions, n_items
+        self._rounds = 0
+        self.facts: Mapping[str, Fetched] = {a.name: Fetched() for a in requests}
 
     def run(self, users: DataFrame) -> DataFrame:
         """Return the users with a column of items for each source, `list_column(i)`: allowed ones, k at most.
@@ -201,10 +205,10 @@ class Fetching:
         Args:
             users: the context's, with BLOCKED and IS_NEW.
         """
-        most = {i: min(_FIRST * a.source.k, self._n_items) for i, a in enumerate(self._asked)}
+        most = {i: min(_FIRST * a.source.k, self._n_items) for i, a in enumerate(self._requests)}
         fetches = {
             i: F.when(a.serves(), F.least(self._needed(i), F.lit(most[i]))).otherwise(0)
-            for i, a in enumerate(self._asked)
+            for i, a in enumerate(self._requests)
         }
         frame, done = users, []
         while True:
@@ -217,40 +221,40 @@ class Fetching:
             frame = frame.where(lacks)
             fetches = {i: F.when(self._lacks(i), self._more(i)).otherwise(0) for i in most}
         frame = reduce(DataFrame.unionByName, [*done, frame])
-        cut = {list_column(i): F.slice(list_column(i), 1, a.source.k) for i, a in enumerate(self._asked)}
-        kept = [c for c in users.columns if c not in (BLOCKED, IS_NEW)]
-        return frame.select(*[col(c) for c in kept], *[x.alias(name) for name, x in cut.items()])
+        cut = {list_column(i): F.slice(list_column(i), 1, a.source.k) for i, a in enumerate(self._requests)}
+        columns = [c for c in users.columns if c not in (BLOCKED, IS_NEW)]
+        return frame.select(*[col(c) for c in columns], *[x.alias(name) for name, x in cut.items()])
 
     def _ask(self, users: DataFrame, fetches: Mapping[int, Column], most: Mapping[int, int]) -> DataFrame:
         """Run a round: fetch the items of some sources that are not blocked; other sources and users keep what they
         have.
         """
-        # How many are wanted is said by what is known before any source has answered.
+        # All sources' limits are computed before the first source changes the columns that they read.
         users = users.withColumns({_now_column(i): fetch for i, fetch in fetches.items()})
         for i, limit in most.items():
-            given = self._asked[i].ranking.first(users.withColumn(FETCH, F.col(_now_column(i))), limit)
-            found = {
+            with_items = self._requests[i].ranking.first(users.withColumn(FETCH, F.col(_now_column(i))), limit)
+            columns = {
                 list_column(i): F.array_except(ITEMS, BLOCKED),
-                _asked_column(i): F.col(FETCH),
-                _came_column(i): F.size(ITEMS),
+                _fetch_column(i): F.col(FETCH),
+                _returned_column(i): F.size(ITEMS),
             }
-            before = set(users.columns)
-            asked = F.col(FETCH) > 0
-            users = given.withColumns(
-                {c: F.when(asked, x).otherwise(F.col(c)) if c in before else x for c, x in found.items()}
+            existing = set(users.columns)
+            is_fetched = F.col(FETCH) > 0
+            users = with_items.withColumns(
+                {c: F.when(is_fetched, x).otherwise(F.col(c)) if c in existing else x for c, x in columns.items()}
             ).drop(ITEMS, FETCH)
         return users
 
     def _needed(self, i: int) -> Column:
         """Items of a source among which k are not blocked."""
-        k = F.lit(self._asked[i].source.k)
-        return k if getattr(self._asked[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
+        k = F.lit(self._requests[i].source.k)
+        return k if getattr(self._requests[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
 
     def _more(self, i: int) -> Column:
         """Return how many items to fetch in the next round: enough if only BLOCKED leaves items out."""
         needed = self._needed(i)
         if self._conditions:
-            needed = F.greatest(needed, F.col(_asked_column(i)) * _MORE)
+            needed = F.greatest(needed, F.col(_fetch_column(i)) * _MORE)
         return F.least(needed, F.lit(self._n_items))
 
     def _meet_conditions(self, frame: DataFrame, sources: Sequence[int]) -> DataFrame:
@@ -262,9 +266,9 @@ class Fetching:
         new = {i: F.when(F.col(_now_column(i)) > 0, F.col(list_column(i))).otherwise(none) for i in sources}
         every = F.array_distinct(F.flatten(F.array(*new.values())))
         pairs = frame.select(*[col(c) for c in context.users.columns], F.explode(every).alias(ITEM_ROW))
-        held = of_conditions(context, pairs, self._conditions).groupBy(col(context.user_key).alias("__of"))
+        passing = meeting_conditions(context, pairs, self._conditions).groupBy(col(context.user_key).alias("__of"))
         frame = frame.join(
-            held.agg(F.collect_list(ITEM_ROW).alias("__held")), col(context.user_key) == F.col("__of"), "left"
+            passing.agg(F.collect_list(ITEM_ROW).alias("__held")), col(context.user_key) == F.col("__of"), "left"
         )
         lists = {
             list_column(i): F.when(
@@ -276,34 +280,36 @@ class Fetching:
 
     def _lacks(self, i: int) -> Column:
         """Return whether a user has fewer than k items of a source that may have more."""
-        asked, k = F.col(_asked_column(i)), self._asked[i].source.k
-        more = (F.col(_came_column(i)) >= asked) & (asked < self._n_items) & (asked > 0)
+        fetched, k = F.col(_fetch_column(i)), self._requests[i].source.k
+        more = (F.col(_returned_column(i)) >= fetched) & (fetched < self._n_items) & (fetched > 0)
         return (F.size(list_column(i)) < k) & more
 
     def _count(self, frame: DataFrame, sources: Sequence[int]) -> dict[int, int]:
         """Return the sources that users lack items of, with the most that one of these users needs next."""
         sums: list[Column] = []
         for i in sources:
-            now, came = F.col(_now_column(i)) > 0, F.col(_came_column(i))
-            counted = (F.lit(1), self._lacks(i).cast("long"), came, came - F.size(list_column(i)))
+            now, returned = F.col(_now_column(i)) > 0, F.col(_returned_column(i))
+            counted = (F.lit(1), self._lacks(i).cast("long"), returned, returned - F.size(list_column(i)))
             sums += [F.sum(F.when(now, x)) for x in counted]
             sums.append(F.max(F.when(self._lacks(i), self._more(i))))
         row = [int(x or 0) for x in frame.agg(*[s.alias(str(n)) for n, s in enumerate(sums)]).collect()[0]]
         most = {}
         for n, i in enumerate(sources):
-            users, lacking, fetched, filtered, more = row[5 * n : 5 * n + 5]
-            facts = self.facts[self._asked[i].name]
-            facts.rounds.append({"users": users, "lacking": lacking})
+            users, lacking_users, fetched, filtered, more = row[5 * n : 5 * n + 5]
+            facts = self.facts[self._requests[i].name]
+            facts.rounds.append({"users": users, "lacking": lacking_users})
             facts.items, facts.filtered = facts.items + fetched, facts.filtered + filtered
-            if lacking:
+            if lacking_users:
                 most[i] = more
-                name = self._asked[i].name
-                log.info("score: source '%s': %s users are asked for up to %s items", name, f"{lacking:,}", f"{more:,}")
+                name = self._requests[i].name
+                log.info(
+                    "score: source '%s': %s users are asked for up to %s items", name, f"{lacking_users:,}", f"{more:,}"
+                )
         return most
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept += 1
-        return self._context.keep(("round", self._kept), lambda: frame)
+        self._rounds += 1
+        return self._context.keep(("round", self._rounds), lambda: frame)
 
 
 def list_column(i: int) -> str:
@@ -311,7 +317,7 @@ def list_column(i: int) -> str:
     return f"__list_{i}"
 
 
-def _asked_column(i: int) -> str:
+def _fetch_column(i: int) -> str:
     return f"__asked_{i}"
 
 
@@ -319,7 +325,7 @@ def _now_column(i: int) -> str:
     return f"__now_{i}"
 
 
-def _came_column(i: int) -> str:
+def _returned_column(i: int) -> str:
     return f"__came_{i}"
 
 

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from headrace.features.functions.spark_expressions import col
 from headrace.score.joined_tables import Parts, parts_of
 from headrace.score.model_vectors import ModelVectors, map_vectors
-from headrace.score.top_k import Blocks, Found, best_items, longest
+from headrace.score.top_k import Blocks, TopItems, best_items, longest
 from headrace.storage import Location
 
 
@@ -49,7 +49,7 @@ class ItemVectors:
     folder: Location
     #: D; 0 where there is no vector.
     width: int
-    #: Those that follow each other.
+    #: Parts in order.
     parts: tuple[VectorPart, ...]
     #: The largest Euclidean length.
     longest: float
@@ -94,28 +94,28 @@ class ItemVectors:
                 _Write(building, vectors),
                 "first int, name string, rows int, width int, longest double, unknown int",
             )
-            found = map_vectors(spark, vectors, chosen, (row, *columns), cut, work, schema).collect()
-            parts = sorted((r for r in found if r["rows"]), key=lambda r: int(r["first"]))
+            written = map_vectors(spark, vectors, chosen, (row, *columns), cut, work, schema).collect()
+            parts = sorted((r for r in written if r["rows"]), key=lambda r: int(r["first"]))
             handle = ItemVectors(
                 folder,
                 max((int(r["width"]) for r in parts), default=0),
                 tuple(VectorPart(*_files(r["name"]), r["rows"]) for r in parts),
                 max((r["longest"] for r in parts), default=0.0),
-                sum(r["unknown"] for r in found),
+                sum(r["unknown"] for r in written),
             )
         return handle
 
     @staticmethod
     def of_arrays(parts: Iterable[tuple[NDArray[np.int32], NDArray[np.float32]]], folder: Location) -> ItemVectors:
         """Write vectors from arrays (item rows int32 [n] ascending, vectors float32 [n, D]), without Spark."""
-        made, width, largest = [], 0, 0.0
+        written, width, largest = [], 0, 0.0
         with folder.new_folder() as building:
             for rows, vectors in parts:
                 with _new_part(building) as (name, add):
                     add(rows, vectors)
-                made.append(VectorPart(*_files(name), len(rows)))
+                written.append(VectorPart(*_files(name), len(rows)))
                 width, largest = vectors.shape[1], max(largest, longest(vectors))
-        return ItemVectors(folder, width, tuple(made), largest, 0)
+        return ItemVectors(folder, width, tuple(written), largest, 0)
 
     @property
     def rows(self) -> int:
@@ -136,9 +136,13 @@ class ItemVectors:
         rows = _mapped(self)[1]
         if rows is None:
             return np.where((item_rows >= 0) & (item_rows < self.rows), item_rows, -1).astype(np.int32)
-        at = np.searchsorted(rows, item_rows)
-        inside = np.minimum(at, max(len(rows) - 1, 0))
-        return np.where(rows[inside] == item_rows, inside, -1).astype(np.int32) if len(rows) else np.full_like(at, -1)
+        positions = np.searchsorted(rows, item_rows)
+        inside = np.minimum(positions, max(len(rows) - 1, 0))
+        return (
+            np.where(rows[inside] == item_rows, inside, -1).astype(np.int32)
+            if len(rows)
+            else np.full_like(positions, -1)
+        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class _Write:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                vectors, known = self.vectors.of_known(batch)
+                vectors, known = self.vectors.known_vectors(batch)
                 item_rows = batch.column(0).to_numpy(zero_copy_only=False)[known]
                 vectors = np.ascontiguousarray(vectors[known])
                 unknown += int(len(known) - len(item_rows))
@@ -200,7 +204,7 @@ def _mapped(vectors: ItemVectors) -> tuple[Blocks, NDArray[np.int32] | None]:
         blocks.append((first, _map(vectors.folder / part.vectors, np.float32, shape)))
         rows.append(_map(vectors.folder / part.item_rows, np.int32, (part.rows,)))
         first += part.rows
-    # Ascending and different: where the first and the last one are as many apart as there are rows, none is missing.
+    # Rows ascend and differ: if the first is 0 and the last is the count minus 1, no row is missing.
     if not rows or (int(rows[0][0]) == 0 and int(rows[-1][-1]) == first - 1):
         return blocks, None
     return blocks, np.concatenate(rows)
@@ -210,13 +214,13 @@ def _map(file: Location, dtype: type[np.generic], shape: tuple[int, ...]) -> NDA
     return np.memmap(file.local_path(), dtype, mode="r", shape=shape).view(np.ndarray)
 
 
-#: Items that a cell is learned from, and passes over them.
+#: Training items per cell, and passes over them.
 _ITEMS_OF_A_CELL, _PASSES = 64, 10
-#: Items that are added at a time.
+#: Items added to the index at once.
 _ADD_ROWS = 65_536
-#: Users that are searched for at a time.
+#: Users searched for at once.
 _SEARCH_ROWS = 1_024
-#: Faiss computes with vectors of half precision quickly where their columns are a multiple of it.
+#: Faiss is fast on half precision if the number of columns is a multiple of this.
 _LANES = 16
 
 
@@ -225,7 +229,7 @@ class IvfIndex:
     """A handle on a built index; small and picklable, so that tasks are given it as it is."""
 
     vectors: ItemVectors
-    #: What Faiss has written, visible to all executors.
+    #: File that Faiss wrote, visible to all executors.
     file: Location
     cells: int
 
@@ -263,7 +267,7 @@ def build_index(vectors: ItemVectors, file: Location, threads: int) -> IvfIndex:
     return IvfIndex(vectors, file, cells)
 
 
-def search_index(index: IvfIndex, queries: NDArray[np.float32], k: int, probes: int, threads: int) -> Found:
+def search_index(index: IvfIndex, queries: NDArray[np.float32], k: int, probes: int, threads: int) -> TopItems:
     """About the k best items of each user: those among the cells nearest to the user's vector.
 
     A user whose cells have fewer than k items gets the best of all others besides, behind them.
@@ -288,10 +292,10 @@ def search_index(index: IvfIndex, queries: NDArray[np.float32], k: int, probes: 
     for start in range(0, len(queries), _SEARCH_ROWS):
         part = queries[start : start + _SEARCH_ROWS]
         distances, labels = opened.search(_users(part), k)
-        found = Found(labels.astype(np.int32), np.where(labels < 0, -np.inf, -distances).astype(np.float32))
-        items.append(_completed(index, part, found, threads))
-        scores.append(found.scores)
-    return Found(np.concatenate(items), np.concatenate(scores))
+        top = TopItems(labels.astype(np.int32), np.where(labels < 0, -np.inf, -distances).astype(np.float32))
+        items.append(_completed(index, part, top, threads))
+        scores.append(top.scores)
+    return TopItems(np.concatenate(items), np.concatenate(scores))
 
 
 def fewest_probes(recall_of: Callable[[int], float], enough: float, cells: int) -> int | None:
@@ -313,24 +317,24 @@ def fewest_probes(recall_of: Callable[[int], float], enough: float, cells: int) 
     return high
 
 
-def recall_share(found: NDArray[np.int32], best: NDArray[np.int32]) -> float:
+def recall_share(numbers: NDArray[np.int32], best: NDArray[np.int32]) -> float:
     """Return the share of the best items, [U, k] each with -1 for none, that are among those found."""
-    hits = sum(len(np.intersect1d(f, b[b >= 0], assume_unique=False)) for f, b in zip(found, best, strict=True))
-    wanted = int((best >= 0).sum())
-    return hits / wanted if wanted else 1.0
+    hits = sum(len(np.intersect1d(f, b[b >= 0], assume_unique=False)) for f, b in zip(numbers, best, strict=True))
+    n_best = int((best >= 0).sum())
+    return hits / n_best if n_best else 1.0
 
 
-def _completed(index: IvfIndex, queries: NDArray[np.float32], found: Found, threads: int) -> NDArray[np.int32]:
+def _completed(index: IvfIndex, queries: NDArray[np.float32], top: TopItems, threads: int) -> NDArray[np.int32]:
     """Return the items found, followed by the best others where there are too few."""
-    k, items = found.items.shape[1], found.items
+    k, items = top.items.shape[1], top.items
     short = np.flatnonzero((items < 0).any(axis=1))
     if not len(short) or (items[short] >= 0).sum(axis=1).min(initial=k) >= index.vectors.rows:
         return items
     all_ = best_items(queries[short], index.vectors.blocks(), k, threads=threads).items
     for user, best in zip(short, all_, strict=True):
-        own = items[user][items[user] >= 0]
-        others = best[(best >= 0) & ~np.isin(best, own)]
-        items[user, len(own) : len(own) + len(others)] = others[: k - len(own)]
+        near = items[user][items[user] >= 0]
+        further = best[(best >= 0) & ~np.isin(best, near)]
+        items[user, len(near) : len(near) + len(further)] = further[: k - len(near)]
     return items
 
 
@@ -352,9 +356,9 @@ def _lengthened(vectors: NDArray[np.float32], longest: float) -> NDArray[np.floa
     """Divided by the longest one's length, with a column that makes the length 1: float32 [n, columns]."""
     columns = vectors.shape[1]
     out = np.zeros((len(vectors), _width(columns)), np.float32)
-    own = out[:, :columns]
-    own[:] = vectors / np.float32(longest or 1)
-    out[:, columns] = np.sqrt(np.maximum(1 - np.einsum("nd,nd->n", own, own, dtype=np.float64), 0))
+    scaled = out[:, :columns]
+    scaled[:] = vectors / np.float32(longest or 1)
+    out[:, columns] = np.sqrt(np.maximum(1 - np.einsum("nd,nd->n", scaled, scaled, dtype=np.float64), 0))
     return out
 
 
@@ -377,7 +381,7 @@ def _opened(index: IvfIndex) -> Any:
     import faiss
 
     opened: Any = faiss.read_index(str(index.file.local_path()), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-    # Its threads that read lists ahead cost half of a search's time, and find everything in memory.
+    # The prefetching threads cost half of a search's time, although everything is in memory.
     lists: Any = faiss.downcast_InvertedLists(opened.invlists)
     lists.prefetch_nthread = 0
     return opened

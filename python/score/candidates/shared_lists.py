@@ -22,7 +22,7 @@ from headrace.score.candidates.source import FETCH, USER, SourceContext, pairs_o
 from headrace.score.items import ITEM_ROW
 from headrace.score.ranking import ITEMS
 
-#: The column of lists.
+#: Column with the rows of a list's items.
 LIST = "__list"
 _COPY = "__copy"
 
@@ -96,8 +96,8 @@ class PopularItems:
     Users count, not events: what one user does a thousand times is one.
     """
 
-    def __init__(self, context: SourceContext, source: Popular, where: str) -> None:
-        self._context, self._source, self._where = context, source, where
+    def __init__(self, context: SourceContext, source: Popular, spec_path: str) -> None:
+        self._context, self._source, self._spec_path = context, source, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
@@ -108,21 +108,21 @@ class PopularItems:
             return overall.withColumn(ITEMS, cut(F.col(LIST), F.col(FETCH))).drop(LIST)
         overall = overall.withColumnRenamed(LIST, "__overall")
         both = with_shared_lists(overall, key, lists_of(self._of_segments, by, order, most), by)
-        # A segment's list and the first FETCH of all have FETCH different items between them, where there are so many.
+        # The segment's list and the overall list together have FETCH different items, if there are that many.
         united = F.array_distinct(F.concat(cut(F.col(LIST), F.col(FETCH)), cut(F.col("__overall"), F.col(FETCH))))
         return both.withColumn(ITEMS, cut(united, F.col(FETCH))).drop(LIST, "__overall")
 
     @cached_property
     def _pairs(self) -> DataFrame:
-        return pairs_of(self._context, self._source, self._where)
+        return pairs_of(self._context, self._source, self._spec_path)
 
     @cached_property
     def _overall(self) -> DataFrame:
         counted = self._pairs.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias(_USERS))
-        # All items are ranked, so that nobody is left without.
+        # All items are ranked, so that each user gets a list.
         every = self._context.items.select(ITEM_ROW).join(counted, ITEM_ROW, "left")
         counts = every.select(ITEM_ROW, F.coalesce(_USERS, F.lit(0)).alias(_USERS))
-        return self._context.keep((self._where, "overall"), lambda: counts)
+        return self._context.keep((self._spec_path, "overall"), lambda: counts)
 
     @cached_property
     def _of_segments(self) -> DataFrame:
@@ -130,7 +130,7 @@ class PopularItems:
         segments = self._context.users.select(col(self._context.user_key).alias(USER), *columns)
         counted = self._pairs.join(segments, USER).groupBy(*columns, ITEM_ROW)
         counts = counted.agg(F.count(F.lit(1)).alias(_USERS))
-        return self._context.keep((self._where, "segments"), lambda: counts)
+        return self._context.keep((self._spec_path, "segments"), lambda: counts)
 
 
 _AGE, _CHUNK, _PLACE, _START = "__age", "__chunk", "__at", "__start"
@@ -139,8 +139,8 @@ _AGE, _CHUNK, _PLACE, _START = "__age", "__chunk", "__at", "__start"
 class RecentItems:
     """All items, the greatest value of a column first, those without one last; of equal ones the lower key first."""
 
-    def __init__(self, context: SourceContext, source: Recent, where: str) -> None:
-        del where
+    def __init__(self, context: SourceContext, source: Recent, spec_path: str) -> None:
+        del spec_path
         self._context, self._column = context, source.column or "first_event"
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
@@ -157,19 +157,19 @@ class UnseenItems:
     So each such item is given to about as many users as any other.
     """
 
-    def __init__(self, context: SourceContext, source: NewItems, where: str) -> None:
-        self._context, self._most_events, self._where = context, source.max_events, where
+    def __init__(self, context: SourceContext, source: NewItems, spec_path: str) -> None:
+        self._context, self._most_events, self._spec_path = context, source.max_events, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
         n = self._count
         if n == 0:
             return users.withColumn(ITEMS, F.array().cast("array<int>"))
-        # The order is a ring, cut into chunks; each goes on into the next for as much as is wanted, so that what a user
-        # is given is within the list of the chunk where it begins.
+        # The order is a ring, cut into chunks. A chunk's list continues into the next chunk, so that a user's items
+        # are all in the list of the chunk where the user begins.
         size = min(most, n) or 1
         chunks = -(-n // size)
-        place = F.explode(F.transform(F.sequence(F.lit(0), F.lit(2)), lambda turn: F.col(_PLACE) + turn * n))
+        place = F.explode(F.transform(F.sequence(F.lit(0), F.lit(2)), lambda lap: F.col(_PLACE) + lap * n))
         turned = self._ring.select(ITEM_ROW, place.alias(_PLACE))
         chunk = F.explode(
             F.transform(F.array(F.lit(0), F.lit(1)), lambda i: (F.floor(F.col(_PLACE) / size) - i).cast("int"))
@@ -180,8 +180,8 @@ class UnseenItems:
         start = F.pmod(F.xxhash64(F.lit("new items"), col(self._context.user_key)), F.lit(n))
         placed = users.withColumn(_START, start).withColumn(_CHUNK, F.floor(F.col(_START) / F.lit(size)).cast("int"))
         listed = with_shared_lists(placed, self._context.user_key, lists, (_CHUNK,))
-        within = (F.col(_START) - F.col(_CHUNK).cast("bigint") * size + 1).cast("int")
-        items = F.slice(F.col(LIST), within, F.least(F.col(FETCH), F.lit(n)))
+        first_position = (F.col(_START) - F.col(_CHUNK).cast("bigint") * size + 1).cast("int")
+        items = F.slice(F.col(LIST), first_position, F.least(F.col(FETCH), F.lit(n)))
         return listed.withColumn(ITEMS, items).drop(LIST, _CHUNK, _START)
 
     @cached_property
@@ -190,7 +190,7 @@ class UnseenItems:
         key = F.xxhash64(col(self._context.score.item.key))
         place = F.row_number().over(Window.partitionBy(one_group()).orderBy(key, F.asc(ITEM_ROW))) - 1
         ring = self._context.items.where(few).select(ITEM_ROW, place.cast("bigint").alias(_PLACE))
-        return self._context.keep((self._where, "ring"), lambda: ring)
+        return self._context.keep((self._spec_path, "ring"), lambda: ring)
 
     @cached_property
     def _count(self) -> int:
@@ -203,26 +203,26 @@ _ORDER, _USER = "__order", "__user"
 class ListedItems:
     """A table's items for each user, for the users of a segment, or for all."""
 
-    def __init__(self, context: SourceContext, source: CandidateTable, where: str) -> None:
+    def __init__(self, context: SourceContext, source: CandidateTable, spec_path: str) -> None:
         """Open the source's table. Raises UserError where it lacks a column."""
         self._context, self._source = context, source
         score = context.score
         item = source.item or score.item.key
         columns = [item, *([source.user] if source.user else []), *source.by, *([source.order] if source.order else [])]
-        rows = read_table(context, source, columns, where)
+        rows = read_table(context, source, columns, spec_path)
         types = dict(context.users.dtypes) | dict(context.items.dtypes)
-        for c in source.by:  # null is a segment of its own: what is none of the column's type is not in it
+        for c in source.by:  # null is a segment of its own, which values of another type must not join
             rows = rows.where(col(c).isNull() | col(c).try_cast(types[c]).isNotNull())
         segment = [col(c).try_cast(types[c]).alias(c) for c in source.by]
         if source.user is not None:
             segment = [col(source.user).try_cast(types[score.user.key]).alias(_USER)]
         self._segment = (_USER,) if source.user is not None else source.by
         order = col(source.order) if source.order else F.lit(0)
-        found = rows.select(*segment, col(item).try_cast(types[score.item.key]).alias("__item"), order.alias(_ORDER))
+        listed = rows.select(*segment, col(item).try_cast(types[score.item.key]).alias("__item"), order.alias(_ORDER))
         keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
         best = F.max(_ORDER) if source.descending else F.min(_ORDER)
-        found = found.join(keys, "__item").groupBy(*[col(c) for c in self._segment], ITEM_ROW).agg(best.alias(_ORDER))
-        self._rows = context.keep((where, "rows"), lambda: found)
+        listed = listed.join(keys, "__item").groupBy(*[col(c) for c in self._segment], ITEM_ROW).agg(best.alias(_ORDER))
+        self._rows = context.keep((spec_path, "rows"), lambda: listed)
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
@@ -236,7 +236,7 @@ class ListedItems:
 
 
 def read_table(
-    context: SourceContext, table: CandidateTable | BlockedFilter, columns: Sequence[str], where: str
+    context: SourceContext, table: CandidateTable | BlockedFilter, columns: Sequence[str], spec_path: str
 ) -> DataFrame:
     """Return the rows of a table that a source or a filter names.
 
@@ -245,23 +245,24 @@ def read_table(
     """
     if table.from_ is not None:
         rows = context.active.sources(SourceRead(table.from_, "newest"))
-        what = f"source '{table.from_}'"
+        table_name = f"source '{table.from_}'"
     else:
         (external,) = tables_of(table)
-        rows, what = context.reader.load(context.spark, external), f"table {table.path}"
+        rows, table_name = context.reader.load(context.spark, external), f"table {table.path}"
     for column in columns:
         if column not in rows.columns:
             known = [c for c in rows.columns if not c.startswith("_")]
             raise UserError(
-                f"{where}: {what} has no column '{column}'{nearest(column, known)} (there are: {', '.join(known)})"
+                f"{spec_path}: {table_name} has no column '{column}'{nearest(column, known)} "
+                f"(there are: {', '.join(known)})"
             )
     return rows
 
 
 def tables_of(*entries: object) -> tuple[ExternalTable, ...]:
     """Return the tables that sources and filters name by their paths."""
-    found = (e for e in entries if isinstance(e, (CandidateTable, BlockedFilter)) and e.path is not None)
-    return tuple(dict.fromkeys(ExternalTable(e.path or "", e.format, {}, "score") for e in found))
+    named = (e for e in entries if isinstance(e, (CandidateTable, BlockedFilter)) and e.path is not None)
+    return tuple(dict.fromkeys(ExternalTable(e.path or "", e.format, {}, "score") for e in named))
 
 
 def tables_of_score(score: Score) -> tuple[ExternalTable, ...]:

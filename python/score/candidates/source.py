@@ -26,15 +26,15 @@ from headrace.features.table_ops.preparation import midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
 from headrace.lake.calendar import following
-from headrace.score.entities import Active
+from headrace.score.entities import ActiveEvents
 from headrace.score.items import ITEM_ROW
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 
-#: Of the frame of users that a source is given: how many items are wanted for the user, int, 0 for none; and the items
-#: that are blocked for the user, array<int>, not null, any of which it may leave out.
+#: Columns of the users that a source receives: number of items to fetch for the user (int, 0 for none), and the items
+#: that are blocked for the user (array<int>, not null), which the source may leave out.
 FETCH, BLOCKED = "__fetch", "__blocked"
 
 
@@ -44,7 +44,7 @@ class SourceContext:
 
     ctx: Context
     spark: SparkSession
-    active: Active
+    active: ActiveEvents
     #: One row for each user: `score.user.key` and the user's columns.
     users: DataFrame
     #: The items that may be candidates, those that filters leave out for all users left out: `item_row` (int),
@@ -55,12 +55,12 @@ class SourceContext:
     reader: ExternalReader
     #: The model that scores.
     model: ScoringModel
-    #: Of the run; seen by all executors, and removed at its end.
+    #: Folder of the run: visible to all executors, removed at the end.
     run_folder: Location
     #: Where tasks map models.
     maps: HostPlace
     #: Frames that were computed once, by name.
-    kept: dict[Hashable, DataFrame] = field(default_factory=dict)
+    frames: dict[Hashable, DataFrame] = field(default_factory=dict)
 
     def keep(self, name: Hashable, make: Callable[[], DataFrame]) -> DataFrame:
         """Return a frame for several uses: computed once, now, and read from Parquet files until the run ends.
@@ -68,13 +68,13 @@ class SourceContext:
         Not cached by Spark: what is made of it would have all of its plan, and plans of rounds upon rounds grow until
         the driver has no memory to print them.
         """
-        if name not in self.kept:
-            self.kept[name] = stored(self.spark, make(), self.folder / f"{len(self.kept)}.parquet")
-        return self.kept[name]
+        if name not in self.frames:
+            self.frames[name] = stored(self.spark, make(), self.folder / f"{len(self.frames)}.parquet")
+        return self.frames[name]
 
     def release(self) -> None:
         """Remove what was kept."""
-        self.kept.clear()
+        self.frames.clear()
         self.folder.remove_quietly()
 
     @property
@@ -96,7 +96,7 @@ class SourceContext:
 
 def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame:
     """Compute the frame's rows now, and return them as read from Parquet files in a folder, which are replaced."""
-    # Any name is a column's here; in Parquet not.
+    # Parquet does not allow every column name.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
     numbered.write.mode("overwrite").parquet(folder.spark_path)
     return spark.read.schema(numbered.schema).parquet(folder.spark_path).toDF(*frame.columns)
@@ -124,29 +124,29 @@ class ItemRanking(Protocol):
         ...
 
 
-def condition(frame: DataFrame, expression: str, where: str) -> Column:
+def condition(frame: DataFrame, expression: str, spec_path: str) -> Column:
     """Return whether an expression is true of a row: boolean, never null.
 
     Args:
         frame: has the columns.
         expression: Spark SQL.
-        where: its place in the spec, for messages.
+        spec_path: its place in the spec, for messages.
 
     Raises:
         UserError: it is no expression, is no truth value, or names an unknown column, with the nearest.
     """
     if (fault := fault_of(frame, expression)) is not None:
-        raise UserError(f"{where}: {fault}")
+        raise UserError(f"{spec_path}: {fault}")
     return F.coalesce(F.expr(expression), F.lit(False))
 
 
 def fault_of(frame: DataFrame, expression: str) -> str | None:
     """Return why an expression is no condition on a frame's rows, or None. Runs no Spark job."""
     try:
-        # `where` itself takes texts that can be cast for conditions; what is wrong is known when the plan is analysed.
+        # `where` would accept texts that can be cast. `select` analyses the plan, which finds the fault.
         with _unlogged():
-            found = frame.select(F.expr(expression).alias("__condition"))
-        kind = dict(found.dtypes)["__condition"]
+            selected = frame.select(F.expr(expression).alias("__condition"))
+        kind = dict(selected.dtypes)["__condition"]
     except ParseException as e:
         return f"'{expression}' is no Spark SQL expression: {_first_line(e)}"
     except AnalysisException as e:
@@ -171,10 +171,10 @@ def expression_errors(score: Score) -> Iterator[None]:
             yield
     except PySparkException as e:
         for context in e.getQueryContext():
-            for where, expression in _expressions(score):
+            for spec_path, expression in _expressions(score):
                 if context.contextType() is QueryContextType.SQL and context.fragment() in expression:
-                    said = _first_line(e).partition(" If necessary set ")[0]
-                    raise UserError(f"{where}: '{expression}': {said}") from None
+                    message = _first_line(e).partition(" If necessary set ")[0]
+                    raise UserError(f"{spec_path}: '{expression}': {message}") from None
         raise
 
 
@@ -183,15 +183,15 @@ def _expressions(score: Score) -> Iterator[tuple[str, str]]:
     entries: list[tuple[str, object]] = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
     if score.candidates is not None:
         entries += [(f"score.candidates.sources.{n}", source) for n, source in score.candidates.sources.items()]
-    for where, entry in entries:
+    for spec_path, entry in entries:
         if isinstance(expression := getattr(entry, "where", None), str):
-            yield f"{where}.where", expression
+            yield f"{spec_path}.where", expression
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
     """PySpark logs what does not resolve, with the JVM's stack trace; here it is an answer."""
-    # By PySpark's own class: a plain logger of that name, had it been made first, takes none of what PySpark tells it.
+    # Create it by PySpark's class: a plain logger of that name would reject PySpark's arguments.
     log = PySparkLogger.getLogger("SQLQueryContextLogger")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -207,16 +207,16 @@ def _first_line(error: PySparkException) -> str:
 
 #: The columns of pairs besides ITEM_ROW: the user's key, and the time of the pair's newest event in microseconds
 #: (bigint; 0 where the events have no time).
-USER, AT = "__user", "__at"
+USER, PAIR_TIME = "__user", "__at"
 
 
-def pairs_of(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
-    """(USER, ITEM_ROW, AT): one row for each user and each item of `context.items` that have such an event.
+def pairs_of(context: SourceContext, events: PairEvents, spec_path: str) -> DataFrame:
+    """(USER, ITEM_ROW, PAIR_TIME): one row for each user and each item of `context.items` that have such an event.
 
     Args:
         context: of the run.
         events: which events count.
-        where: the section's place in the spec, for messages.
+        spec_path: the section's place in the spec, for messages.
 
     Returns:
         A frame that is computed once for all who ask for the same.
@@ -224,37 +224,41 @@ def pairs_of(context: SourceContext, events: PairEvents, where: str) -> DataFram
     Raises:
         UserError: the expression is none of the events' columns, or they lack a key's column.
     """
-    asked = (events.from_, events.where, events.days, events.user, events.item)
-    return context.keep(("pairs", *asked), lambda: _pairs(context, events, where))
+    request = (events.from_, events.where, events.days, events.user, events.item)
+    return context.keep(("pairs", *request), lambda: _pairs(context, events, spec_path))
 
 
-def _pairs(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
-    rows, at = _own(context, events, where) if events.from_ is None else _named(context, events, where)
+def _pairs(context: SourceContext, events: PairEvents, spec_path: str) -> DataFrame:
+    rows, event_time = (
+        _window_events(context, events, spec_path)
+        if events.from_ is None
+        else _source_events(context, events, spec_path)
+    )
     score = context.score
     if events.days is not None:
-        rows = rows.where(at >= F.lit(_end(context, events, following(context.ctx.ds, -events.days))))
+        rows = rows.where(event_time >= F.lit(_end(context, events, following(context.ctx.ds, -events.days))))
     types = dict(context.users.dtypes) | dict(context.items.dtypes)
     names = {"user": events.user or score.user.key, "item": events.item or score.item.key}
     for key, name in names.items():
         if name not in rows.columns:
             known = [c for c in rows.columns if not c.startswith("_")]
             raise UserError(
-                f"{where}.{key}: the events have no column '{name}'{nearest(name, known)} (there are: "
+                f"{spec_path}.{key}: the events have no column '{name}'{nearest(name, known)} (there are: "
                 f"{', '.join(known)})"
             )
-    # A text that is no number is no user's key, and no item's.
+    # A text that is no number cannot be a key of integers: it becomes null.
     user = col(names["user"]).try_cast(types[score.user.key])
     item = col(names["item"]).try_cast(types[score.item.key])
-    # Each pair once before it meets the items: one that a user had a thousand times is one row from here on.
-    found = rows.select(user.alias(USER), item.alias("__item"), at.alias(AT)).where(
+    # Group before the join, so that a pair with a thousand events is one row.
+    pairs = rows.select(user.alias(USER), item.alias("__item"), event_time.alias(PAIR_TIME)).where(
         F.col(USER).isNotNull() & F.col("__item").isNotNull()
     )
-    found = found.groupBy(USER, "__item").agg(F.max(AT).alias(AT))
+    pairs = pairs.groupBy(USER, "__item").agg(F.max(PAIR_TIME).alias(PAIR_TIME))
     keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
-    return found.join(keys, "__item").select(USER, ITEM_ROW, AT)
+    return pairs.join(keys, "__item").select(USER, ITEM_ROW, PAIR_TIME)
 
 
-def _own(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFrame, Column]:
+def _window_events(context: SourceContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
     """Events of the training window: up to ds with a split by time, else those of train."""
     spec, rows = context.ctx.spec, context.active.events
     if spec.features.split.by != "time":
@@ -262,7 +266,7 @@ def _own(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFr
     if events.where is None:
         rows = rows.where(col(spec.features.label).cast("double") == 1.0)
     else:
-        rows = rows.where(condition(rows, events.where, f"{where}.where"))
+        rows = rows.where(condition(rows, events.where, f"{spec_path}.where"))
     time = spec.table.event_time
     if time is None:
         return rows, F.lit(0).cast("bigint")
@@ -270,15 +274,15 @@ def _own(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFr
     return rows, F.coalesce(spark_micros(col(time), type_), F.lit(0).cast("bigint"))
 
 
-def _named(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFrame, Column]:
+def _source_events(context: SourceContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
     assert events.from_ is not None
-    # What a user bought is bought: `features.history_days` is a bound of features, not of this.
+    # `features.history_days` limits features, not these events.
     lookback = None if events.days is None else events.days * DAY_MICROS
     rows = context.active.sources(SourceRead(events.from_, "all_events", lookback))
-    # What happened up to the end of ds.
+    # Events up to the end of ds.
     rows = rows.where(F.col(EVENT_MICROS) < F.lit(_end(context, events, context.ctx.ds)))
     if events.where is not None:
-        rows = rows.where(condition(rows, events.where, f"{where}.where"))
+        rows = rows.where(condition(rows, events.where, f"{spec_path}.where"))
     return rows, F.col(EVENT_MICROS)
 
 

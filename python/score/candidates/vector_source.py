@@ -39,21 +39,21 @@ from headrace.score.ranking import ITEMS
 from headrace.score.top_k import best_items, check_products, longest
 from headrace.storage import Location
 
-#: Users, and items that they ask for together, that are in memory at a time.
+#: Users in memory at once, and items that they fetch together.
 _ROWS, _ITEMS = 4_096, 1 << 22
-#: Users by whom recall is measured, and fewer than say nothing of it.
+#: Users by whom recall is measured, and the fewest that suffice.
 _RECALL_USERS, _LEAST_RECALL_USERS = 256, 32
 
 
 @dataclass(frozen=True)
-class Searched:
+class VectorSearch:
     """Vectors to search, and the method."""
 
     items: ItemVectors
     threads: int
     #: None: all items are compared.
     index: IvfIndex | None = None
-    #: Cells of the index that are looked at.
+    #: Cells of the index that a search reads.
     probes: int = 0
 
     def best(self, queries: NDArray[np.float32], k: int, excluded: JaggedArray | None = None) -> NDArray[np.int32]:
@@ -73,21 +73,21 @@ class Searched:
 class FindItems:
     """Users to the same rows, columns c0, c1, ..., with their items' rows behind them, int32 lists, best first."""
 
-    #: The column that says how many items are wanted.
+    #: Column with the number of items to fetch.
     fetch: str
     users: ModelVectors
-    searched: Searched
-    #: The one with the items' rows that are not wanted, int32 lists; None: there is none. An index does not look at it.
+    search: VectorSearch
+    #: Column with the rows of blocked items, int32 lists, or None. An index ignores it.
     blocked: str | None = None
-    #: The most items that the users of a batch that is made ask for together; one user may ask for more.
+    #: Largest output batch, in items of all its users; a single user may exceed it.
     items_at_once: int = _ITEMS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False).astype(np.int64)
-            start, asked = 0, np.append(0, fetch.cumsum())
+            start, ends = 0, np.append(0, fetch.cumsum())
             while start < batch.num_rows:
-                most = int(np.searchsorted(asked, asked[start] + self.items_at_once, "right")) - 1
+                most = int(np.searchsorted(ends, ends[start] + self.items_at_once, "right")) - 1
                 stop = min(max(start + 1, most), start + _ROWS)
                 part, lists = batch.slice(start, stop - start), self._lists(batch, fetch, start, stop)
                 numbered = [f"c{i}" for i in range(part.num_columns)]
@@ -97,43 +97,43 @@ class FindItems:
     def _lists(self, batch: pa.RecordBatch, fetch: NDArray[np.int64], start: int, stop: int) -> pa.ListArray:
         """Return the items' rows of the users from start to stop."""
         lengths, parts = np.zeros(stop - start, np.int64), []
-        asked = np.flatnonzero(fetch[start:stop] > 0)
-        if len(asked):
-            for users, found in self._found(batch.take(pa.array(start + asked)), fetch[start + asked]):
-                kept = found >= 0
-                lengths[asked[users]] = kept.sum(axis=1)
-                parts.append((asked[users], self.searched.items.item_rows(found[kept])))
+        requesting = np.flatnonzero(fetch[start:stop] > 0)
+        if len(requesting):
+            for users, numbers in self._search(batch.take(pa.array(start + requesting)), fetch[start + requesting]):
+                is_item = numbers >= 0
+                lengths[requesting[users]] = is_item.sum(axis=1)
+                parts.append((requesting[users], self.search.items.item_rows(numbers[is_item])))
         offsets = np.append(0, lengths.cumsum())
         values = np.empty(offsets[-1], np.int32)
         for users, rows in parts:
             n = lengths[users]
-            # The place of each within its user's list, behind the user's offset.
+            # The user's offset plus the position within the user's list.
             values[np.repeat(offsets[users] - n.cumsum() + n, n) + np.arange(len(rows))] = rows
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
-    def _found(
+    def _search(
         self, batch: pa.RecordBatch, fetch: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
         """(rows of some users, their items' numbers: int32 [users, most], -1 behind the last one that is wanted)."""
-        queries, known = self.users.of_known(batch)
-        check_products(longest(queries), self.searched.items.longest)
-        # A few users of whom much is blocked are asked for more: the others are not searched for as much, nor have they
-        # as much room.
+        queries, known = self.users.known_vectors(batch)
+        check_products(longest(queries), self.search.items.longest)
+        # Users with many blocked items fetch more. Searching by powers of two spares the others that time
+        # and memory.
         doublings = np.ceil(np.log2(fetch))
         for doubling in np.unique(doublings[known]):
             users = np.flatnonzero(known & (doublings == doubling))
             most = int(fetch[users].max())
-            found = self.searched.best(np.ascontiguousarray(queries[users]), most, self._excluded(batch, users))
-            found[np.arange(most) >= fetch[users, None]] = -1
-            yield users, found
+            numbers = self.search.best(np.ascontiguousarray(queries[users]), most, self._excluded(batch, users))
+            numbers[np.arange(most) >= fetch[users, None]] = -1
+            yield users, numbers
 
     def _excluded(self, batch: pa.RecordBatch, users: NDArray[np.int64]) -> JaggedArray | None:
         """Return the numbers of the items that are blocked for some of the users; -1 for items without a vector."""
-        if self.blocked is None or self.searched.index is not None:
+        if self.blocked is None or self.search.index is not None:
             return None
         lists = batch.column(self.blocked).take(pa.array(users))
         offsets = np.append(0, pc.list_value_length(lists).to_numpy().cumsum()).astype(np.int64)
-        return JaggedArray(offsets, self.searched.items.numbers(lists.flatten().to_numpy()))
+        return JaggedArray(offsets, self.search.items.numbers(lists.flatten().to_numpy()))
 
 
 @dataclass(frozen=True)
@@ -168,35 +168,35 @@ class MeasureRecall:
     """
 
     users: ModelVectors
-    #: With an index.
-    searched: Searched
+    #: Its index is not None.
+    search: VectorSearch
     k: int
-    #: The share.
+    #: Required recall.
     enough: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        index = self.searched.index
+        index = self.search.index
         assert index is not None
-        queries = np.empty((0, self.searched.items.width), np.float32)
+        queries = np.empty((0, self.search.items.width), np.float32)
         for batch in batches:
             for start in range(0, batch.num_rows, _ROWS):
                 if len(queries) < _RECALL_USERS:
-                    vectors, known = self.users.of_known(batch.slice(start, _ROWS))
+                    vectors, known = self.users.known_vectors(batch.slice(start, _ROWS))
                     queries = np.concatenate([queries, vectors[known]])[:_RECALL_USERS]
         if len(queries) < _LEAST_RECALL_USERS:
             yield _measured(len(queries), None, None, 0.0, 0.0)
             return
-        check_products(longest(queries), self.searched.items.longest)
+        check_products(longest(queries), self.search.items.longest)
         tick = time.perf_counter()
-        best = best_items(queries, self.searched.items.blocks(), self.k, threads=self.searched.threads).items
+        best = best_items(queries, self.search.items.blocks(), self.k, threads=self.search.threads).items
         exact_seconds = time.perf_counter() - tick
         tried: dict[int, tuple[float, float]] = {}
 
         def recall_of(probes: int) -> float:
             tick = time.perf_counter()
-            found = search_index(index, queries, self.k, probes, self.searched.threads).items
+            approximate = search_index(index, queries, self.k, probes, self.search.threads).items
             seconds = time.perf_counter() - tick
-            tried[probes] = recall_share(found, best), seconds
+            tried[probes] = recall_share(approximate, best), seconds
             return tried[probes][0]
 
         probes = fewest_probes(recall_of, self.enough, index.cells)
@@ -220,38 +220,38 @@ def _measured(
 
 log = logging.getLogger("headrace.score")
 
-#: `index: auto`: from so many items on there is an index: it takes 0.6 of the time of a comparison of all, or less.
+#: `index: auto` builds an index from so many items on; it takes at most 0.6 of the time of a full comparison.
 _AUTO_ITEMS = 1_000_000
-#: Users among whom those are looked for by whom recall is measured: of many that a table lists no model knows anything.
+#: Users sampled to measure recall: the model may know few of those that a table lists.
 _SAMPLE_USERS = 16_384
 
 
 class VectorItems:
     """See the module, and headrace.score.candidates.source.ItemRanking."""
 
-    def __init__(self, context: SourceContext, source: VectorSource, where: str) -> None:
-        self._context, self._source, self._where = context, source, where
+    def __init__(self, context: SourceContext, source: VectorSource, spec_path: str) -> None:
+        self._context, self._source, self._spec_path = context, source, spec_path
         #: How it was searched, for the manifest.
         self.facts: dict[str, Any] = {}
 
     @property
     def leaves_out_blocked(self) -> bool:
         """See ItemRanking. A comparison of all items does; of an index some more are asked for instead."""
-        return self._searched.index is None
+        return self._search_method.index is None
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
-        if not self._searched.items.rows:
+        if not self._search_method.items.rows:
             return users.withColumn(ITEMS, F.array().cast("array<int>"))
         # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task knows the names.
         numbered = users.toDF(*[f"c{i}" for i in range(len(users.columns))])
         schema = StructType([*numbered.schema.fields, StructField("items", ArrayType(IntegerType()))])
         blocked = BLOCKED if BLOCKED in users.columns else None
         vectors = self._vectors("user")
-        work = FindItems(FETCH, vectors, self._searched, blocked)
+        work = FindItems(FETCH, vectors, self._search_method, blocked)
         cut = partial(self._parts, numbered, users)
-        found = map_vectors(self._context.spark, vectors, numbered, users.columns, cut, work, schema)
-        return found.toDF(*users.columns, ITEMS)
+        with_items = map_vectors(self._context.spark, vectors, numbered, users.columns, cut, work, schema)
+        return with_items.toDF(*users.columns, ITEMS)
 
     def _parts(self, numbered: DataFrame, users: DataFrame) -> Parts:
         """Users are cut by their keys, in as many parts as all of them have."""
@@ -263,14 +263,16 @@ class VectorItems:
         return self._context.users.count()
 
     @cached_property
-    def _searched(self) -> Searched:
+    def _search_method(self) -> VectorSearch:
         items = self._items
         self.facts |= {"items": items.rows, "unknown_items": items.unknown, "dimensions": items.width, "index": "exact"}
         if items.unknown:
-            log.info("%s: %s items of which the model learned nothing are left out", self._where, f"{items.unknown:,}")
-        exact = Searched(items, self._threads)
-        wanted = self._source.index == "ivf" or (self._source.index == "auto" and items.rows >= _AUTO_ITEMS)
-        return self._with_index(exact) if wanted and items.rows else exact
+            log.info(
+                "%s: %s items of which the model learned nothing are left out", self._spec_path, f"{items.unknown:,}"
+            )
+        exact = VectorSearch(items, self._threads)
+        use_index = self._source.index == "ivf" or (self._source.index == "auto" and items.rows >= _AUTO_ITEMS)
+        return self._with_index(exact) if use_index and items.rows else exact
 
     @cached_property
     def _items(self) -> ItemVectors:
@@ -281,13 +283,13 @@ class VectorItems:
             ITEM_ROW,
             (score.item.key, *score.item.columns),
             self._vectors("item"),
-            self._context.run_folder / f"vectors-{self._where}",
+            self._context.run_folder / f"vectors-{self._spec_path}",
         )
 
-    def _with_index(self, exact: Searched) -> Searched:
+    def _with_index(self, exact: VectorSearch) -> VectorSearch:
         """Return the index, with as many probes as its recall needs."""
         spark, items = self._context.spark, exact.items
-        # The task is alone: it has what all tasks of its executor would have.
+        # The task runs alone, so it uses all cores of its executor.
         cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)
         (built,) = (
             spark.range(0, 1, 1, 1)
@@ -298,7 +300,7 @@ class VectorItems:
         index = IvfIndex(items, file, built["cells"])
         log.info(
             "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
-            self._where,
+            self._spec_path,
             f"{items.rows:,}",
             f"{index.cells:,}",
             built["bytes"] / 2**20,
@@ -309,55 +311,55 @@ class VectorItems:
         numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
         vectors = self._vectors("user")
         measured = MeasureRecall(
-            vectors, Searched(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
+            vectors, VectorSearch(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
         )
         schema = "users int, probes int, recall double, seconds double, exact_seconds double"
         alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
-        made = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
-        (found,) = made.collect()
-        if found["recall"] is None:
-            # So few users are known that few will be searched for.
+        measurement = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
+        (result,) = measurement.collect()
+        if result["recall"] is None:
+            # The model knows few users, so few searches will follow.
             log.info(
                 "%s: all items are compared: the model knows %d of %d users, too few to measure an index by",
-                self._where,
-                found["users"],
+                self._spec_path,
+                result["users"],
                 _SAMPLE_USERS,
             )
             file.remove_quietly()
-            self.facts["recall_users"] = found["users"]
+            self.facts["recall_users"] = result["users"]
             return exact
-        reached, users = round(found["recall"], 4), found["users"]
+        reached, users = round(result["recall"], 4), result["users"]
         self.facts |= {
             "index": "ivf",
             "cells": index.cells,
-            "probes": found["probes"],
+            "probes": result["probes"],
             "bytes": built["bytes"],
             "build_seconds": round(built["seconds"], 2),
             "recall": reached,
             "recall_at": measured.k,
-            "recall_users": found["users"],
+            "recall_users": result["users"],
             "users_per_second": {
-                "index": round(users / found["seconds"], 1),
-                "exact": round(users / found["exact_seconds"], 1),
+                "index": round(users / result["seconds"], 1),
+                "exact": round(users / result["exact_seconds"], 1),
             },
         }
-        if found["probes"] is None:
+        if result["probes"] is None:
             raise UserError(
-                f"{self._where}: the index finds {reached} of the best {measured.k} items even when it looks at all "
-                f"of its cells, less than min_recall {self._source.min_recall}: set index: exact"
+                f"{self._spec_path}: the index finds {reached} of the best {measured.k} items even when it looks at "
+                f"all of its cells, less than min_recall {self._source.min_recall}: set index: exact"
             )
         log.info(
             "%s: recall at %d of %d users is %.4f, with %d of %d cells; %.0f users/s, all items compared: %.0f users/s",
-            self._where,
+            self._spec_path,
             measured.k,
-            found["users"],
+            result["users"],
             reached,
-            found["probes"],
+            result["probes"],
             index.cells,
-            users / found["seconds"],
-            users / found["exact_seconds"],
+            users / result["seconds"],
+            users / result["exact_seconds"],
         )
-        return Searched(items, self._threads, index, found["probes"])
+        return VectorSearch(items, self._threads, index, result["probes"])
 
     @property
     def _score(self) -> Score:
@@ -372,7 +374,7 @@ class VectorItems:
     def _model(self) -> Location:
         """The saved model's folder."""
         ctx, chosen = self._context.ctx, self._context.model
-        # Trees have no vectors: the day's network behind or beside them has.
+        # Trees have no vectors; take those of the day's network.
         trees = chosen.stage in ("baseline", "second_stage")
         return ctx.ws.locate((ctx.upstream["train"].output("model") if trees else chosen.output).name)
 

@@ -44,7 +44,7 @@ def pool_of(selected: Selected, grid: Rectangle, caps: Caps, most: int | None) -
 
     With caps: only so many of a value that any choice among the list and the pool keeps them.
     """
-    free = grid.there & ~selected.taken
+    free = grid.is_item & ~selected.taken
     n, m = free.shape
     most = m if most is None else most
     if not caps.most:
@@ -66,22 +66,22 @@ def pool_of(selected: Selected, grid: Rectangle, caps: Caps, most: int | None) -
 def protected(selected: Selected, shares: list[Share]) -> Bools:
     """Positions that are not drawn: the first of each share, as many as it asks for, so that it holds: bool [n, k]."""
     filled = selected.chosen >= 0
-    found = np.zeros_like(filled)
+    is_protected = np.zeros_like(filled)
     for share in shares:
-        mine = filled & np.take_along_axis(share.members, np.maximum(selected.chosen, 0), 1)
-        found |= mine & (mine.cumsum(1) <= share.least[-1])
-    return found
+        served = filled & np.take_along_axis(share.members, np.maximum(selected.chosen, 0), 1)
+        is_protected |= served & (served.cumsum(1) <= share.least[-1])
+    return is_protected
 
 
 def explore(
-    selected: Selected, pool: Bools, kept: Bools, settings: Explore, ds: str, users: NDArray[np.uint64]
+    selected: Selected, pool: Bools, fixed: Bools, settings: Explore, ds: str, users: NDArray[np.uint64]
 ) -> tuple[I64, F64, NDArray[np.uint8]]:
     """Draw positions and fill them.
 
     Args:
         selected: the lists.
         pool: of `pool_of`.
-        kept: positions that are not drawn.
+        fixed: positions that are not drawn.
         settings: epsilon and seed.
         ds: the day.
         users: hashes of the users' keys, [n].
@@ -93,33 +93,33 @@ def explore(
     chosen, eps = selected.chosen, settings.epsilon
     assert eps is not None, "of a temperature, lists are drawn as they are made: see sample"
     k, m = chosen.shape[1], pool.shape[1]
-    may = (chosen >= 0) & ~kept
+    may = (chosen >= 0) & ~fixed
     drawn = may & (draws(settings.seed, f"rerank/position/{ds}", users, k) < eps)
     order = draws(settings.seed, f"rerank/item/{ds}", users, m)
-    among = pool.copy()
+    drawable = pool.copy()
     rows, places = np.nonzero(drawn)
-    among[rows, chosen[rows, places]] = True
-    first = np.where(among, order, np.inf).argsort(1, kind="stable")
-    turn = np.maximum(drawn.cumsum(1) - 1, 0)
-    shown = np.where(drawn, np.take_along_axis(first, turn, 1), chosen)
+    drawable[rows, chosen[rows, places]] = True
+    first = np.where(drawable, order, np.inf).argsort(1, kind="stable")
+    draw_number = np.maximum(drawn.cumsum(1) - 1, 0)
+    placed = np.where(drawn, np.take_along_axis(first, draw_number, 1), chosen)
 
     size, positions = pool.sum(1)[:, None], may.sum(1)[:, None]
-    one = _mean_inverse(size + 1, positions - 1, eps)
-    two = _mean_inverse(size + 2, positions - 2, eps)
-    from_pool = np.take_along_axis(pool, np.maximum(shown, 0), 1)
-    moved = np.where(from_pool, eps * one, eps * eps * two)
-    found = np.where(may, np.where(shown == chosen, 1 - eps + eps * one, moved), 1.0)
-    propensity = np.minimum(found, 1.0)  # a sum that is rounded up
-    rule = np.where(shown == chosen, selected.rule, np.uint8(Rule.EXPLORE)).astype(np.uint8)
-    return shown, propensity, rule
+    inverse_one_more = _mean_inverse(size + 1, positions - 1, eps)
+    inverse_two_more = _mean_inverse(size + 2, positions - 2, eps)
+    from_pool = np.take_along_axis(pool, np.maximum(placed, 0), 1)
+    moved = np.where(from_pool, eps * inverse_one_more, eps * eps * inverse_two_more)
+    probability = np.where(may, np.where(placed == chosen, 1 - eps + eps * inverse_one_more, moved), 1.0)
+    propensity = np.minimum(probability, 1.0)  # sums may be rounded up
+    rule = np.where(placed == chosen, selected.rule, np.uint8(Rule.EXPLORE)).astype(np.uint8)
+    return placed, propensity, rule
 
 
 def _mean_inverse(base: I64, trials: I64, p: float) -> F64:
     """E[1 / (base + B)], B of Binomial(trials, p), of each; trials below 0 are none. float64 of base's shape."""
     trials = np.maximum(trials, 0)
     table = _binomial(int(trials.max(initial=0)), p)
-    found: F64 = (table[trials] / (base[..., None] + np.arange(table.shape[1]))).sum(-1)
-    return found
+    means: F64 = (table[trials] / (base[..., None] + np.arange(table.shape[1]))).sum(-1)
+    return means
 
 
 @lru_cache(maxsize=8)
@@ -142,24 +142,24 @@ class Softmax:
     reach: Bools | None
 
     @staticmethod
-    def of(settings: Explore, ds: str, users: NDArray[np.uint64], grid: Rectangle, k: int) -> Softmax:
+    def for_day(settings: Explore, ds: str, users: NDArray[np.uint64], grid: Rectangle, k: int) -> Softmax:
         """Return the draw of a day and users, by their hashes [n]; with a pool, of the first k + pool ranked items."""
         assert settings.temperature is not None, "asked for where there is one"
-        reach = None if settings.pool is None else grid.there.cumsum(1) <= k + settings.pool
+        reach = None if settings.pool is None else grid.is_item.cumsum(1) <= k + settings.pool
         return Softmax(settings.temperature, draws(settings.seed, f"rerank/softmax/{ds}", users, k), reach)
 
-    def __call__(self, place: int, values: F64, among: Bools) -> tuple[I64, F64]:
+    def __call__(self, place: int, values: F64, allowed: Bools) -> tuple[I64, F64]:
         """See `Draw`."""
         if self.reach is not None:
-            near = among & self.reach
-            among = np.where(near.any(1, keepdims=True), near, among)
-        scaled = np.where(among, values / self.temperature, -np.inf)
+            near = allowed & self.reach
+            allowed = np.where(near.any(1, keepdims=True), near, allowed)
+        scaled = np.where(allowed, values / self.temperature, -np.inf)
         most = scaled.max(1, keepdims=True, initial=-np.inf)
         weights = np.exp(scaled - np.where(np.isfinite(most), most, 0.0))
         sums = weights.cumsum(1)
         total = sums[:, -1]
-        # Below the total even where the product is rounded up.
-        at = np.minimum(self.numbers[:, place] * total, np.nextafter(total, 0.0))
-        found = (sums > at[:, None]).argmax(1)
+        # Stay below the total, even if the product is rounded up.
+        thresholds = np.minimum(self.numbers[:, place] * total, np.nextafter(total, 0.0))
+        columns = (sums > thresholds[:, None]).argmax(1)
         with np.errstate(invalid="ignore"):
-            return found, weights[np.arange(len(found)), found] / total
+            return columns, weights[np.arange(len(columns)), columns] / total

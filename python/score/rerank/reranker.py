@@ -23,7 +23,7 @@ from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
 from headrace.score.loaded_model import loaded_model
 from headrace.score.pair_features import Columns, gather
-from headrace.score.ranking import Listed, Ranked
+from headrace.score.ranking import OutputRows, Ranked
 from headrace.score.rerank.explore import Softmax, explore, pool_of, protected
 from headrace.score.rerank.select import (
     I64,
@@ -41,13 +41,13 @@ from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
-#: Of a rule: the lists that do not meet it; those of them that provably could not.
+#: Counts of a rule: lists that do not meet it, and those of them that provably could not.
 LISTS, IMPOSSIBLE = "lists", "impossible"
 
 _NAMES = {Rule.FRESH: "freshness", Rule.NEW_ITEM: "new_items"}
 
 
-def unmet_rules(shown: I64, grid: Rectangle, caps: Caps, shares: list[Share], k: int) -> Counter[tuple[str, str]]:
+def unmet_rules(placed: I64, grid: Rectangle, caps: Caps, shares: list[Share], k: int) -> Counter[tuple[str, str]]:
     """Count, by (rule, LISTS or IMPOSSIBLE), some users' lists.
 
     A share is not met where a beginning of the list has fewer such items than it asks for. It is impossible where, of
@@ -55,28 +55,28 @@ def unmet_rules(shown: I64, grid: Rectangle, caps: Caps, shares: list[Share], k:
     counted: lists that are shorter than k although more items were ranked.
 
     Args:
-        shown: what stands at each position: int64 [n, positions], columns of the rectangle, -1 beyond a list's end.
+        placed: what stands at each position: int64 [n, positions], columns of the rectangle, -1 beyond a list's end.
         grid: the ranked items.
         caps: of the same.
         shares: that the rules ask for.
         k: `score.top_k`.
     """
-    there = shown >= 0
-    length, columns = there.sum(1), np.maximum(shown, 0)
-    found: Counter[tuple[str, str]] = Counter()
+    is_item = placed >= 0
+    length, columns = is_item.sum(1), np.maximum(placed, 0)
+    counts: Counter[tuple[str, str]] = Counter()
 
     def note(rule: str, unmet: Bools, impossible: Bools) -> None:
-        found[rule, LISTS] += int(unmet.sum())
-        found[rule, IMPOSSIBLE] += int((unmet & impossible).sum())
+        counts[rule, LISTS] += int(unmet.sum())
+        counts[rule, IMPOSSIBLE] += int((unmet & impossible).sum())
 
     for share in shares:
-        have = (there & np.take_along_axis(share.members, columns, 1)).cumsum(1)
-        short = (there & (have < share.least[1 : shown.shape[1] + 1])).any(1)
+        have = (is_item & np.take_along_axis(share.members, columns, 1)).cumsum(1)
+        short = (is_item & (have < share.least[1 : placed.shape[1] + 1])).any(1)
         note(_NAMES[share.rule], short, caps.at_most(share.members) < share.least[length])
     if caps.most:
-        wanted = np.minimum(k, grid.there.sum(1))
-        note("caps", length < wanted, caps.at_most(grid.there) < wanted)
-    return found
+        possible = np.minimum(k, grid.is_item.sum(1))
+        note("caps", length < possible, caps.at_most(grid.is_item) < possible)
+    return counts
 
 
 Counts = dict[int, dict[tuple[str, str], int]]
@@ -89,7 +89,7 @@ class UnmetByTask:
     counts: Accumulator[Counts]
 
     @staticmethod
-    def of(context: SparkContext) -> UnmetByTask:
+    def empty(context: SparkContext) -> UnmetByTask:
         """Nothing said yet."""
         empty: Counts = {}
         return UnmetByTask(context.accumulator(empty, ByPartition()))
@@ -104,12 +104,13 @@ class UnmetByTask:
         for counts in self.counts.value.values():
             total.update(counts)
         return {
-            rule: {what: total[rule, what] for what in (LISTS, IMPOSSIBLE)} for rule in sorted({r for r, _ in total})
+            rule: {outcome: total[rule, outcome] for outcome in (LISTS, IMPOSSIBLE)}
+            for rule in sorted({r for r, _ in total})
         }
 
 
 _WORDS = {Rule.SCORE: "", Rule.FRESH: "fresh", Rule.NEW_ITEM: "new_item", Rule.EXPLORE: "explore"}
-#: Why an item is there that no rule and no source brought: it was ranked among all items.
+#: Reason of an item that no rule and no source brought: it was ranked among all items.
 _RANKED = "score"
 
 
@@ -123,14 +124,14 @@ def reasons(rule: NDArray[np.uint8], sources: NDArray[np.int64] | None, names: S
     """
     masks = np.zeros(len(rule), np.int64) if sources is None else sources.astype(np.int64)
     distinct, place = np.unique(masks << 8 | rule, return_inverse=True)
-    words = [_words(int(of), names) for of in distinct]
+    words = [_words(int(key), names) for key in distinct]
     return pa.array(words, pa.string()).take(pa.array(place))
 
 
 def _words(key: int, names: Sequence[str]) -> str:
     mask, rule = key >> 8, Rule(key & 0xFF)
-    found = [_WORDS[rule], *(name for i, name in enumerate(names) if mask >> i & 1)]
-    return ",".join(word for word in found if word) or _RANKED
+    words = [_WORDS[rule], *(name for i, name in enumerate(names) if mask >> i & 1)]
+    return ",".join(word for word in words if word) or _RANKED
 
 
 def rerank(lists: RankedLists, rules: Rerank, k: int, ds: str) -> Reranked:
@@ -142,21 +143,25 @@ def rerank(lists: RankedLists, rules: Rerank, k: int, ds: str) -> Reranked:
         k: `score.top_k`.
         ds: the day, YYYY-MM-DD: others are drawn on another.
     """
-    grid = Rectangle.of(lists.offsets)
-    asked = rules.explore
-    draw = None if asked is None or asked.temperature is None else Softmax.of(asked, ds, lists.users, grid, k)
+    grid = Rectangle.from_offsets(lists.offsets)
+    exploration = rules.explore
+    draw = (
+        None
+        if exploration is None or exploration.temperature is None
+        else Softmax.for_day(exploration, ds, lists.users, grid, k)
+    )
     selected, caps = select(lists, grid, rules, k, draw)
-    shown, rule, propensity = selected.chosen, selected.rule, selected.propensity
+    placed, rule, propensity = selected.chosen, selected.rule, selected.propensity
     if rules.explore is not None and rules.explore.epsilon is not None:
         pool = pool_of(selected, grid, caps, rules.explore.pool)
-        kept = protected(selected, shares_of(lists, grid, rules, k))
-        shown, propensity, rule = explore(selected, pool, kept, rules.explore, ds, lists.users)
-    unmet = unmet_rules(shown, grid, caps, shares_of(lists, grid, rules, k), k)
-    there = shown >= 0
+        fixed = protected(selected, shares_of(lists, grid, rules, k))
+        placed, propensity, rule = explore(selected, pool, fixed, rules.explore, ds, lists.users)
+    unmet = unmet_rules(placed, grid, caps, shares_of(lists, grid, rules, k), k)
+    is_item = placed >= 0
     offsets = np.zeros(len(lists.offsets), np.int64)
-    np.cumsum(there.sum(1), out=offsets[1:])
-    rows = np.take_along_axis(grid.rows, np.maximum(shown, 0), 1)[there]
-    return Reranked(offsets, rows, propensity[there], rule[there], unmet)
+    np.cumsum(is_item.sum(1), out=offsets[1:])
+    rows = np.take_along_axis(grid.rows, np.maximum(placed, 0), 1)[is_item]
+    return Reranked(offsets, rows, propensity[is_item], rule[is_item], unmet)
 
 
 @dataclass(frozen=True)
@@ -184,21 +189,21 @@ class ModelItemVectors:
 
 
 def _vectors(predictor: Predictor, columns: Columns, n: int) -> NDArray[np.float32]:
-    of = getattr(predictor, "vectors", None)
-    if of is None:
+    vectors_of = getattr(predictor, "vectors", None)
+    if vectors_of is None:
         raise UserError(
             f"score.rerank.diversity.by is 'vectors', and a model of kind '{predictor.kind}' has none: name columns of "
             f"score.item"
         )
     for f in predictor.schema.features:
-        if f.name not in columns:  # the user's: an item's vector does not look at them
-            nothing = np.zeros(n, f.dtype)
-            columns[f.name] = JaggedArray(np.zeros(n + 1, np.int64), nothing[:0]) if f.is_list else nothing
-    found: NDArray[np.float32] = of(columns, "item")
-    return found
+        if f.name not in columns:  # features of users, which an item's vector does not read
+            zeros = np.zeros(n, f.dtype)
+            columns[f.name] = JaggedArray(np.zeros(n + 1, np.int64), zeros[:0]) if f.is_list else zeros
+    vectors: NDArray[np.float32] = vectors_of(columns, "item")
+    return vectors
 
 
-#: Columns of items: how many events they have in the training rows (none: null), and when the first was.
+#: Columns of items: number of events in the training rows (null if none), and time of the first.
 EVENTS, FIRST_EVENT = "events", "first_event"
 #: Vectors of items, by their rows: float32 [n, D].
 ItemVectors = Callable[[NDArray[np.int32]], NDArray[np.float32]]
@@ -209,20 +214,24 @@ class RuleReranker:
     """A `Reranker`: picklable, and a function of what it is given alone."""
 
     rules: Rerank
-    #: Of each user.
+    #: Length of each user's list.
     top_k: int
     ds: str
-    #: Of the candidates' sources, by their bits.
+    #: Names of the candidates' sources, by bit.
     sources: tuple[str, ...] = ()
     #: For `diversity.by: vectors`.
     vectors: ItemVectors | None = None
 
-    def __call__(self, ranked: Ranked, items: ItemTable) -> Listed:
+    def __call__(self, ranked: Ranked, items: ItemTable) -> OutputRows:
         """See `Reranker`."""
-        found = rerank(self._lists(ranked, items), self.rules, self.top_k, self.ds)
-        masks = None if ranked.sources is None else ranked.sources[found.rows].astype(np.int64)
-        return Listed(
-            found.offsets, found.rows, found.propensity, reasons(found.rule, masks, self.sources), found.unmet
+        reranked = rerank(self._lists(ranked, items), self.rules, self.top_k, self.ds)
+        masks = None if ranked.sources is None else ranked.sources[reranked.rows].astype(np.int64)
+        return OutputRows(
+            reranked.offsets,
+            reranked.rows,
+            reranked.propensity,
+            reasons(reranked.rule, masks, self.sources),
+            reranked.unmet,
         )
 
     def _lists(self, ranked: Ranked, items: ItemTable) -> RankedLists:
@@ -264,17 +273,17 @@ def is_fresh(since: pa.Array, now: int, days: float) -> NDArray[np.bool_]:
     """
     micros = since.cast(pa.timestamp("us", since.type.tz if pa.types.is_timestamp(since.type) else None))
     known = micros.is_valid().to_numpy(zero_copy_only=False)
-    at = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    young: NDArray[np.bool_] = known & (now - at < days * DAY_MICROS)
+    times = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    young: NDArray[np.bool_] = known & (now - times < days * DAY_MICROS)
     return young
 
 
 def codes(values: pa.Array) -> NDArray[np.int64]:
     """Numbers that are equal where values are: int64 [n], -1 of a null."""
-    found: NDArray[np.int64] = (
+    numbers: NDArray[np.int64] = (
         pc.fill_null(values.dictionary_encode().indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     )
-    return found
+    return numbers
 
 
 def hashes(keys: pa.Array) -> NDArray[np.uint64]:

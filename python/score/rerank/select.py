@@ -68,23 +68,23 @@ class Rectangle:
     """Users by items, [n, m] with m the longest list: column j of a user is its j-th best item."""
 
     rows: I64
-    there: Bools
+    is_item: Bools
 
     @staticmethod
-    def of(offsets: I64) -> Rectangle:
-        """Rows beyond the end of a list are 0 and not `there`."""
+    def from_offsets(offsets: I64) -> Rectangle:
+        """Rows beyond the end of a list are 0 and not `is_item`."""
         lengths = np.diff(offsets)
         columns = np.arange(int(lengths.max(initial=0)))
-        there = columns < lengths[:, None]
-        return Rectangle(np.where(there, offsets[:-1, None] + columns, 0), there)
+        is_item = columns < lengths[:, None]
+        return Rectangle(np.where(is_item, offsets[:-1, None] + columns, 0), is_item)
 
     def bools(self, values: Bools | None) -> Bools:
         """Return values of each cell, False beyond the end: bool [n, m]."""
-        return self.there & values[self.rows] if values is not None else np.zeros_like(self.there)
+        return self.is_item & values[self.rows] if values is not None else np.zeros_like(self.is_item)
 
     def values(self, values: I64) -> I64:
         """Return values of each cell, -1 beyond the end: int64 [n, m]."""
-        return np.where(self.there, values[self.rows], -1)
+        return np.where(self.is_item, values[self.rows], -1)
 
 
 #: Added before a share of a list is rounded down: 0.29 of 100 is 28.999... in floats.
@@ -137,27 +137,27 @@ class Caps:
         self.counts = [np.zeros_like(values) for values in self.values]
 
     @staticmethod
-    def of(rules: Rerank, lists: RankedLists, grid: Rectangle) -> Caps:
+    def from_rules(rules: Rerank, lists: RankedLists, grid: Rectangle) -> Caps:
         return Caps(list(rules.caps.values()), [grid.values(lists.values[column]) for column in rules.caps])
 
     def allowed(self) -> Bools | None:
         """Items that may stand in the list beside those that do, bool [n, m]; None: all."""
-        found: Bools | None = None
+        allowed: Bools | None = None
         for most, values, counts in zip(self.most, self.values, self.counts, strict=True):
             free = (counts < most) | (values < 0)
-            found = free if found is None else found & free
-        return found
+            allowed = free if allowed is None else allowed & free
+        return allowed
 
     @cached_property
     def _groups(self) -> list[tuple[I64, I64]]:
         """Return by column each item's group, int64 [n, m] (its user's items of its value), and the users of groups."""
-        found = []
+        grouped = []
         for values in self.values:
             n, m = values.shape
-            own = np.arange(n)[:, None] * (values.max(initial=0) + 2) + values + 1
-            _, first, groups = np.unique(own, return_index=True, return_inverse=True)
-            found.append((groups.reshape(n, m), first // max(m, 1)))
-        return found
+            user_values = np.arange(n)[:, None] * (values.max(initial=0) + 2) + values + 1
+            _, first, groups = np.unique(user_values, return_index=True, return_inverse=True)
+            grouped.append((groups.reshape(n, m), first // max(m, 1)))
+        return grouped
 
     def without_reserved(self, shares: list[Share], have: I64, eligible: Bools, ends: I64) -> Bools:
         """Eligible items but those that would take a share's last room, bool [n, m]; all of them where all would.
@@ -177,20 +177,20 @@ class Caps:
             for i, share in enumerate(shares):
                 size = np.bincount(groups[share.members & eligible], minlength=len(owners))
                 possible = np.bincount(owners, np.minimum(size, room), minlength=n)
-                lacking = share.least[ends] - have[i]
-                scarce = (lacking > 0) & (possible <= lacking)
+                shortage = share.least[ends] - have[i]
+                scarce = (shortage > 0) & (possible <= shortage)
                 reserved |= scarce[:, None] & ((size > 0) & (size >= room))[groups] & ~share.members
-        left = eligible & ~reserved
-        return np.where(left.any(1, keepdims=True), left, eligible)
+        remaining = eligible & ~reserved
+        return np.where(remaining.any(1, keepdims=True), remaining, eligible)
 
     def at_most(self, members: Bools) -> I64:
         """Return how many of some items no list exceeds, by each cap alone: int64 [n]. members: bool [n, m]."""
-        found: I64 = members.sum(1)
+        bound: I64 = members.sum(1)
         for most, values, (groups, owners) in zip(self.most, self.values, self._groups, strict=True):
             size = np.bincount(groups[members & (values >= 0)], minlength=len(owners))
             capped = np.bincount(owners, np.minimum(size, most), minlength=len(members)).astype(np.int64)
-            found = np.minimum(found, capped + (members & (values < 0)).sum(1))
-        return found
+            bound = np.minimum(bound, capped + (members & (values < 0)).sum(1))
+        return bound
 
     def add(self, users: I64, columns: I64) -> None:
         """Put an item each into the lists of some users."""
@@ -218,9 +218,11 @@ class _Likeness:
     def to(self, users: I64, columns: I64) -> F64:
         """Return the similarity of all items of some users to one of each: float64 [users, m]."""
         if self.columns is None:
-            # A copy of all users' vectors costs more than the products.
-            mine = self._vectors if len(users) == len(self._vectors) else self._vectors[users]
-            cosines: F64 = np.matmul(mine, mine[np.arange(len(users)), columns][:, :, None])[:, :, 0].astype(np.float64)
+            # Copying all users' vectors would cost more than the products.
+            vectors = self._vectors if len(users) == len(self._vectors) else self._vectors[users]
+            cosines: F64 = np.matmul(vectors, vectors[np.arange(len(users)), columns][:, :, None])[:, :, 0].astype(
+                np.float64
+            )
             return cosines
         equal = np.zeros((len(users), self.grid.rows.shape[1]))
         for values in self._values:
@@ -244,49 +246,49 @@ def select(
     """
     n, m = grid.rows.shape
     users = np.arange(n)
-    positions, ends = min(k, m), np.minimum(k, grid.there.sum(1))
+    positions, ends = min(k, m), np.minimum(k, grid.is_item.sum(1))
     value = _boosted(lists, grid, rules)
-    caps, shares = Caps.of(rules, lists, grid), shares_of(lists, grid, rules, k)
+    caps, shares = Caps.from_rules(rules, lists, grid), shares_of(lists, grid, rules, k)
     diversity = rules.diversity
     likeness = None
     most_alike = np.zeros((n, m))
     if diversity is not None:
-        value = diversity.relevance * _scaled(value, grid.there)
+        value = diversity.relevance * _scaled(value, grid.is_item)
         likeness = _Likeness(lists, grid, None if diversity.by == "vectors" else diversity.by)
     chosen, rule = np.full((n, positions), -1), np.zeros((n, positions), np.uint8)
     propensity = np.ones((n, positions))
     taken, have = np.zeros((n, m), bool), np.zeros((len(shares), n), np.int64)
     boosted = grid.bools(lists.fresh) if rules.freshness is not None and rules.freshness.boost else None
     for place in range(positions):
-        eligible = grid.there & ~taken
+        eligible = grid.is_item & ~taken
         if (allowed := caps.allowed()) is not None:
             eligible &= allowed
         if caps.most and shares:
             eligible = caps.without_reserved(shares, have, eligible, ends)
-        now = value
+        position_value = value
         if diversity is not None:
-            now = value - (1 - diversity.relevance) * most_alike
-        best = np.where(eligible, now, -np.inf).argmax(1)
-        mine, why, among = best, np.zeros(n, np.uint8), eligible
+            position_value = value - (1 - diversity.relevance) * most_alike
+        best = np.where(eligible, position_value, -np.inf).argmax(1)
+        picked, reason, allowed_items = best, np.zeros(n, np.uint8), eligible
         if boosted is not None:
-            why[boosted[users, best] & (best >= k)] = Rule.FRESH
+            reason[boosted[users, best] & (best >= k)] = Rule.FRESH
         if shares:
             due = _due(shares, have, eligible, place, k)
-            narrow = np.zeros((n, m), bool)
+            due_items = np.zeros((n, m), bool)
             for share, is_due in zip(shares, due, strict=True):
-                narrow |= share.members & is_due[:, None]
-            narrow &= eligible
-            forced = narrow.any(1)
-            among = np.where(forced[:, None], narrow, eligible)
-            mine = np.where(forced, np.where(narrow, now, -np.inf).argmax(1), best)
+                due_items |= share.members & is_due[:, None]
+            due_items &= eligible
+            forced = due_items.any(1)
+            allowed_items = np.where(forced[:, None], due_items, eligible)
+            picked = np.where(forced, np.where(due_items, position_value, -np.inf).argmax(1), best)
             for share, is_due in zip(shares, due, strict=True):
-                why[is_due & forced & (mine != best) & share.members[users, mine]] = share.rule
+                reason[is_due & forced & (picked != best) & share.members[users, picked]] = share.rule
         if draw is not None:
-            drawn, propensity[:, place] = draw(place, now, among)
-            mine, why = drawn, np.where(drawn == mine, why, np.uint8(Rule.EXPLORE))
+            drawn, propensity[:, place] = draw(place, position_value, allowed_items)
+            picked, reason = drawn, np.where(drawn == picked, reason, np.uint8(Rule.EXPLORE))
         some = np.flatnonzero(eligible.any(1))
-        column = mine[some]
-        chosen[some, place], rule[some, place] = column, why[some]
+        column = picked[some]
+        chosen[some, place], rule[some, place] = column, reason[some]
         taken[some, column] = True
         caps.add(some, column)
         for i, share in enumerate(shares):
@@ -299,29 +301,29 @@ def select(
 
 def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:
     """Return the shares of lists of k that the rules require."""
-    found = []
+    shares = []
     if rules.freshness is not None and rules.freshness.share is not None:
-        found.append(Share(Rule.FRESH, grid.bools(lists.fresh), least_counts(rules.freshness.share, k)))
+        shares.append(Share(Rule.FRESH, grid.bools(lists.fresh), least_counts(rules.freshness.share, k)))
     if rules.new_items is not None:
-        found.append(Share(Rule.NEW_ITEM, grid.bools(lists.new), least_counts(rules.new_items.share, k)))
-    return found
+        shares.append(Share(Rule.NEW_ITEM, grid.bools(lists.new), least_counts(rules.new_items.share, k)))
+    return shares
 
 
 def _boosted(lists: RankedLists, grid: Rectangle, rules: Rerank) -> F64:
     """Scores, those of fresh items raised: float64 [n, m], 0 beyond the ends."""
-    scores: F64 = np.where(grid.there, lists.scores[grid.rows].astype(np.float64), 0.0)
+    scores: F64 = np.where(grid.is_item, lists.scores[grid.rows].astype(np.float64), 0.0)
     if rules.freshness is None or not rules.freshness.boost:
         return scores
-    # Of a negative number, too, more is nearer to and above 0.
+    # A boost raises a negative score, too.
     return scores + rules.freshness.boost * np.abs(scores) * grid.bools(lists.fresh)
 
 
-def _scaled(value: F64, there: Bools) -> F64:
+def _scaled(value: F64, is_item: Bools) -> F64:
     """Scaled to 0 to 1 within each user's items; 0 where all are equal."""
-    low = np.where(there, value, np.inf).min(1, keepdims=True, initial=np.inf)
-    width = np.where(there, value, -np.inf).max(1, keepdims=True, initial=-np.inf) - low
+    low = np.where(is_item, value, np.inf).min(1, keepdims=True, initial=np.inf)
+    width = np.where(is_item, value, -np.inf).max(1, keepdims=True, initial=-np.inf) - low
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(there & (width > 0), (value - low) / width, 0.0)
+        return np.where(is_item & (width > 0), (value - low) / width, 0.0)
 
 
 def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) -> list[Bools]:
@@ -330,13 +332,15 @@ def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) ->
     A share lacks so many items of a prefix, of those that there still are. Where all shares together lack, of some
     prefix, as many as it has free positions, those that lack any are due. (One item may serve two: then less is due.)
     """
-    left = [(share.members & eligible).sum(1) for share in shares]
+    remaining = [(share.members & eligible).sum(1) for share in shares]
     due = [np.zeros(eligible.shape[0], bool) for _ in shares]
     settled = np.zeros(eligible.shape[0], bool)
     for end in range(place + 1, k + 1):
-        lacking = [np.minimum(np.maximum(share.least[end] - have[i], 0), left[i]) for i, share in enumerate(shares)]
-        full = ~settled & (sum(lacking) >= end - place)
-        for is_due, lack in zip(due, lacking, strict=True):
+        shortages = [
+            np.minimum(np.maximum(share.least[end] - have[i], 0), remaining[i]) for i, share in enumerate(shares)
+        ]
+        full = ~settled & (sum(shortages) >= end - place)
+        for is_due, lack in zip(due, shortages, strict=True):
             is_due |= full & (lack > 0)
         settled |= full
     return due

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-#: Scores that are made at once.
+#: Scores in memory at once.
 _SCORES = 1 << 22
 
 
@@ -66,7 +66,7 @@ class TritonPythonModel:
         k = min(self.k, len(self.vectors))
         for first in range(0, len(queries), step):
             products = queries[first : first + step] @ self.vectors.T
-            # Of equal scores the lower row comes first: rows at the border of the best k too.
+            # Among equal scores the lower row wins, also at the k-th place.
             order = np.argsort(-products, axis=1, kind="stable")[:, :k]
             rows[first : first + step, :k] = order
             scores[first : first + step, :k] = np.take_along_axis(products, order, 1)
