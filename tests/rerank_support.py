@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace.config.score import Rerank
-from headrace.score.rerank.select import RankedLists, Reranked
+from headrace.score.rerank.select import RankedItems, Reranked
 
 DS = "2026-01-05"
 
 
 @st.composite
-def some_lists(draw: st.DrawFn) -> RankedLists:
+def some_lists(draw: st.DrawFn) -> RankedItems:
     """Users with 0 to 14 items; scores of few values, so that many are equal."""
     lengths = draw(st.lists(st.integers(0, 14), min_size=1, max_size=4))
     n = sum(lengths)
@@ -27,7 +27,7 @@ def some_lists(draw: st.DrawFn) -> RankedLists:
     scores = column(st.integers(-8, 16)).astype(np.float32) / 16
     for a, b in itertools.pairwise(offsets.tolist()):
         scores[a:b] = -np.sort(-scores[a:b])
-    return RankedLists(
+    return RankedItems(
         users=np.arange(len(lengths), dtype=np.uint64) + np.uint64(draw(st.integers(0, 1000))),
         offsets=offsets,
         scores=scores,
@@ -59,17 +59,17 @@ def make_rules(
     )
 
 
-def of_user(lists: RankedLists, reranked: Reranked, user: int) -> tuple[list[int], list[int], list[float]]:
+def of_user(lists: RankedItems, reranked: Reranked, user: int) -> tuple[list[int], list[int], list[float]]:
     """Rows, rules and propensities of one user."""
     span = slice(*reranked.offsets[user : user + 2].tolist())
     assert all(lists.offsets[user] <= r < lists.offsets[user + 1] for r in reranked.rows[span])
     return reranked.rows[span].tolist(), reranked.rule[span].tolist(), reranked.propensity[span].tolist()
 
 
-def only(lists: RankedLists, user: int) -> RankedLists:
+def only(lists: RankedItems, user: int) -> RankedItems:
     """The lists of one user alone."""
     span = slice(*lists.offsets[user : user + 2].tolist())
-    return RankedLists(
+    return RankedItems(
         users=lists.users[user : user + 1],
         offsets=np.array([0, span.stop - span.start]),
         scores=lists.scores[span],

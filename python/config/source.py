@@ -424,7 +424,7 @@ class TableSource(AnySource):
         return None if self.format is None else TABLE_FORMATS.find(self.format, "source.format")
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         """Return the table for a message: its name, or its format and path."""
         return self.table if self.table is not None else f"{self.format} {self.path}"
 

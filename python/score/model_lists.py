@@ -21,14 +21,14 @@ from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.shared_lists import tables_of_score
-from headrace.score.candidates.source import SourceContext, stored
+from headrace.score.candidates.source import CandidateContext, stored
 from headrace.score.columns import context_scalars
-from headrace.score.entities import Active
+from headrace.score.entities import ActiveEvents
 from headrace.score.experiments.assignment import ARM, PART, Live, edges, parts_of
 from headrace.score.incremental import UsersToScore, users_to_score
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.joined_tables import HeldRows, joined_tables
+from headrace.score.joined_tables import ReceivedRows, joined_tables
 from headrace.score.loaded_model import loaded_workflow
 from headrace.score.pair_features import PairFeatures, check_pair_features
 from headrace.score.ranking import SEEN, TaskInputs
@@ -39,19 +39,19 @@ from headrace.stage import Context
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 
-#: The column of the scores where there are experiments: `experiment=arm`, several with commas between.
-OF_EXPERIMENTS = {"arms": "string"}
+#: Column of the scores if there are experiments: `experiment=arm`, separated by commas.
+EXPERIMENT_COLUMNS = {"arms": "string"}
 
 
 @dataclass(frozen=True)
 class ModelOfRun:
     """A model that scores some of a run's users."""
 
-    #: The run as if this were the model of all: `score.model` asks for it, and what it keeps in scratch is its own.
+    #: Context as if this model scored all users: `score.model` names it, and its scratch files have a key of their own.
     ctx: Context
     chosen: ScoringModel
-    #: What asks for it, as `score.model`; None: `score.model` itself.
-    asked: tuple[str | None, ...]
+    #: Values of `score.model` that chose it; None stands for the spec's own.
+    requested_by: tuple[str | None, ...]
 
 
 def models_of_run(
@@ -67,29 +67,31 @@ def models_of_run(
     Raises:
         UserError: as of `choose`.
     """
-    found = [ModelOfRun(ctx, choose(ctx), (None,))]
-    for asked in dict.fromkeys(of.model_of(arm) for of in experiments for arm in of.experiment.arms):
-        if asked is None:
+    models = [ModelOfRun(ctx, choose(ctx), (None,))]
+    for requested in dict.fromkeys(live.model_of(arm) for live in experiments for arm in live.experiment.arms):
+        if requested is None:
             continue
-        mine = replace(ctx, spec=ctx.spec.scored_by(asked), key=f"{ctx.key}-{len(found)}")
-        chosen = choose(mine)
-        same = next((i for i, m in enumerate(found) if m.chosen.input == chosen.input), None)
+        model_ctx = replace(ctx, spec=ctx.spec.scored_by(requested), key=f"{ctx.key}-{len(models)}")
+        chosen = choose(model_ctx)
+        same = next((i for i, m in enumerate(models) if m.chosen.input == chosen.input), None)
         if same is None:
-            found.append(ModelOfRun(mine, chosen, (asked,)))
+            models.append(ModelOfRun(model_ctx, chosen, (requested,)))
         else:
-            found[same] = replace(found[same], asked=(*found[same].asked, asked))
-    return found
+            models[same] = replace(models[same], requested_by=(*models[same].requested_by, requested))
+    return models
 
 
 @dataclass(frozen=True)
-class Assigned:
+class AssignmentColumns:
     """Columns of a user's assignment: `arms` (null: in no arm) and the place of the user's model (int)."""
 
     arms: Column
     model: Column
 
     @staticmethod
-    def of(key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]) -> Assigned:
+    def of_users(
+        key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]
+    ) -> AssignmentColumns:
         """Return the assignment as headrace.score.experiments.assignment computes it from Arrow's columns.
 
         Of experiments whose arms have models, a user takes part in the first that takes him; an arm that was stopped
@@ -104,28 +106,28 @@ class Assigned:
         key = key.cast("bigint" if is_integer else "string")
         taken, model = F.lit(False), F.lit(models[None])
         texts = []
-        for of in experiments:
-            takes_part = _place(key, f"{of.salt}/{PART}") < parts_of(of.experiment.percent)
-            arm = _arm(key, of)
-            if of.experiment.has_models:
+        for live in experiments:
+            takes_part = _place(key, f"{live.salt}/{PART}") < parts_of(live.experiment.percent)
+            arm = _arm(key, live)
+            if live.experiment.has_models:
                 takes_part = takes_part & ~taken
                 taken = taken | takes_part
-                for name in of.experiment.arms:
-                    model = F.when(takes_part & (arm == name), models[of.model_of(name)]).otherwise(model)
-            named = takes_part & ~arm.isin(*of.stopped) if of.stopped else takes_part
-            texts.append(F.when(named, F.concat(F.lit(f"{of.name}="), arm)))
+                for name in live.experiment.arms:
+                    model = F.when(takes_part & (arm == name), models[live.model_of(name)]).otherwise(model)
+            named = takes_part & ~arm.isin(*live.stopped) if live.stopped else takes_part
+            texts.append(F.when(named, F.concat(F.lit(f"{live.name}="), arm)))
         text = F.concat_ws(",", *texts)
-        return Assigned(F.when(text != "", text), model)
+        return AssignmentColumns(F.when(text != "", text), model)
 
 
-def _arm(key: Column, of: Live) -> Column:
+def _arm(key: Column, live: Live) -> Column:
     """Return the user's arm, whether or not the user takes part."""
-    place, shares = _place(key, f"{of.salt}/{ARM}"), of.experiment.shares
+    place, shares = _place(key, f"{live.salt}/{ARM}"), live.experiment.shares
     *names, last = shares
-    found = F.lit(last)
+    arm = F.lit(last)
     for name, edge in reversed(list(zip(names, edges(shares).tolist(), strict=False))):
-        found = F.when(place < edge, name).otherwise(found)
-    return found
+        arm = F.when(place < edge, name).otherwise(arm)
+    return arm
 
 
 def _place(key: Column, salt: str) -> Column:
@@ -143,14 +145,15 @@ class RunInputs:
     """Inputs that all models of a run share."""
 
     spark: SparkSession
-    active: Active
+    active: ActiveEvents
     items: ItemTable
-    #: For what tasks hand to each other, by the keys of the run and of its further models.
+    #: Files that tasks exchange, by the key of each model's context.
     folder: Location
     #: Where tasks map models.
     maps: HostPlace
-    #: The workers' memory; rules that lists of those who are scored now could not keep.
+    #: Peak memory of the workers.
     peak: Accumulator[float]
+    #: Rules that the lists of the users scored in this run could not keep.
     unmet: UnmetByTask
 
 
@@ -159,22 +162,22 @@ class ModelLists:
     """The lists of one model's users."""
 
     model: ModelOfRun
-    #: The rows of the table, computed when they are read.
+    #: Rows of the scores, computed when they are read.
     frame: DataFrame
     #: Users with candidates.
     users: int
-    part: UsersToScore
-    #: That were worked for them already; the rest takes whoever reads the rows.
+    scored_users: UsersToScore
+    #: Seconds spent so far; ranking itself runs when the rows are read.
     seconds: float
-    #: What tasks were brought of its tables; None: all are mapped.
-    held: HeldRows | None = None
+    #: Table rows that tasks received; None if all tables are mapped.
+    received: ReceivedRows | None = None
     #: For the manifest.
     candidates: dict[str, Any] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The model, as the manifest tells it when the rows have been read."""
-        chosen, (first, *_) = self.model.chosen, self.model.asked
+        chosen, (first, *_) = self.model.chosen, self.model.requested_by
         score = self.model.ctx.spec.score
         assert score is not None
         return {
@@ -186,7 +189,7 @@ class ModelLists:
             "auc": chosen.facts["metrics"].get("auc"),
             "asked": first or score.model,
             **({} if score.output is None else {"output": score.output}),
-            **({} if self.held is None else {"joined": self.held.facts()}),
+            **({} if self.received is None else {"joined": self.received.facts()}),
         }
 
 
@@ -203,15 +206,15 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
     ctx, chosen, spark, items = model.ctx, model.chosen, run.spark, run.items
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    folder, mine = ctx.ws.locate(chosen.output.name), run.folder / ctx.key
+    folder, scratch = ctx.ws.locate(chosen.output.name), run.folder / ctx.key
     features = PairFeatures(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
         context_scalars(spec, score),
         loaded_workflow(folder, ctx.ws.mapped(spec.pipeline)),
     )
-    of_items = ItemFeatures.write(items, folder, features, mine / "item_features", spark, run.maps)
-    _check_pair_features(features, users, items, of_items)
+    item_features = ItemFeatures.write(items, folder, features, scratch / "item_features", spark, run.maps)
+    _check_pair_features(features, users, items, item_features)
     log.info(
         "score: %s users x %s items = %s pairs with the %s model",
         f"{n_users:,}",
@@ -222,17 +225,17 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     gpu = chosen.stage != "baseline" and gpu_profile(spark) is not None
     joined = joined_tables(score.embeddings, folder, ctx.ws.mapped(spec.pipeline), gpu)
-    held = HeldRows.of(spark.sparkContext, joined) if joined else None
+    received = ReceivedRows.empty(spark.sparkContext, joined) if joined else None
     task = TaskInputs(
         model=folder,
         threads=threads,
         output=score.output,
         top_k=score.top_k if score.rerank is None else score.ranked,
         rank_depth=score.ranked,
-        rerank=_reranker(ctx, folder, threads, of_items, gpu, joined, run.maps),
+        rerank=_reranker(ctx, folder, threads, item_features, gpu, joined, run.maps),
         user_key=score.user.key,
         items=items,
-        item_features=of_items,
+        item_features=item_features,
         user_columns=features.user,
         item_names=features.item,
         context=dict(features.context),
@@ -240,19 +243,23 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
         joined=joined,
         gpu=gpu,
     )
-    with _candidates(model, run, users) as found:
+    with _candidates(model, run, users) as candidates:
         pairs, sources = n_users * items.rows, None
-        if found is not None:
-            users, n_users = found.frame, found.facts["users"]
-            pairs, sources = found.facts["candidates"], found.names
+        if candidates is not None:
+            users, n_users = candidates.frame, candidates.facts["users"]
+            pairs, sources = candidates.facts["candidates"], candidates.names
         tick = time.perf_counter()
-        with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as part:
+        with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as scored_users:
             measures = run.peak, run.unmet
-            with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources, held) as scored:
-                # Rows of items that filters leave out must never be in the table: counted before the commit.
-                written = scored if found is None else stored(spark, scored, mine / "scores")
-                of_candidates = _check_filters(ctx, found, written)
-                yield ModelLists(model, written, n_users, part, time.perf_counter() - tick, held, of_candidates)
+            with scored_rows(
+                ctx, spark, task, scored_users, chosen.output.version, measures, sources, received
+            ) as scored:
+                # Rows that filters exclude must never be in the table, so they are counted before the commit.
+                written = scored if candidates is None else stored(spark, scored, scratch / "scores")
+                candidate_facts = _check_filters(ctx, candidates, written)
+                yield ModelLists(
+                    model, written, n_users, scored_users, time.perf_counter() - tick, received, candidate_facts
+                )
 
 
 def kind(stage: str) -> str:
@@ -264,7 +271,7 @@ def _reranker(
     ctx: Context,
     folder: Location,
     threads: int,
-    of_items: ItemFeatures,
+    item_features: ItemFeatures,
     gpu: bool,
     joined: frozenset[str],
     maps: HostPlace,
@@ -273,7 +280,7 @@ def _reranker(
     if score is None or score.rerank is None:
         return None
     sources = () if score.candidates is None else tuple(score.candidates.sources)
-    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu, joined)
+    vectors = ModelItemVectors(folder, threads, score.output, maps, item_features, gpu, joined)
     return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
 
 
@@ -288,12 +295,12 @@ def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator
         return
     reader = ExternalReader.pinned_by(ctx.ws, tables_of_score(score), ctx.inputs)
     items, folder = run.items.frame(spark), run.folder / ctx.key
-    context = SourceContext(ctx, spark, run.active, users, items, reader, model.chosen, folder, run.maps)
-    # Users come with lists of their items.
-    with bounded_batches(spark), ExitStack() as made:
-        found = made.enter_context(candidates_of_users(context))
+    context = CandidateContext(ctx, spark, run.active, users, items, reader, model.chosen, folder, run.maps)
+    # Users' lists make rows large, so Spark's batches are bounded.
+    with bounded_batches(spark), ExitStack() as stack:
+        candidates = stack.enter_context(candidates_of_users(context))
         reader.check_unchanged()
-        yield found
+        yield candidates
 
 
 def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFrame) -> dict[str, Any]:
@@ -306,8 +313,10 @@ def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFr
     return {"candidates": {**candidates.facts, "violations": violations}}
 
 
-def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
+def _check_pair_features(
+    features: PairFeatures, users: DataFrame, items: ItemTable, item_features: ItemFeatures
+) -> None:
     """Check the shortcut on a few pairs of this very run."""
-    few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
+    sample = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
     first = one_batch(items.first(_CHECKED).select(list(dict.fromkeys(features.item))))
-    check_pair_features(features, few, first, of_items.first(_CHECKED))
+    check_pair_features(features, sample, first, item_features.first(_CHECKED))

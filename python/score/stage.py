@@ -32,14 +32,21 @@ from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.columns import check_columns, check_rule_columns
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
-from headrace.score.entities import Active, seen, with_activity
+from headrace.score.entities import ActiveEvents, seen, with_activity
 from headrace.score.experiments.assignment import Live, live_experiments, pinned
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
-from headrace.score.model_lists import OF_EXPERIMENTS, Assigned, ModelOfRun, RunInputs, lists_of_model, models_of_run
+from headrace.score.model_lists import (
+    EXPERIMENT_COLUMNS,
+    AssignmentColumns,
+    ModelOfRun,
+    RunInputs,
+    lists_of_model,
+    models_of_run,
+)
 from headrace.score.ranking import SEEN
 from headrace.score.rerank.reranker import UnmetByTask
-from headrace.score.scored_rows import OF_CANDIDATES, OF_RERANK
+from headrace.score.scored_rows import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -88,7 +95,7 @@ class ScoreCandidates(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
         experiments = live_experiments(ctx.ws, ctx.spec, ctx.ds)
-        if any(of not in ctx.inputs for of in pinned(ctx.spec.pipeline, experiments)):
+        if any(pinned_input not in ctx.inputs for pinned_input in pinned(ctx.spec.pipeline, experiments)):
             raise UserError(f"an arm of an experiment was stopped since the run of {ctx.ds} began; run it again")
         models = models_of_run(ctx, experiments, pinned_model)
         for model in models:
@@ -102,66 +109,68 @@ def _check_table(ctx: Context) -> None:
     spec = ctx.spec
     assert spec.score is not None
     keys = key_types(spec, spec.score)
-    wanted = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
-    more = {**OF_CANDIDATES, **OF_RERANK, **OF_EXPERIMENTS}
-    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others", more)
+    columns = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
+    optional = {**CANDIDATE_COLUMNS, **RERANK_COLUMNS, **EXPERIMENT_COLUMNS}
+    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), columns, "its keys were others", optional)
 
 
 def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live], spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
     maps = maps_of_tasks(ctx.ws, spec, [ctx.ws.locate(m.chosen.output.name) for m in models])
-    active = Active.of(ctx, spark)
-    with _users_and_items(active, score) as (users, found), task_folder(ctx, "score") as folder:
-        # Workers keep what they have mapped: the files of another run have other names.
-        items = ItemTable.write(ctx, spark, found, folder / ctx.key / "items")
+    active = ActiveEvents.read(ctx, spark)
+    with _users_and_items(active, score) as (users, item_frame), task_folder(ctx, "score") as folder:
+        # Workers keep files mapped, so each run uses other names.
+        items = ItemTable.write(ctx, spark, item_frame, folder / ctx.key / "items")
         n_users = users.count()
         active.reader.check_unchanged()
         if not n_users or not items.rows:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
-        dealt = _dealt(users, n_users, score.user.key, experiments, models)
-        peak, unmet = worker_peak_memory(spark.sparkContext), UnmetByTask.of(spark.sparkContext)
+        assigned = _users_by_model(users, n_users, score.user.key, experiments, models)
+        peak, unmet = worker_peak_memory(spark.sparkContext), UnmetByTask.empty(spark.sparkContext)
         run = RunInputs(spark, active, items, folder, maps, peak, unmet)
-        with ExitStack() as made:
+        with ExitStack() as stack:
             lists = [
-                made.enter_context(lists_of_model(model, run, mine, count))
-                for model, (mine, count) in zip(models, dealt.users, strict=True)
+                stack.enter_context(lists_of_model(model, run, model_users, count))
+                for model, (model_users, count) in zip(models, assigned.users, strict=True)
                 if count
             ]
             tick = time.perf_counter()
-            written = reduce(DataFrame.unionByName, [of.frame for of in lists])
-            if dealt.arms is not None:
-                at = written.columns.index("model_version") + 1
+            written = reduce(DataFrame.unionByName, [group.frame for group in lists])
+            if assigned.arms is not None:
+                position = written.columns.index("model_version") + 1
                 columns = [col(c) for c in written.columns]
-                written = written.select(*columns[:at], dealt.arms.alias("arms"), *columns[at:])
+                written = written.select(*columns[:position], assigned.arms.alias("arms"), *columns[position:])
             table = ctx.ws.table(spec.pipeline, "scores")
             version = write_day(written, table, ctx, "score")
-            hashed = [of.part.hashed for of in lists if of.part.hashed is not None]
+            hashed = [group.scored_users.hashed for group in lists if group.scored_users.hashed is not None]
             hashes = (write_hashes(ctx, reduce(DataFrame.unionByName, hashed)),) if hashed else ()
-            seconds = time.perf_counter() - tick + sum(of.seconds for of in lists)
-    pairs = sum(of.part.pairs for of in lists)
+            seconds = time.perf_counter() - tick + sum(group.seconds for group in lists)
+    pairs = sum(group.scored_users.pairs for group in lists)
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
     rows = rows_of_day(table, version, ctx.ds)
     output = Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows)
-    scored, kept = (sum(getattr(of.part, name) for of in lists) for name in ("scored", "kept_users"))
+    scored, unchanged = (
+        sum(getattr(group.scored_users, name) for group in lists) for name in ("scored", "unchanged_users")
+    )
     return Result(
         outputs=(output, *hashes),
         rows={
-            "users": sum(of.users for of in lists),
+            "users": sum(group.users for group in lists),
             "candidates": items.rows,
             "pairs": pairs,
             "scores": rows,
-            **({"users_scored": scored, "users_kept": kept} if score.incremental else {}),
+            **({"users_scored": scored, "users_kept": unchanged} if score.incremental else {}),
         },
         facts={
             "model": lists[0].facts,
             "pairs_per_second": round(pairs / seconds),
             **lists[0].candidates,
             **({} if score.rerank is None else {"unmet_rules": unmet.by_rule()}),
-            **({"incremental": dict(lists[0].part.facts)} if score.incremental else {}),
-            **({"models": [of.facts | {"users": of.users} for of in lists]} if experiments else {}),
-            **({"experiments": dealt.facts} if experiments else {}),
+            **({"incremental": dict(lists[0].scored_users.facts)} if score.incremental else {}),
+            **({"models": [group.facts | {"users": group.users} for group in lists]} if experiments else {}),
+            **({"experiments": assigned.facts} if experiments else {}),
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
@@ -169,40 +178,42 @@ def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live]
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _UsersByModel:
     """A run's users by model."""
 
-    #: Of each model its users, and how many they are.
+    #: Users of each model, with their number.
     users: list[tuple[DataFrame, int]]
-    #: The column `arms`; None: there are no experiments.
+    #: The column `arms`; None without experiments.
     arms: Column | None = None
     #: Users by experiment and arm.
     facts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def _dealt(users: DataFrame, count: int, key: str, experiments: Sequence[Live], models: Sequence[ModelOfRun]) -> _Dealt:
+def _users_by_model(
+    users: DataFrame, count: int, key: str, experiments: Sequence[Live], models: Sequence[ModelOfRun]
+) -> _UsersByModel:
     if not experiments:
-        return _Dealt([(users, count)])
-    places = {asked: i for i, model in enumerate(models) for asked in model.asked}
+        return _UsersByModel([(users, count)])
+    model_places = {requested: i for i, model in enumerate(models) for requested in model.requested_by}
     is_integer = isinstance(users.schema[key].dataType, IntegralType)
-    assigned = Assigned.of(col(key), is_integer, experiments, places)
+    assigned = AssignmentColumns.of_users(col(key), is_integer, experiments, model_places)
     counts = users.groupBy(assigned.model.alias("model"), assigned.arms.alias("arms")).count().collect()
-    of_model = [sum(row["count"] for row in counts if row["model"] == i) for i in range(len(models))]
-    facts: dict[str, Counter[str]] = {of.name: Counter() for of in experiments}
+    model_counts = [sum(row["count"] for row in counts if row["model"] == i) for i in range(len(models))]
+    facts: dict[str, Counter[str]] = {live.name: Counter() for live in experiments}
     for row in counts:
         for part in (row["arms"] or "").split(","):
             name, _, arm = part.partition("=")
             if arm:
                 facts[name][arm] += row["count"]
-    parts = [(users.where(assigned.model == i), n) for i, n in enumerate(of_model)]
-    return _Dealt(parts, assigned.arms, {name: dict(sorted(found.items())) for name, found in facts.items()})
+    parts = [(users.where(assigned.model == i), n) for i, n in enumerate(model_counts)]
+    return _UsersByModel(parts, assigned.arms, {name: dict(sorted(arms.items())) for name, arms in facts.items()})
 
 
 @contextmanager
-def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
+def _users_and_items(active: ActiveEvents, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
     """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
     with active.entities(score.user, score.item) as (users, items):
-        # Where there are candidates, none of them is one that was seen.
+        # Candidates exclude seen items already.
         if score.exclude_seen and score.candidates is None:
             clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
             clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
@@ -220,7 +231,9 @@ def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) ->
     """Return the first rows, as JSON values."""
     score: Score | None = ctx.spec.score
     assert score is not None
-    frame = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
+    frame = read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(
+        F.col("ds") == ctx.ds
+    )
     rows = frame.orderBy(col(score.user.key), "rank").limit(_SAMPLE_ROWS).collect()
     return [
         {

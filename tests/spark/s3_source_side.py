@@ -29,7 +29,7 @@ _CATALOG = {
 def main(cases: dict[str, dict[str, Any]]) -> None:
     specs = {home: make_spec(**case) for home, case in cases.items()}
     home, first = next(iter(specs.items()))
-    of_catalog = any(spec.source.shown == f"{CATALOG}.db.events" for spec in specs.values())
+    of_catalog = any(spec.source.title == f"{CATALOG}.db.events" for spec in specs.values())
     conf = Spark(master="local[2]", driver_memory="1g", properties=_CATALOG if of_catalog else {})
     ws = Workspace(Path(home)).of(first)
     with shared_session(conf, ws, "sources in S3", begin=True) as between:

@@ -28,7 +28,7 @@ from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.covisitation import share_of_users
 from headrace.score.candidates.shared_lists import read_table
-from headrace.score.candidates.source import SourceContext, pairs_of
+from headrace.score.candidates.source import CandidateContext, pairs_of
 from headrace.score.entities import ActiveEvents
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
@@ -108,7 +108,7 @@ class Shop:
             for u, i, a in zip(rng.integers(0, 50, 200), rng.integers(0, 45, 200), rng.integers(0, 3, 200), strict=True)
         ]
 
-    def context(self, score: dict[str, Any], more: dict[str, Any] | None = None) -> SourceContext:
+    def context(self, score: dict[str, Any], more: dict[str, Any] | None = None) -> CandidateContext:
         base = {
             "user": {"key": "user", "columns": ["land", "most"], "from": "members"},
             "item": {"key": "item", "columns": ["price", "lands"]},
@@ -135,7 +135,7 @@ class Shop:
         items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": timestamp_type}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
         folder, maps = self.ws.handed_on("shop", "score", local_scratch=False) / "run", self.ws.mapped("shop")
-        return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model, folder, maps)
+        return CandidateContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model, folder, maps)
 
     # Whole orders of items by plain Python.
 

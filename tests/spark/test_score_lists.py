@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from headrace.config.score import Rerank
 from headrace.lake.delta.log import DeltaLog
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
-from headrace.score.candidates.source import SourceContext
+from headrace.score.candidates.source import CandidateContext
 from headrace.score.rerank.reranker import rerank
-from headrace.score.rerank.select import RankedLists, Rule
+from headrace.score.rerank.select import RankedItems, Rule
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.udfs.xxhash64 import xxhash64_integers
@@ -64,7 +64,7 @@ def test_lists_by_rules_say_why_and_how_likely(
     assert 0 < fresh.mean() < 1
     assert 0 < new.mean() < 1
     users = expected_scores.user.unique()
-    lists = RankedLists(
+    lists = RankedItems(
         users=xxhash64_integers(users).view(np.uint64),
         offsets=np.concatenate([[0], np.cumsum(expected_scores.groupby("user").size())]),
         scores=expected_scores.score.to_numpy(),
@@ -102,7 +102,7 @@ def test_candidates_are_counted_before_they_are_written(
     s = spec(model="baseline", candidates=listed, exclude_seen=True)
 
     @contextmanager
-    def leaky(context: SourceContext) -> Iterator[UserCandidates]:
+    def leaky(context: CandidateContext) -> Iterator[UserCandidates]:
         with candidates_of_users(context) as candidates:
             yield replace(candidates, violations=lambda rows: rows.where("rank = 1").count())
 

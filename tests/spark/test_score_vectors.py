@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from headrace.config import VectorSource
 from headrace.errors import UserError
 from headrace.models.saved import load_model, read_card
-from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.source import FETCH, CandidateContext
 from headrace.score.candidates.vector_source import VectorItems
 from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.ranking import ITEMS
@@ -135,7 +135,7 @@ def _check_vector_items(
     fields = SimpleNamespace(
         ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx), run_folder=folder, maps=maps
     )
-    context = cast(SourceContext, fields)
+    context = cast(CandidateContext, fields)
     source = VectorItems(context, VectorSource(k=4), "liked")
     keys = table.keys(np.arange(table.rows)).to_pylist()
 
@@ -165,7 +165,7 @@ def _check_vector_items(
     assert lengths == {0, 2, 3, 4, 5}
     # The same of rows that Spark joins in.
     joined = Context(spec(embeddings={"rows": "joined"}, **score), ws, DS, upstream, "vectors")
-    context = cast(SourceContext, SimpleNamespace(**vars(fields) | {"ctx": joined}))
+    context = cast(CandidateContext, SimpleNamespace(**vars(fields) | {"ctx": joined}))
     same_source = VectorItems(context, VectorSource(k=4), "joined")
     assert listed(same_source, 2) == lists
     assert same_source.facts == source.facts

@@ -15,7 +15,7 @@ from scipy import stats
 from headrace.score.experiments.assignment import arms, bucket
 from headrace.score.experiments.comparison import (
     Arm,
-    Difference,
+    ArmDifference,
     always_valid_interval,
     always_valid_p,
     chi_square_tail,
@@ -113,7 +113,7 @@ def test_ratios_vary_as_their_variance_says_and_less_with_what_was_known() -> No
 
 @given(st.floats(-1, 1), st.floats(1e-6, 1), st.floats(1e-3, 1))
 def test_the_interval_has_no_effect_that_is_rejected(estimate: float, variance: float, scale: float) -> None:
-    result = Difference(0.0, estimate, estimate, variance, 1.0)
+    result = ArmDifference(0.0, estimate, estimate, variance, 1.0)
     low, high = always_valid_interval(result, scale)
     p = always_valid_p(result, scale)
     if abs(p - 0.05) > 1e-9:

@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from headrace.config.evaluation import OffPolicy
 from headrace.config.score import Rerank
 from headrace.score.rerank.reranker import reasons, rerank
-from headrace.score.rerank.select import RankedLists, Rule
+from headrace.score.rerank.select import RankedItems, Rule
 from headrace.train.evaluation.policy import Actions, Policy, off_policy_metrics
 from headrace.train.evaluation.ranks import Ranks, sigmoid
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists
 
 
-def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int], list[int]]:
+def slow(lists: RankedItems, rules: Rerank, k: int, user: int) -> tuple[list[int], list[int]]:
     """One user's list by loops over sets: rows, and rules."""
     items = range(int(lists.offsets[user]), int(lists.offsets[user + 1]))
     assert lists.fresh is not None
@@ -103,7 +103,7 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
 
 
 def test_a_cap_leaves_room_for_a_share() -> None:
-    lists = RankedLists(
+    lists = RankedItems(
         users=np.array([1], np.uint64),
         offsets=np.array([0, 4]),
         scores=np.array([0.9, 0.8, 0.7, 0.6], np.float32),
@@ -117,7 +117,7 @@ def test_a_cap_leaves_room_for_a_share() -> None:
 @settings(max_examples=150, deadline=None)
 @given(some_lists(), st.integers(1, 3), st.sampled_from([0.25, 0.34, 0.5, 1.0]), lambdas, st.integers(1, 9))
 def test_a_share_is_reached_as_far_as_a_cap_allows(
-    lists: RankedLists, most: int, share: float, relevance: float | None, k: int
+    lists: RankedItems, most: int, share: float, relevance: float | None, k: int
 ) -> None:
     reranked = rerank(lists, make_rules({"seller": most}, share, None, 0.0, relevance), k, DS)
     assert lists.fresh is not None
@@ -134,7 +134,7 @@ def test_a_share_is_reached_as_far_as_a_cap_allows(
 @settings(max_examples=60, deadline=None)
 @given(some_lists(), caps, shares, shares, st.sampled_from([0.0, 0.5]), lambdas, st.integers(1, 9))
 def test_lists_are_those_of_plain_loops(
-    lists: RankedLists,
+    lists: RankedItems,
     caps: dict[str, int],
     fresh: float | None,
     new: float | None,
@@ -161,7 +161,7 @@ def test_lists_are_those_of_plain_loops(
     st.integers(1, 9),
 )
 def test_exploration_keeps_caps_and_shares(
-    lists: RankedLists,
+    lists: RankedItems,
     caps: dict[str, int],
     fresh: float | None,
     new: float | None,
@@ -202,7 +202,7 @@ def test_marginal_relevance_by_vectors() -> None:
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     scores = np.concatenate([-np.sort(-rng.random(25)), -np.sort(-rng.random(35))]).astype(np.float32)
     offsets = np.array([0, 25, 60])
-    lists = RankedLists(np.arange(2, dtype=np.uint64), offsets, scores, vectors=vectors)
+    lists = RankedItems(np.arange(2, dtype=np.uint64), offsets, scores, vectors=vectors)
     reranked = rerank(lists, Rerank.model_validate({"diversity": {"relevance": 0.4}}), 8, DS)
     cosine = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     for user in range(2):
@@ -237,7 +237,7 @@ def outcomes(planned: list[int], pool: list[int], epsilon: float) -> dict[tuple[
 def test_propensities_are_those_of_everything_that_can_be_drawn(items: int, k: int, share: float | None) -> None:
     users, epsilon = 40_000, 0.3
     new = np.tile(np.arange(items) == 1, users) if share else None
-    lists = RankedLists(
+    lists = RankedItems(
         users=np.arange(users, dtype=np.uint64),
         offsets=np.arange(users + 1) * items,
         scores=np.tile(np.linspace(1, 0, items).astype(np.float32), users),
@@ -278,7 +278,7 @@ def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
     # What the model of yesterday knew of it is not much.
     scores = sigmoid(0.5 * taste + rng.normal(size=(users, items)))
     order = np.argsort(-scores, axis=1)
-    lists = RankedLists(
+    lists = RankedItems(
         users=np.arange(users, dtype=np.uint64),
         offsets=np.arange(users + 1) * items,
         scores=np.take_along_axis(scores, order, 1).ravel().astype(np.float32),
@@ -314,7 +314,7 @@ def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
 @settings(max_examples=80, deadline=None)
 @given(some_lists(), caps, shares, shares, st.integers(1, 3))
 def test_lists_that_break_a_rule_are_counted_and_what_is_called_impossible_is(
-    lists: RankedLists, caps: dict[str, int], fresh: float | None, new: float | None, k: int
+    lists: RankedItems, caps: dict[str, int], fresh: float | None, new: float | None, k: int
 ) -> None:
     assert lists.fresh is not None
     assert lists.new is not None
@@ -365,12 +365,12 @@ def test_lists_that_break_a_rule_are_counted_and_what_is_called_impossible_is(
 
 
 def test_users_and_days_are_drawn_apart() -> None:
-    lists = RankedLists(
+    lists = RankedItems(
         np.array([3, 9], np.uint64), np.array([0, 9, 18]), np.tile(np.linspace(1, 0, 9), 2).astype(np.float32)
     )
     rules = Rerank.model_validate({"explore": {"epsilon": 1}})
     both_users = rerank(lists, rules, 5, DS)
-    second_user = rerank(RankedLists(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
+    second_user = rerank(RankedItems(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
     assert (both_users.rows[5:] - 9).tolist() == second_user.rows.tolist() != both_users.rows[:5].tolist()
     assert rerank(lists, rules, 5, "2026-01-06").rows.tolist() != both_users.rows.tolist()
     seeded = Rerank.model_validate({"explore": {"epsilon": 1, "seed": 2}})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.config.score import Rerank
 from headrace.score.rerank.reranker import rerank
-from headrace.score.rerank.select import RankedLists, Rule
+from headrace.score.rerank.select import RankedItems, Rule
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists
 
 
@@ -33,7 +33,7 @@ def test_lists_by_a_temperature_are_those_of_plackett_and_luce() -> None:
     """The frequency of every list; and inverse propensities estimate what other policies earn."""
     users, k, temperature = 60_000, 3, 0.4
     scores = np.array([0.9, 0.7, 0.4, 0.35, 0.1], np.float32)
-    lists = RankedLists(np.arange(users, dtype=np.uint64), np.arange(users + 1) * 5, np.tile(scores, users))
+    lists = RankedItems(np.arange(users, dtype=np.uint64), np.arange(users + 1) * 5, np.tile(scores, users))
     reranked = rerank(lists, Rerank.model_validate({"explore": {"temperature": temperature}}), k, DS)
     shown_items, propensities = (reranked.rows % 5).reshape(users, k), reranked.propensity.reshape(users, k)
     seen = Counter(map(tuple, shown_items.tolist()))
@@ -78,7 +78,7 @@ def test_lists_by_a_temperature_are_those_of_plackett_and_luce() -> None:
     st.integers(1, 9),
 )
 def test_a_temperature_keeps_caps_and_shares(
-    lists: RankedLists,
+    lists: RankedItems,
     caps: dict[str, int],
     fresh: float | None,
     new: float | None,

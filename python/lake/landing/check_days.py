@@ -121,7 +121,7 @@ class DaysCheck:
             return
         all_rows, _ = table_rows(spark, self.snapshot, self.table, self.source, self.days, self.ctx.ds)
         for row in all_rows.groupBy("ds").count().collect():
-            profile = profile_of.setdefault(row["ds"], FileProfile(row["ds"], self.source.shown))
+            profile = profile_of.setdefault(row["ds"], FileProfile(row["ds"], self.source.title))
             profile.forgotten = row["count"] - profile.read
             profile.read = row["count"]
 
@@ -129,7 +129,7 @@ class DaysCheck:
         missing = [c.name for c in self.table.columns if c.required and c.name in stored.missing]
         if missing:
             raise UserError(
-                f"{self.source.shown} has no column '{missing[0]}', which {self.ctx.key_prefix}table.columns declares "
+                f"{self.source.title} has no column '{missing[0]}', which {self.ctx.key_prefix}table.columns declares "
                 f"as required; it has {', '.join(sorted(stored.types))}"
             )
 
@@ -203,7 +203,7 @@ class DaysCheck:
         if not stored.positions and not repeated.isEmpty():
             repeated.unpersist()
             raise UserError(
-                f"{self.ctx.key_prefix}table.keys do not tell the rows of {self.source.shown} apart, and Spark gives "
+                f"{self.ctx.key_prefix}table.keys do not tell the rows of {self.source.title} apart, and Spark gives "
                 f"no positions of them: remove the repeated rows, or declare further keys"
             )
         return repeated
@@ -221,7 +221,7 @@ class DaysCheck:
             profile, previous = profile_of.get(ds), self.seen.taken.days.get(ds)
             if profile is None and previous is None and ds != self.ctx.ds and not isinstance(self.snapshot, ChangeFeed):
                 continue  # a file without statistics might have had rows of it
-            profile = profile or FileProfile(ds, self.source.shown)
+            profile = profile or FileProfile(ds, self.source.title)
             duplicates = repeated.get(ds, 0)
             drift, bad_files = self._drift(profile, stored), self._bad_files_of(ds)
             checks = []
@@ -264,7 +264,7 @@ class DaysCheck:
                 )
             )
             counts = ", ".join(f"{name} {n:,}" for name, n in rows.items())
-            _LOG.info("%s: %s; %s at version %s", ds, counts, self.source.shown, self.snapshot.pin(self.seen.versions))
+            _LOG.info("%s: %s; %s at version %s", ds, counts, self.source.title, self.snapshot.pin(self.seen.versions))
         return records, None
 
     def _drift(self, profile: FileProfile, stored: StoredColumns) -> list[expectations.Drift]:
@@ -273,12 +273,12 @@ class DaysCheck:
         declared = {c.name.lower() for c in self.table.columns}
         new = sorted(n for n in stored.types if known is not None and n not in known and n.lower() not in declared)
         drifts = [
-            expectations.Drift(profile.ds, n, "new", f"in {self.source.shown}, as {stored.types[n]}") for n in new
+            expectations.Drift(profile.ds, n, "new", f"in {self.source.title}, as {stored.types[n]}") for n in new
         ]
         if self.table.new_columns == "accept":
             drifts = []
         missing = sorted(stored.missing)
-        drifts += [expectations.Drift(profile.ds, n, "missing", f"in {self.source.shown}") for n in missing]
+        drifts += [expectations.Drift(profile.ds, n, "missing", f"in {self.source.title}") for n in missing]
         for d in drifts:
             _LOG.warning("%s: column '%s' is %s: %s", d.ds, d.column, d.change, d.detail)
         return drifts
@@ -404,7 +404,7 @@ class TableCheck:
                 first, *further = bad
                 more = f"; nor can {', '.join(str(f.path) for f in further)}" if further else ""
                 return readable, UserError(
-                    f"{self.ctx.key_prefix}source: {self.source.shown}: {first.path} cannot be read: "
+                    f"{self.ctx.key_prefix}source: {self.source.title}: {first.path} cannot be read: "
                     f"{faults[first.name]}{more}. Nothing of {ds} was taken; deliver the file again, move it away "
                     f"(names that begin with _ or . are left out), or say how many files of a day may be left out "
                     f"({self.ctx.key_prefix}table.expectations.max_bad_files)"
@@ -422,7 +422,7 @@ class TableCheck:
                 raise
             version = snapshot.pin(self.seen.versions)
             raise UserError(
-                f"{self.ctx.key_prefix}source: {self.source.shown} cannot be read at version {version}: {cause}"
+                f"{self.ctx.key_prefix}source: {self.source.title} cannot be read at version {version}: {cause}"
             ) from e
 
     def _check_files(self, snapshot: Snapshot, days: Collection[str]) -> None:
@@ -435,7 +435,7 @@ class TableCheck:
         damage = snapshot.damage(days if self.source.daily else None)
         if damage is not None:
             raise UserError(
-                f"{self.ctx.key_prefix}source: {self.source.shown} cannot be read at version {snapshot.pin({})}: "
+                f"{self.ctx.key_prefix}source: {self.source.title} cannot be read at version {snapshot.pin({})}: "
                 f"{damage}. Restore that file, or have the table written again"
             )
 

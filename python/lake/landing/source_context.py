@@ -84,7 +84,7 @@ class SourceContext:
         """
         if isinstance(self.source, LandingSource):
             return self.source
-        raise UserError(f"{self.key_prefix}source: {self.source.shown} is a table, and this is done with landing files")
+        raise UserError(f"{self.key_prefix}source: {self.source.title} is a table, and this is done with landing files")
 
     def input_name(self, ds: str) -> str:
         """Return a manifest's name of a landing day: the URI of its files, where the spec has one."""

@@ -166,7 +166,7 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
     day_versions = snapshot.day_versions(days)
     if ctx.ds not in day_versions and ctx.ds not in taken.days:
         reason = snapshot.why_no_rows(ctx.ds)
-        raise UserError(f"{ctx.key_prefix}source: {source.shown} has no rows of {ctx.ds}: {reason}")
+        raise UserError(f"{ctx.key_prefix}source: {source.title} has no rows of {ctx.ds}: {reason}")
     versions = {ds: day_versions.get(ds, NO_ROWS) for ds in sorted(days) if ds in day_versions or ds in taken.days}
     return TableLook(ctx, source, place, snapshot, taken, versions)
 

@@ -98,7 +98,7 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
         aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
     by_day: dict[str, FileProfile] = {}
     for row in rows.groupBy("_ds").agg(*aggregates).collect():
-        profile = by_day[row["_ds"]] = FileProfile(row["_ds"], source.shown)
+        profile = by_day[row["_ds"]] = FileProfile(row["_ds"], source.title)
         profile.read, profile.good, profile.bad, profile.absent = (
             row["read"],
             row["good"],
@@ -249,6 +249,6 @@ def refuse_changes(changes: Mapping[str, Mapping[str, int]], source: TableSource
     ]
     if refusals:
         raise UserError(
-            f"rows of {source.shown} have changed since their days were taken: {'; '.join(refusals)}. Nothing was "
+            f"rows of {source.title} have changed since their days were taken: {'; '.join(refusals)}. Nothing was "
             f"taken anew; {section}source.changed_days says what is accepted (late, updates, deletes)"
         )

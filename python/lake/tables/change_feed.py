@@ -188,7 +188,7 @@ class ChangeFeed(OneSchemaRows):
         log, newest = DeltaLog(self.folder), DeltaLog(self.folder).version
         if newest is None or newest < self.version:
             raise UserError(
-                f"source: {self.source.shown} has no version {self.version} any more: it was made anew. Give the "
+                f"source: {self.source.title} has no version {self.version} any more: it was made anew. Give the "
                 f"pipeline another name, so that it begins with the table as it is"
             )
         first = VersionRange.parse(self.ranges[min(days)])
@@ -196,11 +196,11 @@ class ChangeFeed(OneSchemaRows):
         metadata = log.metadata(first.last) if first.first is None else None
         if metadata is not None and not has_feed(metadata):
             raise UserError(
-                f"source.day.changes: {self.source.shown} has no change data feed. Turn it on (ALTER TABLE ... SET "
+                f"source.day.changes: {self.source.title} has no change data feed. Turn it on (ALTER TABLE ... SET "
                 f"TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')), or name a partition or a time column"
             )
         if after <= self.version:
-            check_feed(log, self.source.shown, after, self.version)
+            check_feed(log, self.source.title, after, self.version)
 
     @property
     def _schema(self) -> T.StructType:
@@ -235,7 +235,7 @@ class ChangeFeed(OneSchemaRows):
         if not keys or missing:
             hint = f"column '{missing[0]}' of table.keys is not there" if missing else "declare table.keys"
             raise UserError(
-                f"source.changed_days: where updates are ignored, rows of {self.source.shown} are told apart by their "
+                f"source.changed_days: where updates are ignored, rows of {self.source.title} are told apart by their "
                 f"keys: {hint}"
             )
         columns = [key.value for key in keys if key is not None]

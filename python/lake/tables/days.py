@@ -70,7 +70,7 @@ def path_day(source: TableSource, name: str) -> str | None:
         with suppress(ValueError):
             return date(*(int(match[group]) for group in day_groups(pattern))).isoformat()
     raise UserError(
-        f"source.day.path: the file {name} of {source.shown} is not as '{pattern}' says; change it, or move the file "
+        f"source.day.path: the file {name} of {source.title} is not as '{pattern}' says; change it, or move the file "
         f"away"
     )
 
@@ -103,12 +103,12 @@ def days_of_file(source: TableSource, partition: Mapping[str, str | None], bound
         for name in day.partitions:
             if name.lower() not in partition:
                 raise UserError(
-                    f"source.day.partition: {source.shown} is not partitioned by '{name}'{nearest(name, partition)}; "
+                    f"source.day.partition: {source.title} is not partitioned by '{name}'{nearest(name, partition)}; "
                     f"name a time column instead (source.day.time)"
                 )
         texts = [partition[name.lower()] for name in day.partitions]
         shown_columns = f"partition column{'s' if len(texts) > 1 else ''} {', '.join(map(repr, day.partitions))}"
-        ds = partition_day(_joined(texts), f"{shown_columns} of {source.shown}")
+        ds = partition_day(_joined(texts), f"{shown_columns} of {source.title}")
         return ds, ds
     if bounds is None:
         return FIRST, LAST
@@ -164,7 +164,7 @@ def day_column(part: StoredRows, source: TableSource) -> Column:
         local = column
     else:
         raise UserError(
-            f"source.day.time: column '{name}' of {source.shown} is {type_.simpleString()}, not a timestamp or date"
+            f"source.day.time: column '{name}' of {source.title} is {type_.simpleString()}, not a timestamp or date"
             f"{_in_file(part.place)}"
         )
     return F.date_format(local, "yyyy-MM-dd")
@@ -221,7 +221,7 @@ def _column_and_type(
     for field in sorted(frame.schema.fields, key=lambda f: stored_name(f) != name):
         if stored_name(field).lower() == name.lower():
             return F.col(quoted_names([field.name])[0]), field.dataType
-    raise UserError(f"source.day: {source.shown} has no column '{name}'{_in_file(place)}{nearest(name, frame.columns)}")
+    raise UserError(f"source.day: {source.title} has no column '{name}'{_in_file(place)}{nearest(name, frame.columns)}")
 
 
 def _in_file(place: str) -> str:

@@ -158,7 +158,7 @@ def _extracted(parts: Sequence[StoredRows], table: Table, source: TableSource) -
                 faults.append(str(e))
     if faults:
         raise UserError(
-            "\n".join(faults) + f"\nDeclare the types that {source.shown} has in table.columns (or a view of it with "
+            "\n".join(faults) + f"\nDeclare the types that {source.title} has in table.columns (or a view of it with "
             f"other ones); numbers since 1970 are named in source.timestamps"
         )
     return extracted
@@ -175,7 +175,7 @@ def _by_keys(table: Table, source: TableSource, extracted: Mapping[str, Extracte
     """`_source_file`, `_source_line` where the format has no positions: the keys, and a hash of the row."""
     if not table.keys:
         raise UserError(
-            f"source: rows of {source.shown} have no positions that Spark gives, so it takes their keys to tell them "
+            f"source: rows of {source.title} have no positions that Spark gives, so it takes their keys to tell them "
             f"apart: declare table.keys (a Delta table has positions with 'delta.enableDeletionVectors' = 'true')"
         )
     values = {name: column.value for name, column in extracted.items() if column is not None}
@@ -226,7 +226,7 @@ class PinnedTable:
         changed = [day for day, (files, left_out) in days.items() if now.get(day, "") != files]
         if changed:
             raise UserError(
-                f"source: the files of {source.shown} of {', '.join(changed[:3])} are others than when ingest ran; run "
+                f"source: the files of {source.title} of {', '.join(changed[:3])} are others than when ingest ran; run "
                 f"ingest again"
             )
         if bad_files := pinned.get("bad_files"):

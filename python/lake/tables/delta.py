@@ -53,14 +53,14 @@ def pinned_version(source: TableSource, folder: Location) -> int:
         raise UserError(f"source: there is no Delta table at {folder}; change source.path")
     if source.version is not None:
         if source.version > newest:
-            raise UserError(f"source.version: the newest version of {source.shown} is {newest}, not {source.version}")
+            raise UserError(f"source.version: the newest version of {source.title} is {newest}, not {source.version}")
         return source.version
     if source.as_of is None:
         return newest
     limit = int(datetime.fromisoformat(source.as_of).timestamp() * 1e3)
     version = newest_until(commit_times(log), limit)
     if version is None:
-        raise UserError(f"source.as_of: the log of {source.shown} has no commit up to {source.as_of}")
+        raise UserError(f"source.as_of: the log of {source.title} has no commit up to {source.as_of}")
     return version
 
 
@@ -79,7 +79,7 @@ class DeltaSnapshot(FileSnapshot, OneSchemaRows):
         state = DeltaLog(self.folder).state(self.version)
         if state is None:
             raise UserError(
-                f"source: the log of {self.source.shown} no longer reaches back to version {self.version}; take a "
+                f"source: the log of {self.source.title} no longer reaches back to version {self.version}; take a "
                 f"newer one, and keep the log for longer (delta.logRetentionDuration)"
             )
         check_listable(self.folder, state.protocol)
@@ -93,7 +93,7 @@ class DeltaSnapshot(FileSnapshot, OneSchemaRows):
             if name != unique:
                 twin = next(n for n in schema.names if n.lower() == name.lower())
                 raise UserError(
-                    f"source: {self.source.shown} has columns '{twin}' and '{name}', which differ in case alone, and "
+                    f"source: {self.source.title} has columns '{twin}' and '{name}', which differ in case alone, and "
                     f"neither Spark nor Delta reads such a table: have one of them renamed"
                 )
         return schema

@@ -144,7 +144,7 @@ class FolderSnapshot(FileSnapshot):
         for file in self.files:
             if file.name not in self.left_out and self._fault(file) is None:
                 return [file]
-        raise UserError(f"source: {self.source.shown} has no file that can be read")
+        raise UserError(f"source: {self.source.title} has no file that can be read")
 
     def _with_day(self, frame: DataFrame, uri: Column | None) -> DataFrame:
         """Rows with DAY, where the paths of files say it; `uri`: of a row's file, where `_source_file` is not there."""
@@ -205,11 +205,11 @@ class FolderSnapshot(FileSnapshot):
                         "source.format: avro needs Spark's Avro module, which is not part of its distribution: run "
                         "`make jars`"
                     ) from e
-                raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
+                raise UserError(f"source: {self.source.title} cannot be read: {_first_line(e)}") from e
             except (PySparkException, Py4JJavaError) as e:
                 if own_error(e) is not None:
                     raise
-                raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
+                raise UserError(f"source: {self.source.title} cannot be read: {_first_line(e)}") from e
 
     def _schema_by_spark(self, spark: SparkSession, file: TableFile) -> StoredSchema:
         """Return the schema of a file that Arrow cannot open."""

@@ -59,21 +59,21 @@ def pinned_snapshot(
         metadata_file = metadata_with(metadata_folder, requested)
         if metadata_file is None:
             if pinned is None:
-                raise UserError(f"source.version: {source.shown} has no snapshot {requested}{_known(metadata_folder)}")
+                raise UserError(f"source.version: {source.title} has no snapshot {requested}{_known(metadata_folder)}")
             raise UserError(
-                f"source: snapshot {requested} of {source.shown} has expired. Run ingest again, which takes a newer "
+                f"source: snapshot {requested} of {source.title} has expired. Run ingest again, which takes a newer "
                 f"one, and keep snapshots for longer (history.expire.max-snapshot-age-ms)"
             )
         return metadata_file, requested
     metadata = newest_metadata(metadata_folder) if newest is None else read_metadata(named_place(newest))
     if source.as_of is None:
         if metadata.current is None:
-            raise UserError(f"source: {source.shown} is empty: nobody has written rows to it yet")
+            raise UserError(f"source: {source.title} is empty: nobody has written rows to it yet")
         return metadata, metadata.current
     found_id = metadata.as_of(datetime.fromisoformat(source.as_of).timestamp() * 1000)
     if found_id is None:
         raise UserError(
-            f"source.as_of: {source.shown} has no snapshot of {source.as_of}: the table is younger, or what was the "
+            f"source.as_of: {source.title} has no snapshot of {source.as_of}: the table is younger, or what was the "
             f"newest then has expired"
         )
     return metadata, found_id
@@ -160,7 +160,7 @@ class IcebergSnapshot(FileSnapshot, OneSchemaRows):
             frame = reader.load(str(self.metadata.file))
             frame = frame.select("*", self._relative().alias(FILE), F.col("_pos").alias(LINE))
         except PySparkException as e:
-            raise UserError(f"source: {self.source.shown} cannot be read: {str(e).splitlines()[0]}") from e
+            raise UserError(f"source: {self.source.title} cannot be read: {str(e).splitlines()[0]}") from e
         return frame if days is None else with_day_filter(frame, self.source, self.files, days)
 
     def _relative(self) -> Column:

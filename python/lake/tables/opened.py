@@ -81,7 +81,7 @@ def open_table(
     """
     known = TABLE_FORMATS.find(place.format, "source.format")
     if source.day is not None and source.day.changes and not known.has_changes:
-        raise UserError(f"source.day.changes: {source.shown} is {place.format}, and Delta tables alone record changes")
+        raise UserError(f"source.day.changes: {source.title} is {place.format}, and Delta tables alone record changes")
     opens = resolve(known.opens, f"source.format {place.format}", "format of tables")
     return cast(Snapshot, opens(source, table, place, days, version))
 

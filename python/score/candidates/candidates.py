@@ -32,7 +32,7 @@ from headrace.score.candidates.fetch import (
     meeting_conditions,
 )
 from headrace.score.candidates.shared_lists import ListedItems, PopularItems, RecentItems, UnseenItems
-from headrace.score.candidates.source import BLOCKED, USER, ItemRanking, SourceContext, expression_errors
+from headrace.score.candidates.source import BLOCKED, USER, CandidateContext, ItemRanking, expression_errors
 from headrace.score.candidates.vector_source import VectorItems
 from headrace.score.entities import with_activity
 from headrace.score.items import ITEM_ROW
@@ -129,7 +129,7 @@ def flat(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 #: Constructors of sources by `kind`: (context of the run, the source's section, its place in the spec).
-RANKINGS: Mapping[str, Callable[[SourceContext, Any, str], ItemRanking]] = {
+RANKINGS: Mapping[str, Callable[[CandidateContext, Any, str], ItemRanking]] = {
     "vectors": VectorItems,
     "covisitation": CovisitedItems,
     "popular": PopularItems,
@@ -161,7 +161,7 @@ class UserCandidates:
 
 
 @contextmanager
-def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
+def candidates_of_users(context: CandidateContext) -> Iterator[UserCandidates]:
     """Give the candidates of each user; they are computed once, and kept to the end of the context.
 
     Args:
@@ -182,7 +182,7 @@ def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
         context.release()
 
 
-def _compute_candidates(context: SourceContext, candidates: Candidates) -> UserCandidates:
+def _compute_candidates(context: CandidateContext, candidates: Candidates) -> UserCandidates:
     sides = filter_sides(context)
     context = replace(context, users=sides.users, items=context.keep("items", lambda: sides.items))
     requests = [
@@ -212,14 +212,14 @@ def _compute_candidates(context: SourceContext, candidates: Candidates) -> UserC
     )
 
 
-def _with_events(context: SourceContext) -> DataFrame:
+def _with_events(context: CandidateContext) -> DataFrame:
     """Return the items with `events` and `first_event`, which they may have already."""
     if "events" in context.items.columns:
         return context.items
     return with_activity(context.ctx.spec, context.active.events, context.items, context.score.item.key)
 
 
-def _with_blocked(context: SourceContext, blocked: DataFrame | None) -> DataFrame:
+def _with_blocked(context: CandidateContext, blocked: DataFrame | None) -> DataFrame:
     """Return the users with BLOCKED and IS_NEW."""
     users, key = context.users, col(context.user_key)
     if blocked is None:
@@ -299,7 +299,7 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
     }
 
 
-def _violations(context: SourceContext, sides: Sides, blocked: DataFrame | None, rows: DataFrame) -> int:
+def _violations(context: CandidateContext, sides: Sides, blocked: DataFrame | None, rows: DataFrame) -> int:
     """Return how many of some pairs of keys the filters should have left out."""
     user, item = context.user_key, context.score.item.key
     pairs = rows.select(col(user).alias(USER), col(item).alias("__item"))

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from headrace.config import Covisitation
 from headrace.features.functions.spark_expressions import col
 from headrace.score.candidates.shared_lists import with_own_lists
-from headrace.score.candidates.source import FETCH, PAIR_TIME, USER, SourceContext, pairs_of
+from headrace.score.candidates.source import FETCH, PAIR_TIME, USER, CandidateContext, pairs_of
 from headrace.score.items import ITEM_ROW
 from headrace.score.ranking import ITEMS
 
@@ -39,7 +39,7 @@ _BLOCK = 1 << 20
 class CovisitedItems:
     """Item-to-item collaborative filtering: see the module."""
 
-    def __init__(self, context: SourceContext, source: Covisitation, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: Covisitation, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:

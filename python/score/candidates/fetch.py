@@ -27,8 +27,8 @@ from headrace.score.candidates.source import (
     BLOCKED,
     FETCH,
     USER,
+    CandidateContext,
     ItemRanking,
-    SourceContext,
     condition,
     fault_of,
     pairs_of,
@@ -48,7 +48,7 @@ class Sides:
     pairs: tuple[tuple[str, str], ...]
 
 
-def filter_sides(context: SourceContext) -> Sides:
+def filter_sides(context: CandidateContext) -> Sides:
     """Apply the filters that look at users alone, or at items alone.
 
     Raises:
@@ -82,7 +82,7 @@ def _filtered(side: DataFrame, constants: dict[str, Column], expression: str) ->
     return side.withColumns(constants).where(F.coalesce(F.expr(expression), F.lit(False))).drop(*constants)
 
 
-def _keys(context: SourceContext, entry: BlockedFilter, column: str, spec_path: str) -> DataFrame:
+def _keys(context: CandidateContext, entry: BlockedFilter, column: str, spec_path: str) -> DataFrame:
     return read_table(context, entry, [column], spec_path).select(col(column).alias("__blocked_key"))
 
 
@@ -91,14 +91,14 @@ def _without_keys(side: DataFrame, key: str, keys: DataFrame) -> DataFrame:
     return side.join(keys, col(key) == F.col("__blocked_key").try_cast(type_), "left_anti")
 
 
-def constant_columns(context: SourceContext) -> dict[str, Column]:
+def constant_columns(context: CandidateContext) -> dict[str, Column]:
     """`score.context` as columns."""
     spec, score = context.ctx.spec, context.score
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     return {n: F.lit(v.as_py()).cast(types[n]) for n, v in context_scalars(spec, score).items()}
 
 
-def blocked_pairs(context: SourceContext) -> DataFrame | None:
+def blocked_pairs(context: CandidateContext) -> DataFrame | None:
     """(USER, ITEM_ROW), distinct: what users have seen or bought, and what tables block for them; None: no such filter.
 
     Args:
@@ -117,7 +117,7 @@ def blocked_pairs(context: SourceContext) -> DataFrame | None:
     return reduce(DataFrame.unionByName, pairs).distinct() if pairs else None
 
 
-def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, spec_path: str) -> DataFrame:
+def _listed_pairs(context: CandidateContext, entry: BlockedFilter, score: Score, spec_path: str) -> DataFrame:
     assert entry.user is not None
     assert entry.item is not None
     rows = read_table(context, entry, [entry.user, entry.item], spec_path)
@@ -128,7 +128,9 @@ def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, sp
     return pairs.where(F.col(USER).isNotNull()).select(USER, ITEM_ROW)
 
 
-def meeting_conditions(context: SourceContext, pairs: DataFrame, conditions: tuple[tuple[str, str], ...]) -> DataFrame:
+def meeting_conditions(
+    context: CandidateContext, pairs: DataFrame, conditions: tuple[tuple[str, str], ...]
+) -> DataFrame:
     """Return the pairs for which all conditions are true, with their columns.
 
     Args:
@@ -184,7 +186,7 @@ class Fetching:
 
     def __init__(
         self,
-        context: SourceContext,
+        context: CandidateContext,
         requests: Sequence[SourceRequest],
         conditions: tuple[tuple[str, str], ...],
         n_items: int,

@@ -18,7 +18,7 @@ from headrace.config import BlockedFilter, CandidateTable, NewItems, Popular, Re
 from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.base import ExternalTable, SourceRead
-from headrace.score.candidates.source import FETCH, USER, SourceContext, pairs_of
+from headrace.score.candidates.source import FETCH, USER, CandidateContext, pairs_of
 from headrace.score.items import ITEM_ROW
 from headrace.score.ranking import ITEMS
 
@@ -96,7 +96,7 @@ class PopularItems:
     Users count, not events: what one user does a thousand times is one.
     """
 
-    def __init__(self, context: SourceContext, source: Popular, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: Popular, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
@@ -139,7 +139,7 @@ _AGE, _CHUNK, _PLACE, _START = "__age", "__chunk", "__at", "__start"
 class RecentItems:
     """All items, the greatest value of a column first, those without one last; of equal ones the lower key first."""
 
-    def __init__(self, context: SourceContext, source: Recent, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: Recent, spec_path: str) -> None:
         del spec_path
         self._context, self._column = context, source.column or "first_event"
 
@@ -157,7 +157,7 @@ class UnseenItems:
     So each such item is given to about as many users as any other.
     """
 
-    def __init__(self, context: SourceContext, source: NewItems, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: NewItems, spec_path: str) -> None:
         self._context, self._most_events, self._spec_path = context, source.max_events, spec_path
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
@@ -203,7 +203,7 @@ _ORDER, _USER = "__order", "__user"
 class ListedItems:
     """A table's items for each user, for the users of a segment, or for all."""
 
-    def __init__(self, context: SourceContext, source: CandidateTable, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: CandidateTable, spec_path: str) -> None:
         """Open the source's table. Raises UserError where it lacks a column."""
         self._context, self._source = context, source
         score = context.score
@@ -236,7 +236,7 @@ class ListedItems:
 
 
 def read_table(
-    context: SourceContext, table: CandidateTable | BlockedFilter, columns: Sequence[str], spec_path: str
+    context: CandidateContext, table: CandidateTable | BlockedFilter, columns: Sequence[str], spec_path: str
 ) -> DataFrame:
     """Return the rows of a table that a source or a filter names.
 

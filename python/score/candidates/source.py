@@ -39,7 +39,7 @@ FETCH, BLOCKED = "__fetch", "__blocked"
 
 
 @dataclass(frozen=True)
-class SourceContext:
+class CandidateContext:
     """Context that all sources of a run share."""
 
     ctx: Context
@@ -103,7 +103,7 @@ def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame
 
 
 class ItemRanking(Protocol):
-    """A source of candidates, prepared: for each user an order of (some of) the items of `SourceContext.items`.
+    """A source of candidates, prepared: for each user an order of (some of) the items of `CandidateContext.items`.
 
     It is made once a run, as `RANKINGS[kind](context, source)` of headrace.score.candidates.candidates, and asked
     several times: first for what most users need, then for more for those of whose items filters left out too many.
@@ -114,7 +114,7 @@ class ItemRanking(Protocol):
         """Return the first items of each user's order.
 
         Args:
-            users: one row for each user: the key, `SourceContext.users`' columns, FETCH, BLOCKED, and perhaps others.
+            users: one row for each user: the key, `CandidateContext.users`' columns, FETCH, BLOCKED, and more.
             most: no FETCH is greater.
 
         Returns:
@@ -210,7 +210,7 @@ def _first_line(error: PySparkException) -> str:
 USER, PAIR_TIME = "__user", "__at"
 
 
-def pairs_of(context: SourceContext, events: PairEvents, spec_path: str) -> DataFrame:
+def pairs_of(context: CandidateContext, events: PairEvents, spec_path: str) -> DataFrame:
     """(USER, ITEM_ROW, PAIR_TIME): one row for each user and each item of `context.items` that have such an event.
 
     Args:
@@ -228,7 +228,7 @@ def pairs_of(context: SourceContext, events: PairEvents, spec_path: str) -> Data
     return context.keep(("pairs", *request), lambda: _pairs(context, events, spec_path))
 
 
-def _pairs(context: SourceContext, events: PairEvents, spec_path: str) -> DataFrame:
+def _pairs(context: CandidateContext, events: PairEvents, spec_path: str) -> DataFrame:
     rows, event_time = (
         _window_events(context, events, spec_path)
         if events.from_ is None
@@ -258,7 +258,7 @@ def _pairs(context: SourceContext, events: PairEvents, spec_path: str) -> DataFr
     return pairs.join(keys, "__item").select(USER, ITEM_ROW, PAIR_TIME)
 
 
-def _window_events(context: SourceContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
+def _window_events(context: CandidateContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
     """Events of the training window: up to ds with a split by time, else those of train."""
     spec, rows = context.ctx.spec, context.active.events
     if spec.features.split.by != "time":
@@ -274,7 +274,7 @@ def _window_events(context: SourceContext, events: PairEvents, spec_path: str) -
     return rows, F.coalesce(spark_micros(col(time), type_), F.lit(0).cast("bigint"))
 
 
-def _source_events(context: SourceContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
+def _source_events(context: CandidateContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
     assert events.from_ is not None
     # `features.history_days` limits features, not these events.
     lookback = None if events.days is None else events.days * DAY_MICROS
@@ -286,6 +286,6 @@ def _source_events(context: SourceContext, events: PairEvents, spec_path: str) -
     return rows, F.col(EVENT_MICROS)
 
 
-def _end(context: SourceContext, events: PairEvents, ds: str) -> int:
+def _end(context: CandidateContext, events: PairEvents, ds: str) -> int:
     """Return the first microsecond after a day, in terms of the events' times."""
     return midnight(ds, 1) if events.from_ is None else end_of_day(context.ctx.spec.sources[events.from_], ds)

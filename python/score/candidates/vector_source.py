@@ -30,7 +30,7 @@ from headrace.score.candidates.item_vectors import (
     recall_share,
     search_index,
 )
-from headrace.score.candidates.source import BLOCKED, FETCH, SourceContext
+from headrace.score.candidates.source import BLOCKED, FETCH, CandidateContext
 from headrace.score.columns import context_scalars
 from headrace.score.items import ITEM_ROW
 from headrace.score.joined_tables import Parts, joined_tables, parts_of
@@ -229,7 +229,7 @@ _SAMPLE_USERS = 16_384
 class VectorItems:
     """See the module, and headrace.score.candidates.source.ItemRanking."""
 
-    def __init__(self, context: SourceContext, source: VectorSource, spec_path: str) -> None:
+    def __init__(self, context: CandidateContext, source: VectorSource, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
         #: How it was searched, for the manifest.
         self.facts: dict[str, Any] = {}

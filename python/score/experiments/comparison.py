@@ -40,7 +40,7 @@ F64 = npt.NDArray[np.float64]
 
 I64 = npt.NDArray[np.int64]
 #: Day and arm number of rows of the days before the start.
-_BEFORE = -1
+_EARLIER_DAYS = -1
 _KEYS = ["user", "day", "arm"]
 
 
@@ -58,7 +58,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ArmDifference:
     """Difference of two arms: treatment less control, and its variance."""
 
     control: float
@@ -74,7 +74,7 @@ class Difference:
         return self.estimate - half, self.estimate + half
 
 
-def difference(control: Arm, treatment: Arm) -> Difference:
+def difference(control: Arm, treatment: Arm) -> ArmDifference:
     """Compare two arms.
 
     A ratio of sums (clicks over impressions) has users for its units, not impressions, which are not independent: it
@@ -101,7 +101,7 @@ def difference(control: Arm, treatment: Arm) -> Difference:
         adjusted = [x - slope * b for x, b in zip(values, earlier, strict=True)]
         variance = sum(x.var(ddof=1) / len(x) for x in adjusted)
     means = [mean for mean, _ in sides]
-    return Difference(
+    return ArmDifference(
         control=means[0],
         treatment=means[1],
         estimate=means[1] - means[0] - shift,
@@ -149,7 +149,7 @@ def chi_square_tail(x: float, degrees: int) -> float:
     return first + sum(math.exp((t - 1) * math.log(half) - half - math.lgamma(t)) for t in terms)
 
 
-def always_valid_p(arm_difference: Difference, scale: float) -> float:
+def always_valid_p(arm_difference: ArmDifference, scale: float) -> float:
     """Return the p-value of this look; the smallest of all looks so far is valid whenever one stops.
 
     Args:
@@ -162,7 +162,7 @@ def always_valid_p(arm_difference: Difference, scale: float) -> float:
     return min(1.0, math.exp(-_log_ratio(arm_difference.estimate, arm_difference.variance, scale)))
 
 
-def always_valid_interval(arm_difference: Difference, scale: float, confidence: float = 0.95) -> tuple[float, float]:
+def always_valid_interval(arm_difference: ArmDifference, scale: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return an interval that holds the effect at all looks together with this confidence.
 
     `scale`: see `always_valid_p`.
@@ -280,7 +280,7 @@ class Totals:
         files = {run: _files(ws, table, run, label) for run, table in runs.items()}
         own_days = [served_day for served_day in own_days if files[served_day.run_ds] is not None]
         places = {served_day.served_ds: i for i, served_day in enumerate(own_days)} | {
-            served_day.served_ds: _BEFORE for served_day in earlier
+            served_day.served_ds: _EARLIER_DAYS for served_day in earlier
         }
         columns = [spec.score.user.key, "served_ds", "arms", label]
         parts = []
@@ -383,8 +383,8 @@ def _summed(rows: pa.Table, places: Mapping[str, int], name: str, arms: Sequence
     day = _mapped(rows["ds"], lambda text: places.get(text), {})
     by_name = {arm: i for i, arm in enumerate(arms)}
     arm = _mapped(rows["arms"], lambda text: _arm(text, name), by_name)
-    early = pc.equal(day, _BEFORE)
-    arm = pc.if_else(early, pa.scalar(_BEFORE, pa.int64()), arm)
+    early = pc.equal(day, _EARLIER_DAYS)
+    arm = pc.if_else(early, pa.scalar(_EARLIER_DAYS, pa.int64()), arm)
     table = pa.table(
         {"user": rows["user"], "day": day, "arm": arm, "above": pc.cast(rows["above"], pa.int64())}
     ).append_column("below", pa.array(np.ones(len(rows), np.int64)))
@@ -417,7 +417,7 @@ def _totals(table: pa.Table, days: tuple[str, ...], ripe: tuple[str, ...], arms:
     users = table["user"].combine_chunks().dictionary_encode()
     code = users.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     day, arm, above, below = (table[c].to_numpy().astype(np.int64) for c in ("day", "arm", "above", "below"))
-    early, n = day == _BEFORE, len(users.dictionary)
+    early, n = day == _EARLIER_DAYS, len(users.dictionary)
     in_experiment = ~early
     return Totals(
         days,

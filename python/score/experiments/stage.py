@@ -14,7 +14,7 @@ from headrace.manifest import Input, Manifest, fingerprint
 from headrace.score.experiments.assignment import RULE, Stop, all_stopped, stop_arm, stopped
 from headrace.score.experiments.comparison import (
     Arm,
-    Difference,
+    ArmDifference,
     ServedOutcomes,
     Totals,
     always_valid_interval,
@@ -137,7 +137,7 @@ def _scale(experiment: Experiment, known: Totals) -> float | None:
     return experiment.expected_effect * value or None
 
 
-def _compared(experiment: Experiment, totals: Totals, arm: str, *, known_before: bool) -> Difference | None:
+def _compared(experiment: Experiment, totals: Totals, arm: str, *, known_before: bool) -> ArmDifference | None:
     """Compare an arm with the control; return None where one has less than two users."""
     per_user = experiment.metric == "per_user"
     sides: list[Arm] = [
@@ -194,7 +194,7 @@ def _day(experiment: Experiment, totals: Totals, served: str) -> dict[str, Any]:
     return {"served_ds": served, "ripe": served in totals.ripe_days, "arms": arms, "differences": differences}
 
 
-def _interval(arm_difference: Difference, confidence: float) -> dict[str, float]:
+def _interval(arm_difference: ArmDifference, confidence: float) -> dict[str, float]:
     low, high = arm_difference.interval(confidence)
     return {"low": low, "high": high}
 

@@ -29,7 +29,7 @@ from headrace.score.rerank.select import (
     I64,
     Bools,
     Caps,
-    RankedLists,
+    RankedItems,
     Rectangle,
     Reranked,
     Rule,
@@ -134,7 +134,7 @@ def _words(key: int, names: Sequence[str]) -> str:
     return ",".join(word for word in words if word) or _RANKED
 
 
-def rerank(lists: RankedLists, rules: Rerank, k: int, ds: str) -> Reranked:
+def rerank(lists: RankedItems, rules: Rerank, k: int, ds: str) -> Reranked:
     """At most k items for each user: a function of the user's own items, its key, the day and the rules.
 
     Args:
@@ -234,7 +234,7 @@ class RuleReranker:
             reranked.unmet,
         )
 
-    def _lists(self, ranked: Ranked, items: ItemTable) -> RankedLists:
+    def _lists(self, ranked: Ranked, items: ItemTable) -> RankedItems:
         rules, rows = self.rules, ranked.item_rows
         by = () if rules.diversity is None or rules.diversity.by == "vectors" else rules.diversity.by
         fresh = new = None
@@ -244,7 +244,7 @@ class RuleReranker:
         if rules.new_items is not None:
             events = pc.fill_null(items.take(EVENTS, rows), 0).to_numpy(zero_copy_only=False)
             new = events < rules.new_items.below_events
-        return RankedLists(
+        return RankedItems(
             users=hashes(ranked.users),
             offsets=ranked.offsets,
             scores=ranked.scores,

@@ -30,7 +30,7 @@ class Rule(IntEnum):
 
 
 @dataclass(frozen=True)
-class RankedLists:
+class RankedItems:
     """The ranked items of n users, N in all, those of a user one after the other, best first.
 
     users: uint64 [n], a hash of each user's key. offsets: int64 [n + 1], where each user's items begin. scores:
@@ -137,7 +137,7 @@ class Caps:
         self.counts = [np.zeros_like(values) for values in self.values]
 
     @staticmethod
-    def from_rules(rules: Rerank, lists: RankedLists, grid: Rectangle) -> Caps:
+    def from_rules(rules: Rerank, lists: RankedItems, grid: Rectangle) -> Caps:
         return Caps(list(rules.caps.values()), [grid.values(lists.values[column]) for column in rules.caps])
 
     def allowed(self) -> Bools | None:
@@ -202,7 +202,7 @@ class Caps:
 class _Likeness:
     """Similarity of items, 0 to 1 (cosines: -1 to 1)."""
 
-    lists: RankedLists
+    lists: RankedItems
     grid: Rectangle
     columns: tuple[str, ...] | None
 
@@ -232,7 +232,7 @@ class _Likeness:
 
 
 def select(
-    lists: RankedLists, grid: Rectangle, rules: Rerank, k: int, draw: Draw | None = None
+    lists: RankedItems, grid: Rectangle, rules: Rerank, k: int, draw: Draw | None = None
 ) -> tuple[Selected, Caps]:
     """Return the first k items of each list by the deterministic rules, and the caps' counts with them.
 
@@ -299,7 +299,7 @@ def select(
     return Selected(chosen, rule, taken, propensity), caps
 
 
-def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:
+def shares_of(lists: RankedItems, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:
     """Return the shares of lists of k that the rules require."""
     shares = []
     if rules.freshness is not None and rules.freshness.share is not None:
@@ -309,7 +309,7 @@ def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> lis
     return shares
 
 
-def _boosted(lists: RankedLists, grid: Rectangle, rules: Rerank) -> F64:
+def _boosted(lists: RankedItems, grid: Rectangle, rules: Rerank) -> F64:
     """Scores, those of fresh items raised: float64 [n, m], 0 beyond the ends."""
     scores: F64 = np.where(grid.is_item, lists.scores[grid.rows].astype(np.float64), 0.0)
     if rules.freshness is None or not rules.freshness.boost:

@@ -149,7 +149,7 @@ def _unreachable_places(state: WorkspaceState, persons: Persons) -> Iterator[Pla
     for name, table in sources_with(spec, persons.column):
         if table is not None:
             note = f"yours: every stage leaves the rows out; DELETE them WHERE {quoted(persons.column)} IN (...)"
-            yield Place("source", table.shown, note=note)
+            yield Place("source", table.title, note=note)
             continue
         source = spec.source if name is None else spec.sources[name].source
         assert isinstance(source, LandingSource)
