@@ -41,8 +41,10 @@ def check_columns(
         UserError: it has others.
     """
     existing = DeltaLog(table).column_types()
-    columns, more = ({name: sql_type(type_) for name, type_ in some.items()} for some in (new_columns, optional))
-    required = {name: type_ for name, type_ in existing.items() if name in columns or more.get(name) != type_}
+    columns, optional_types = (
+        {name: sql_type(type_) for name, type_ in types.items()} for types in (new_columns, optional)
+    )
+    required = {name: type_ for name, type_ in existing.items() if name in columns or optional_types.get(name) != type_}
     same_types = all(
         columns.get(name) == type_ or is_wider(columns.get(name, ""), type_) for name, type_ in required.items()
     )

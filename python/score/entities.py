@@ -67,7 +67,7 @@ class ActiveEvents:
     #: The same with earlier events that only table operators read, and without `__split`.
     past: DataFrame
     #: The remaining table operators.
-    rest: Preparation
+    other_operators: Preparation
     reader: ExternalReader
     sources: SourceRows
 
@@ -75,19 +75,21 @@ class ActiveEvents:
     def read(ctx: Context, spark: SparkSession) -> ActiveEvents:
         """Return the active users and items of `events_of_window`."""
         spec, events = ctx.spec, events_of_window(ctx, read_events(ctx, spark))
-        leading, rest = Preparation.from_spec(spec).split(serving=True)
+        leading, other_operators = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
-        tables = (*leading.externals, *rest.externals)
+        tables = (*leading.externals, *other_operators.externals)
         reader = ExternalReader.pinned_by(ctx.ws, tables, ctx.upstream["features"].inputs)
         sources = SourceRows.for_day(ctx, spark)
         if leading.steps:
             # Labels as known by the end of the day; only the dataset asks which of them are final.
-            now = midnight(ctx.ds, 1)
-            events = leading.spark(events_within_days(spec, events, ctx.ds), reader, sources=sources, seen_until=now)
+            end_of_day = midnight(ctx.ds, 1)
+            events = leading.spark(
+                events_within_days(spec, events, ctx.ds), reader, sources=sources, seen_until=end_of_day
+            )
             events = events.drop(QUERY, LABEL_KNOWN)
-        past = events_within_days(spec, events, ctx.ds) if rest.steps else events
+        past = events_within_days(spec, events, ctx.ds) if other_operators.steps else events
         return ActiveEvents(
-            ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, rest, reader, sources
+            ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, other_operators, reader, sources
         )
 
     @contextmanager
@@ -99,13 +101,13 @@ class ActiveEvents:
         What those operators say is computed once and kept until the end of the context.
         """
         spec = self.ctx.spec
-        if not self.rest.steps:
+        if not self.other_operators.steps:
             yield (
                 self._with_listed(newest(spec, self.events, user), user),
                 self._with_listed(newest(spec, self.events, item), item),
             )
             return
-        types = dict(self.rest.steps[0].schema.types)
+        types = dict(self.other_operators.steps[0].schema.types)
         kinds = {"user": user, "item": item}
         lookups = [self._lookup_rows(kind, entity, types) for kind, entity in kinds.items()]
         columns = [*types, FILE, LINE]
@@ -113,7 +115,7 @@ class ActiveEvents:
         for added in lookups:
             rows = rows.unionByName(added)
         columns_by_side = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
-        values = self.rest.spark(rows, self.reader, sources=self.sources).where(F.col(QUERY).isNotNull())
+        values = self.other_operators.spark(rows, self.reader, sources=self.sources).where(F.col(QUERY).isNotNull())
         values = values.select(
             QUERY, *[col(c) for c in dict.fromkeys([*columns_by_side["user"], *columns_by_side["item"]])]
         )

@@ -111,7 +111,7 @@ def users_to_score(
 def _reason_to_score_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | None:
     """Return why everybody must be scored, whatever has changed, or None where unchanged lists can be copied."""
     names = list(users.columns)
-    few = users.limit(_CHECKED_USERS).toDF(*[f"c{i}" for i in range(len(names))])
+    sample = users.limit(_CHECKED_USERS).toDF(*[f"c{i}" for i in range(len(names))])
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -123,7 +123,7 @@ def _reason_to_score_all(spark: SparkSession, task: TaskInputs, users: DataFrame
             yield pa.RecordBatch.from_pydict({"alone": [scores_stand_alone(task, named)]})
 
     profile = gpu_profile(spark) if task.gpu else None
-    if all(row[0] for row in few.mapInArrow(check, "alone boolean", profile=profile).collect()):
+    if all(row[0] for row in sample.mapInArrow(check, "alone boolean", profile=profile).collect()):
         return None
     return "the model's score of a pair depends on the pairs beside it"
 

@@ -299,7 +299,7 @@ def after_table_rows(
     tables = {t.name: t for t in joined_tables(network.model, task.joined)}
     pending: dict[str, list[FoundRows]] = {}
     current: int | None = None
-    rows = size = most = 0
+    rows = size = largest = 0
     for batch in batches:
         for part, run in _runs(batch):
             messages = run.filter(run.column("table_name").is_valid())
@@ -313,12 +313,12 @@ def after_table_rows(
                 taken = {name: assemble(tables[name], parts) for name, parts in pending.items()}
                 set_rows(network.model, task.joined, taken)
                 count = sum(t.codes.numel() for t in taken.values())
-                rows, most = rows + count, max(most, count)
+                rows, largest = rows + count, max(largest, count)
                 size += sum(t.rows.nbytes for t in taken.values())
                 pending, current = {}, part
             yield pa.RecordBatch.from_arrays(asking.columns[len(_ROWS_NAMES) :], list(names))
     if received is not None and current is not None:
-        received.add(rows, size, most)
+        received.add(rows, size, largest)
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -331,8 +331,10 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _messages(part: int, table: str, table_rows: FoundRows) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(table_rows.codes), each := max(1, MESSAGE_BYTES // (8 + table_rows.rows.shape[1]))):
-        piece = slice(start, start + each)
+    for start in range(
+        0, len(table_rows.codes), message_rows := max(1, MESSAGE_BYTES // (8 + table_rows.rows.shape[1]))
+    ):
+        piece = slice(start, start + message_rows)
         codes, rows = table_rows.codes[piece].tobytes(), np.ascontiguousarray(table_rows.rows[piece]).tobytes()
         yield _batch(ROWS, part, table, table_rows.level, table_rows.first_column, table_rows.dtype, codes, rows)
 
@@ -345,8 +347,8 @@ def _parse_message(message: tuple[pa.Scalar, ...]) -> tuple[str, FoundRows]:
 
 
 def _pieces(codes: NDArray[np.int64], row_bytes: int) -> Iterator[NDArray[np.int64]]:
-    each = max(1, MESSAGE_BYTES // row_bytes)
-    return (codes[start : start + each] for start in range(0, len(codes), each))
+    piece_rows = max(1, MESSAGE_BYTES // row_bytes)
+    return (codes[start : start + piece_rows] for start in range(0, len(codes), piece_rows))
 
 
 _ARROW: dict[str, Callable[[], pa.DataType]] = {"int": pa.int32, "string": pa.string, "binary": pa.binary}
@@ -418,8 +420,8 @@ def _table_rows_before(
     requests = parted.repartition(parts.count, "part").mapInArrow(RequestRows(needed, files, names), REQUESTS)
     by_file = requests.repartition(max(1, len(files)), "file").sortWithinPartitions("file")
     rows = by_file.mapInArrow(ReadRows(files), ROWS)
-    both = rows.unionByName(parted, allowMissingColumns=True).repartition(parts.count, "part")
-    return both.sortWithinPartitions("part", F.col("table_name").isNull(), parts.order)
+    combined = rows.unionByName(parted, allowMissingColumns=True).repartition(parts.count, "part")
+    return combined.sortWithinPartitions("part", F.col("table_name").isNull(), parts.order)
 
 
 def _part(spark: SparkSession, parts: Parts) -> Column:

@@ -124,9 +124,9 @@ class ReceivedRows:
         empty: dict[int, tuple[int, int, int]] = {}
         return ReceivedRows(tuple(sorted(tables)), context.accumulator(empty, ByPartition()))
 
-    def add(self, rows: int, size: int, most: int) -> None:
+    def add(self, rows: int, size: int, largest: int) -> None:
         """Call at the end of a task: the rows that it was brought, their bytes, and the most at a time."""
-        self.counts.add({this_partition(): (rows, size, most)})
+        self.counts.add({this_partition(): (rows, size, largest)})
 
     def facts(self) -> dict[str, Any]:
         """Return the tables, rows and bytes of all tasks, and the most rows of one."""

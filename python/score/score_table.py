@@ -229,10 +229,10 @@ def _with_columns(
     assert score is not None
     sides = {"user": score.user, "item": score.item}
     columns_by_side = {side: [c for c in missing if c in entity.columns] for side, entity in sides.items()}
-    nowhere = [c for c in missing if not any(c in side_columns for side_columns in columns_by_side.values())]
-    if nowhere:
+    without_origin = [c for c in missing if not any(c in side_columns for side_columns in columns_by_side.values())]
+    if without_origin:
         raise UserError(
-            f"the features of the model read {', '.join(repr(c) for c in nowhere)}, which {source} lacks "
+            f"the features of the model read {', '.join(repr(c) for c in without_origin)}, which {source} lacks "
             f"(it has: {', '.join(rows.columns)}) and score.user, score.item and score.context do not give"
         )
     for side, columns in columns_by_side.items():

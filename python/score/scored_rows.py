@@ -39,7 +39,7 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
     """Log a line every few seconds about the tasks that have finished."""
     done, tick = threading.Event(), time.perf_counter()
 
-    def tell() -> None:
+    def report() -> None:
         first: tuple[int, float] | None = None
         last_scored = 0
         while not done.wait(_SECONDS):
@@ -59,7 +59,7 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
             log.info("score: %s", line)
             report_progress(Progress(scored, pairs, "pairs", scored / (now - tick), left))
 
-    thread = threading.Thread(target=tell, name="score-progress", daemon=True)
+    thread = threading.Thread(target=report, name="score-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -79,8 +79,8 @@ RERANK_COLUMNS = {"propensity": "double", "reason": "string"}
 
 def score_columns(score: Score) -> list[str]:
     """Return the columns of a spec's scores."""
-    more = [*(CANDIDATE_COLUMNS if score.candidates else ()), *(RERANK_COLUMNS if score.rerank else ())]
-    return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *more]
+    optional = [*(CANDIDATE_COLUMNS if score.candidates else ()), *(RERANK_COLUMNS if score.rerank else ())]
+    return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *optional]
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def write_repository(
         raise UserError(f"{exported} is of the format {record.format}: a model repository is made of ONNX graphs")
     models, ensembles = ranking(exported, record, saved, name, version, options)
     if record.items is not None:
-        more, retrieve = retrieval(exported, record, saved, name, version, options)
-        models, ensembles = [*models, *more], [*ensembles, retrieve]
+        retrieval_models, retrieve = retrieval(exported, record, saved, name, version, options)
+        models, ensembles = [*models, *retrieval_models], [*ensembles, retrieve]
     publish(repository, models, ensembles, version, options.keep)
 
 

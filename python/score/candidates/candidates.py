@@ -112,13 +112,13 @@ def _places(lengths: NDArray[Any]) -> NDArray[np.int64]:
 def _overlaps(
     users: NDArray[np.int64], bits: NDArray[np.int32], n: int, n_sources: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    has = [(bits >> s) & 1 == 1 for s in range(n_sources)]
+    is_from = [(bits >> s) & 1 == 1 for s in range(n_sources)]
     shared = np.zeros((n, n_sources, n_sources), np.int32)
     alone = np.zeros((n, n_sources), np.int32)
     for s in range(n_sources):
         alone[:, s] = np.bincount(users[bits == 1 << s], minlength=n)
         for t in range(s, n_sources):
-            shared[:, s, t] = shared[:, t, s] = np.bincount(users[has[s] & has[t]], minlength=n)
+            shared[:, s, t] = shared[:, t, s] = np.bincount(users[is_from[s] & is_from[t]], minlength=n)
     return shared, alone
 
 
@@ -200,8 +200,8 @@ def _compute_candidates(context: CandidateContext, candidates: Candidates) -> Us
     quotas = Quotas(candidates.limit, tuple(candidates.places().values()))
     united = context.keep("united", lambda: _united(lists, len(requests), quotas))
     facts = _facts(united, [a.name for a in requests], candidates.limit)
-    for name, more in facts_of(fetching.facts).items():
-        facts["sources"][name] |= more
+    for name, fetch_facts in facts_of(fetching.facts).items():
+        facts["sources"][name] |= fetch_facts
     for a in requests:
         facts["sources"][a.name] |= getattr(a.ranking, "facts", {})
     if not facts["candidates"]:
@@ -277,8 +277,8 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
     sums = [F.sum(F.element_at(_COUNTS, i + 1)) for i in range(n * n + n)]
     of_source = [F.sum((F.element_at(_COUNTS, i * n + i + 1) == 0).cast("long")) for i in range(n)]
     firsts = [F.count(F.lit(1)), F.sum(size), F.sum((size < limit).cast("long")), F.sum((size == 0).cast("long"))]
-    every = [*firsts, *sums, *of_source]
-    row = [int(x or 0) for x in united.agg(*[s.alias(str(i)) for i, s in enumerate(every)]).collect()[0]]
+    aggregates = [*firsts, *sums, *of_source]
+    row = [int(x or 0) for x in united.agg(*[s.alias(str(i)) for i, s in enumerate(aggregates)]).collect()[0]]
     users, candidates, fewer, none = row[:4]
     shared, alone, users_without = row[4 : 4 + n * n], row[4 + n * n : 4 + n * n + n], row[4 + n * n + n :]
     return {

@@ -42,14 +42,14 @@ class CovisitedItems:
     def __init__(self, context: CandidateContext, source: Covisitation, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         key = self._context.user_key
         requesting = users.where(F.col(FETCH) > 0).select(col(key).alias("__asks"), F.col(FETCH).alias(_LIMIT))
-        met = requesting.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _LIMIT, ITEM_ROW)
-        met = met.join(self._similar, ITEM_ROW)
+        matches = requesting.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _LIMIT, ITEM_ROW)
+        matches = matches.join(self._similar, ITEM_ROW)
         # Lists are joined to the users and summed there, instead of a row for each neighbour of each item of each user.
-        lists = met.groupBy(USER).agg(
+        lists = matches.groupBy(USER).agg(
             F.first(_LIMIT).alias(_LIMIT), F.collect_list(F.struct(_NEIGHBORS, _SCORES)).alias("e")
         )
         lists = lists.select(
@@ -93,11 +93,13 @@ class CovisitedItems:
         if self._source.shrinkage:
             similarity = similarity * common / (common + F.lit(self._source.shrinkage))
         scaled = together.select(ITEM_ROW, neighbor, F.floor(similarity * F.lit(float(_UNIT))).alias("__similarity"))
-        both = scaled.unionByName(
+        symmetric = scaled.unionByName(
             scaled.select(F.col(neighbor).alias(ITEM_ROW), F.col(ITEM_ROW).alias(neighbor), "__similarity")
         )
         order = Window.partitionBy(ITEM_ROW).orderBy(F.desc("__similarity"), F.asc(neighbor))
-        best = both.withColumn("__place", F.row_number().over(order)).where(F.col("__place") <= self._source.neighbors)
+        best = symmetric.withColumn("__place", F.row_number().over(order)).where(
+            F.col("__place") <= self._source.neighbors
+        )
         entries = F.sort_array(F.collect_list(F.struct("__place", neighbor, "__similarity")))
         similar = best.groupBy(ITEM_ROW).agg(entries.alias("e"))
         similar = similar.select(
@@ -178,10 +180,10 @@ def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         while start < batch.num_rows:
             # At least one user, else as many as fit the block.
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _BLOCK, "right")) - 1)
-            some = items.slice(start, stop - start)
+            user_items = items.slice(start, stop - start)
             offsets = ends[start : stop + 1] - ends[start]
             lists = Neighbors(
-                offsets, np.asarray(some.flatten()), np.asarray(similarities.slice(start, stop - start).flatten())
+                offsets, np.asarray(user_items.flatten()), np.asarray(similarities.slice(start, stop - start).flatten())
             )
             best_offsets, best = best_neighbors(lists, np.asarray(limits.slice(start, stop - start)))
             yield pa.RecordBatch.from_arrays(

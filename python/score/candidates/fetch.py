@@ -207,33 +207,33 @@ class Fetching:
         Args:
             users: the context's, with BLOCKED and IS_NEW.
         """
-        most = {i: min(_FIRST * a.source.k, self._n_items) for i, a in enumerate(self._requests)}
+        limits = {i: min(_FIRST * a.source.k, self._n_items) for i, a in enumerate(self._requests)}
         fetches = {
-            i: F.when(a.serves(), F.least(self._needed(i), F.lit(most[i]))).otherwise(0)
+            i: F.when(a.serves(), F.least(self._needed(i), F.lit(limits[i]))).otherwise(0)
             for i, a in enumerate(self._requests)
         }
         frame, done = users, []
         while True:
-            frame = self._keep(self._meet_conditions(self._ask(frame, fetches, most), list(most)))
-            most = self._count(frame, list(most))
-            if not most:
+            frame = self._keep(self._meet_conditions(self._ask(frame, fetches, limits), list(limits)))
+            limits = self._count(frame, list(limits))
+            if not limits:
                 break
-            lacks = reduce(Column.__or__, [self._lacks(i) for i in most])
+            lacks = reduce(Column.__or__, [self._lacks(i) for i in limits])
             done.append(frame.where(~lacks))
             frame = frame.where(lacks)
-            fetches = {i: F.when(self._lacks(i), self._more(i)).otherwise(0) for i in most}
+            fetches = {i: F.when(self._lacks(i), self._more(i)).otherwise(0) for i in limits}
         frame = reduce(DataFrame.unionByName, [*done, frame])
         cut = {list_column(i): F.slice(list_column(i), 1, a.source.k) for i, a in enumerate(self._requests)}
         columns = [c for c in users.columns if c not in (BLOCKED, IS_NEW)]
         return frame.select(*[col(c) for c in columns], *[x.alias(name) for name, x in cut.items()])
 
-    def _ask(self, users: DataFrame, fetches: Mapping[int, Column], most: Mapping[int, int]) -> DataFrame:
+    def _ask(self, users: DataFrame, fetches: Mapping[int, Column], limits: Mapping[int, int]) -> DataFrame:
         """Run a round: fetch the items of some sources that are not blocked; other sources and users keep what they
         have.
         """
         # All sources' limits are computed before the first source changes the columns that they read.
         users = users.withColumns({_now_column(i): fetch for i, fetch in fetches.items()})
-        for i, limit in most.items():
+        for i, limit in limits.items():
             with_items = self._requests[i].ranking.first(users.withColumn(FETCH, F.col(_now_column(i))), limit)
             columns = {
                 list_column(i): F.array_except(ITEMS, BLOCKED),
@@ -266,8 +266,8 @@ class Fetching:
         frame, context = self._keep(frame), self._context
         none = F.array().cast("array<int>")
         new = {i: F.when(F.col(_now_column(i)) > 0, F.col(list_column(i))).otherwise(none) for i in sources}
-        every = F.array_distinct(F.flatten(F.array(*new.values())))
-        pairs = frame.select(*[col(c) for c in context.users.columns], F.explode(every).alias(ITEM_ROW))
+        distinct_items = F.array_distinct(F.flatten(F.array(*new.values())))
+        pairs = frame.select(*[col(c) for c in context.users.columns], F.explode(distinct_items).alias(ITEM_ROW))
         passing = meeting_conditions(context, pairs, self._conditions).groupBy(col(context.user_key).alias("__of"))
         frame = frame.join(
             passing.agg(F.collect_list(ITEM_ROW).alias("__held")), col(context.user_key) == F.col("__of"), "left"
@@ -283,31 +283,34 @@ class Fetching:
     def _lacks(self, i: int) -> Column:
         """Return whether a user has fewer than k items of a source that may have more."""
         fetched, k = F.col(_fetch_column(i)), self._requests[i].source.k
-        more = (F.col(_returned_column(i)) >= fetched) & (fetched < self._n_items) & (fetched > 0)
-        return (F.size(list_column(i)) < k) & more
+        may_have_more = (F.col(_returned_column(i)) >= fetched) & (fetched < self._n_items) & (fetched > 0)
+        return (F.size(list_column(i)) < k) & may_have_more
 
     def _count(self, frame: DataFrame, sources: Sequence[int]) -> dict[int, int]:
         """Return the sources that users lack items of, with the most that one of these users needs next."""
         sums: list[Column] = []
         for i in sources:
-            now, returned = F.col(_now_column(i)) > 0, F.col(_returned_column(i))
+            is_fetched, returned = F.col(_now_column(i)) > 0, F.col(_returned_column(i))
             counted = (F.lit(1), self._lacks(i).cast("long"), returned, returned - F.size(list_column(i)))
-            sums += [F.sum(F.when(now, x)) for x in counted]
+            sums += [F.sum(F.when(is_fetched, x)) for x in counted]
             sums.append(F.max(F.when(self._lacks(i), self._more(i))))
         row = [int(x or 0) for x in frame.agg(*[s.alias(str(n)) for n, s in enumerate(sums)]).collect()[0]]
-        most = {}
+        limits = {}
         for n, i in enumerate(sources):
-            users, lacking_users, fetched, filtered, more = row[5 * n : 5 * n + 5]
+            users, lacking_users, fetched, filtered, next_limit = row[5 * n : 5 * n + 5]
             facts = self.facts[self._requests[i].name]
             facts.rounds.append({"users": users, "lacking": lacking_users})
             facts.items, facts.filtered = facts.items + fetched, facts.filtered + filtered
             if lacking_users:
-                most[i] = more
+                limits[i] = next_limit
                 name = self._requests[i].name
                 log.info(
-                    "score: source '%s': %s users are asked for up to %s items", name, f"{lacking_users:,}", f"{more:,}"
+                    "score: source '%s': %s users are asked for up to %s items",
+                    name,
+                    f"{lacking_users:,}",
+                    f"{next_limit:,}",
                 )
-        return most
+        return limits
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._rounds += 1

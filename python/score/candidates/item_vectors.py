@@ -368,9 +368,9 @@ def _rows(vectors: ItemVectors) -> Iterator[NDArray[np.float32]]:
             yield block[start : start + _ADD_ROWS]
 
 
-def _sample(vectors: ItemVectors, most: int) -> NDArray[np.float32]:
+def _sample(vectors: ItemVectors, sample_rows: int) -> NDArray[np.float32]:
     """Every so-manyth vector, lengthened: at most that many."""
-    step = -(-vectors.rows // most)
+    step = -(-vectors.rows // sample_rows)
     parts = [block[-first % step :: step] for first, block in vectors.blocks()]
     return _lengthened(np.concatenate(parts), vectors.longest)
 

@@ -27,18 +27,18 @@ LIST = "__list"
 _COPY = "__copy"
 
 
-def lists_of(ranked: DataFrame, segment: Sequence[str], order: Sequence[Column], most: int) -> DataFrame:
+def lists_of(ranked: DataFrame, segment: Sequence[str], order: Sequence[Column], limit: int) -> DataFrame:
     """(segment, LIST): for each segment the rows of its first items, array<int>.
 
     Args:
         ranked: the segment's columns, ITEM_ROW, and what `order` reads; an item once a segment.
         segment: columns; none: one list of all.
         order: best first; it must tell any two items apart.
-        most: items of a list.
+        limit: most items of a list.
     """
     keys = [col(c) for c in segment]
     place = F.row_number().over(Window.partitionBy(*(keys or [one_group()])).orderBy(*order))
-    first = ranked.select(*keys, F.col(ITEM_ROW), place.alias("__place")).where(F.col("__place") <= most)
+    first = ranked.select(*keys, F.col(ITEM_ROW), place.alias("__place")).where(F.col("__place") <= limit)
     entries = F.sort_array(F.collect_list(F.struct("__place", ITEM_ROW)))
     return first.groupBy(*keys).agg(F.transform(entries, lambda e: e[ITEM_ROW]).alias(LIST))
 
@@ -59,9 +59,9 @@ def with_shared_lists(users: DataFrame, user_key: str, lists: DataFrame, segment
         F.col(LIST),
         F.explode(F.sequence(F.lit(0), F.lit(copies - 1))).alias("__of_copy"),
     )
-    spread = users.withColumn(_COPY, F.pmod(F.hash(col(user_key)), F.lit(copies)))
+    with_copy = users.withColumn(_COPY, F.pmod(F.hash(col(user_key)), F.lit(copies)))
     same = [F.col(_COPY) == F.col("__of_copy"), *(col(c).eqNullSafe(F.col(n)) for c, n in names.items())]
-    return spread.join(copied, reduce(and_, same), "left").drop(_COPY, "__of_copy", *names.values())
+    return with_copy.join(copied, reduce(and_, same), "left").drop(_COPY, "__of_copy", *names.values())
 
 
 def with_own_lists(users: DataFrame, user_key: str, lists: DataFrame, key: str) -> DataFrame:
@@ -77,9 +77,9 @@ def with_own_lists(users: DataFrame, user_key: str, lists: DataFrame, key: str) 
     return users.join(renamed, col(user_key) == F.col("__of_user"), "left").drop("__of_user")
 
 
-def cut(list_: Column, most: Column) -> Column:
-    """Return the first items of a list, `most` of them; an empty one where it is null."""
-    return F.coalesce(F.slice(list_, F.lit(1), most), F.array().cast("array<int>"))
+def cut(list_: Column, limit: Column) -> Column:
+    """Return the first items of a list, `limit` of them; an empty one where it is null."""
+    return F.coalesce(F.slice(list_, F.lit(1), limit), F.array().cast("array<int>"))
 
 
 def one_group() -> Column:
@@ -99,18 +99,18 @@ class PopularItems:
     def __init__(self, context: CandidateContext, source: Popular, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         order = (F.desc(_USERS), F.asc(ITEM_ROW))
         key, by = self._context.user_key, self._source.by
-        overall = with_shared_lists(users, key, lists_of(self._overall, (), order, most), ())
+        overall = with_shared_lists(users, key, lists_of(self._overall, (), order, limit), ())
         if not by:
             return overall.withColumn(ITEMS, cut(F.col(LIST), F.col(FETCH))).drop(LIST)
         overall = overall.withColumnRenamed(LIST, "__overall")
-        both = with_shared_lists(overall, key, lists_of(self._of_segments, by, order, most), by)
+        listed = with_shared_lists(overall, key, lists_of(self._of_segments, by, order, limit), by)
         # The segment's list and the overall list together have FETCH different items, if there are that many.
         united = F.array_distinct(F.concat(cut(F.col(LIST), F.col(FETCH)), cut(F.col("__overall"), F.col(FETCH))))
-        return both.withColumn(ITEMS, cut(united, F.col(FETCH))).drop(LIST, "__overall")
+        return listed.withColumn(ITEMS, cut(united, F.col(FETCH))).drop(LIST, "__overall")
 
     @cached_property
     def _pairs(self) -> DataFrame:
@@ -120,8 +120,8 @@ class PopularItems:
     def _overall(self) -> DataFrame:
         counted = self._pairs.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias(_USERS))
         # All items are ranked, so that each user gets a list.
-        every = self._context.items.select(ITEM_ROW).join(counted, ITEM_ROW, "left")
-        counts = every.select(ITEM_ROW, F.coalesce(_USERS, F.lit(0)).alias(_USERS))
+        all_items = self._context.items.select(ITEM_ROW).join(counted, ITEM_ROW, "left")
+        counts = all_items.select(ITEM_ROW, F.coalesce(_USERS, F.lit(0)).alias(_USERS))
         return self._context.keep((self._spec_path, "overall"), lambda: counts)
 
     @cached_property
@@ -143,10 +143,10 @@ class RecentItems:
         del spec_path
         self._context, self._column = context, source.column or "first_event"
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         ranked = self._context.items.select(ITEM_ROW, col(self._column).alias(_AGE))
-        lists = lists_of(ranked, (), (F.desc_nulls_last(_AGE), F.asc(ITEM_ROW)), most)
+        lists = lists_of(ranked, (), (F.desc_nulls_last(_AGE), F.asc(ITEM_ROW)), limit)
         listed = with_shared_lists(users, self._context.user_key, lists, ())
         return listed.withColumn(ITEMS, cut(F.col(LIST), F.col(FETCH))).drop(LIST)
 
@@ -160,23 +160,23 @@ class UnseenItems:
     def __init__(self, context: CandidateContext, source: NewItems, spec_path: str) -> None:
         self._context, self._most_events, self._spec_path = context, source.max_events, spec_path
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         n = self._count
         if n == 0:
             return users.withColumn(ITEMS, F.array().cast("array<int>"))
         # The order is a ring, cut into chunks. A chunk's list continues into the next chunk, so that a user's items
         # are all in the list of the chunk where the user begins.
-        size = min(most, n) or 1
+        size = min(limit, n) or 1
         chunks = -(-n // size)
         place = F.explode(F.transform(F.sequence(F.lit(0), F.lit(2)), lambda lap: F.col(_PLACE) + lap * n))
-        turned = self._ring.select(ITEM_ROW, place.alias(_PLACE))
+        laps = self._ring.select(ITEM_ROW, place.alias(_PLACE))
         chunk = F.explode(
             F.transform(F.array(F.lit(0), F.lit(1)), lambda i: (F.floor(F.col(_PLACE) / size) - i).cast("int"))
         )
-        spread = turned.select(ITEM_ROW, _PLACE, chunk.alias(_CHUNK))
-        spread = spread.where(F.col(_CHUNK).between(0, chunks - 1))
-        lists = lists_of(spread, (_CHUNK,), (F.asc(_PLACE),), 2 * size)
+        chunked = laps.select(ITEM_ROW, _PLACE, chunk.alias(_CHUNK))
+        chunked = chunked.where(F.col(_CHUNK).between(0, chunks - 1))
+        lists = lists_of(chunked, (_CHUNK,), (F.asc(_PLACE),), 2 * size)
         start = F.pmod(F.xxhash64(F.lit("new items"), col(self._context.user_key)), F.lit(n))
         placed = users.withColumn(_START, start).withColumn(_CHUNK, F.floor(F.col(_START) / F.lit(size)).cast("int"))
         listed = with_shared_lists(placed, self._context.user_key, lists, (_CHUNK,))
@@ -186,10 +186,10 @@ class UnseenItems:
 
     @cached_property
     def _ring(self) -> DataFrame:
-        few = F.coalesce(F.col("events"), F.lit(0)) <= self._most_events
+        has_few_events = F.coalesce(F.col("events"), F.lit(0)) <= self._most_events
         key = F.xxhash64(col(self._context.score.item.key))
         place = F.row_number().over(Window.partitionBy(one_group()).orderBy(key, F.asc(ITEM_ROW))) - 1
-        ring = self._context.items.where(few).select(ITEM_ROW, place.cast("bigint").alias(_PLACE))
+        ring = self._context.items.where(has_few_events).select(ITEM_ROW, place.cast("bigint").alias(_PLACE))
         return self._context.keep((self._spec_path, "ring"), lambda: ring)
 
     @cached_property
@@ -224,10 +224,10 @@ class ListedItems:
         listed = listed.join(keys, "__item").groupBy(*[col(c) for c in self._segment], ITEM_ROW).agg(best.alias(_ORDER))
         self._rows = context.keep((spec_path, "rows"), lambda: listed)
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         first: Column = F.desc_nulls_last(_ORDER) if self._source.descending else F.asc_nulls_last(_ORDER)
-        lists, key = lists_of(self._rows, self._segment, (first, F.asc(ITEM_ROW)), most), self._context.user_key
+        lists, key = lists_of(self._rows, self._segment, (first, F.asc(ITEM_ROW)), limit), self._context.user_key
         if self._source.user is not None:
             listed = with_own_lists(users, key, lists, _USER)
         else:

@@ -110,12 +110,12 @@ class ItemRanking(Protocol):
     One with a true attribute `leaves_out_blocked` gives no item that is blocked for the user.
     """
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """Return the first items of each user's order.
 
         Args:
             users: one row for each user: the key, `CandidateContext.users`' columns, FETCH, BLOCKED, and more.
-            most: no FETCH is greater.
+            limit: no FETCH is greater.
 
         Returns:
             The rows of `users`, all columns kept, with `__items`: array<int>, not null, distinct, best first. FETCH of

@@ -87,8 +87,8 @@ class FindItems:
             fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False).astype(np.int64)
             start, ends = 0, np.append(0, fetch.cumsum())
             while start < batch.num_rows:
-                most = int(np.searchsorted(ends, ends[start] + self.items_at_once, "right")) - 1
-                stop = min(max(start + 1, most), start + _ROWS)
+                batch_end = int(np.searchsorted(ends, ends[start] + self.items_at_once, "right")) - 1
+                stop = min(max(start + 1, batch_end), start + _ROWS)
                 part, lists = batch.slice(start, stop - start), self._lists(batch, fetch, start, stop)
                 numbered = [f"c{i}" for i in range(part.num_columns)]
                 yield pa.RecordBatch.from_arrays([*part.columns, lists], [*numbered, "items"])
@@ -114,7 +114,7 @@ class FindItems:
     def _search(
         self, batch: pa.RecordBatch, fetch: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
-        """(rows of some users, their items' numbers: int32 [users, most], -1 behind the last one that is wanted)."""
+        """(rows of some users, their items' numbers: int32 [users, width], -1 behind the last one that is wanted)."""
         queries, known = self.users.known_vectors(batch)
         check_products(longest(queries), self.search.items.longest)
         # Users with many blocked items fetch more. Searching by powers of two spares the others that time
@@ -122,9 +122,9 @@ class FindItems:
         doublings = np.ceil(np.log2(fetch))
         for doubling in np.unique(doublings[known]):
             users = np.flatnonzero(known & (doublings == doubling))
-            most = int(fetch[users].max())
-            numbers = self.search.best(np.ascontiguousarray(queries[users]), most, self._excluded(batch, users))
-            numbers[np.arange(most) >= fetch[users, None]] = -1
+            width = int(fetch[users].max())
+            numbers = self.search.best(np.ascontiguousarray(queries[users]), width, self._excluded(batch, users))
+            numbers[np.arange(width) >= fetch[users, None]] = -1
             yield users, numbers
 
     def _excluded(self, batch: pa.RecordBatch, users: NDArray[np.int64]) -> JaggedArray | None:
@@ -190,17 +190,17 @@ class MeasureRecall:
         tick = time.perf_counter()
         best = best_items(queries, self.search.items.blocks(), self.k, threads=self.search.threads).items
         exact_seconds = time.perf_counter() - tick
-        tried: dict[int, tuple[float, float]] = {}
+        measurements: dict[int, tuple[float, float]] = {}
 
         def recall_of(probes: int) -> float:
             tick = time.perf_counter()
             approximate = search_index(index, queries, self.k, probes, self.search.threads).items
             seconds = time.perf_counter() - tick
-            tried[probes] = recall_share(approximate, best), seconds
-            return tried[probes][0]
+            measurements[probes] = recall_share(approximate, best), seconds
+            return measurements[probes][0]
 
         probes = fewest_probes(recall_of, self.enough, index.cells)
-        recall, seconds = tried[probes or index.cells]
+        recall, seconds = measurements[probes or index.cells]
         yield _measured(len(queries), probes, recall, seconds, exact_seconds)
 
 
@@ -239,7 +239,7 @@ class VectorItems:
         """See ItemRanking. A comparison of all items does; of an index some more are asked for instead."""
         return self._search_method.index is None
 
-    def first(self, users: DataFrame, most: int) -> DataFrame:
+    def first(self, users: DataFrame, limit: int) -> DataFrame:
         """See ItemRanking."""
         if not self._search_method.items.rows:
             return users.withColumn(ITEMS, F.array().cast("array<int>"))
@@ -314,8 +314,10 @@ class VectorItems:
             vectors, VectorSearch(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
         )
         schema = "users int, probes int, recall double, seconds double, exact_seconds double"
-        alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
-        measurement = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
+        single_part = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
+        measurement = map_vectors(
+            spark, vectors, numbered.coalesce(1), sample.columns, lambda: single_part, measured, schema
+        )
         (result,) = measurement.collect()
         if result["recall"] is None:
             # The model knows few users, so few searches will follow.

@@ -39,21 +39,21 @@ def draws(seed: int, purpose: str, users: NDArray[np.uint64], columns: int) -> F
     return uniform(key, scatter_64(key, users)[:, None] + np.arange(columns, dtype=np.uint64))
 
 
-def pool_of(selected: Selected, grid: Rectangle, caps: Caps, most: int | None) -> Bools:
+def pool_of(selected: Selected, grid: Rectangle, caps: Caps, size_limit: int | None) -> Bools:
     """Return the items that may be drawn, the best behind the list first: bool [n, m].
 
     With caps: only so many of a value that any choice among the list and the pool keeps them.
     """
     free = grid.is_item & ~selected.taken
     n, m = free.shape
-    most = m if most is None else most
-    if not caps.most:
-        return free & (free.cumsum(1) <= most)
+    size_limit = m if size_limit is None else size_limit
+    if not caps.limits:
+        return free & (free.cumsum(1) <= size_limit)
     pool = np.zeros_like(free)
     size = np.zeros(n, np.int64)
     for column in range(m):
-        can = free[:, column] & (size < most)
-        for limit, values, counts in zip(caps.most, caps.values, caps.counts, strict=True):
+        can = free[:, column] & (size < size_limit)
+        for limit, values, counts in zip(caps.limits, caps.values, caps.counts, strict=True):
             can &= (counts[:, column] < limit) | (values[:, column] < 0)
         users = np.flatnonzero(can)
         if len(users):
@@ -93,8 +93,8 @@ def explore(
     chosen, eps = selected.chosen, settings.epsilon
     assert eps is not None, "of a temperature, lists are drawn as they are made: see sample"
     k, m = chosen.shape[1], pool.shape[1]
-    may = (chosen >= 0) & ~fixed
-    drawn = may & (draws(settings.seed, f"rerank/position/{ds}", users, k) < eps)
+    may_be_drawn = (chosen >= 0) & ~fixed
+    drawn = may_be_drawn & (draws(settings.seed, f"rerank/position/{ds}", users, k) < eps)
     order = draws(settings.seed, f"rerank/item/{ds}", users, m)
     drawable = pool.copy()
     rows, places = np.nonzero(drawn)
@@ -103,12 +103,14 @@ def explore(
     draw_number = np.maximum(drawn.cumsum(1) - 1, 0)
     placed = np.where(drawn, np.take_along_axis(first, draw_number, 1), chosen)
 
-    size, positions = pool.sum(1)[:, None], may.sum(1)[:, None]
+    size, positions = pool.sum(1)[:, None], may_be_drawn.sum(1)[:, None]
     inverse_one_more = _mean_inverse(size + 1, positions - 1, eps)
     inverse_two_more = _mean_inverse(size + 2, positions - 2, eps)
     from_pool = np.take_along_axis(pool, np.maximum(placed, 0), 1)
-    moved = np.where(from_pool, eps * inverse_one_more, eps * eps * inverse_two_more)
-    probability = np.where(may, np.where(placed == chosen, 1 - eps + eps * inverse_one_more, moved), 1.0)
+    moved_probability = np.where(from_pool, eps * inverse_one_more, eps * eps * inverse_two_more)
+    probability = np.where(
+        may_be_drawn, np.where(placed == chosen, 1 - eps + eps * inverse_one_more, moved_probability), 1.0
+    )
     propensity = np.minimum(probability, 1.0)  # sums may be rounded up
     rule = np.where(placed == chosen, selected.rule, np.uint8(Rule.EXPLORE)).astype(np.uint8)
     return placed, propensity, rule
@@ -123,11 +125,11 @@ def _mean_inverse(base: I64, trials: I64, p: float) -> F64:
 
 
 @lru_cache(maxsize=8)
-def _binomial(most: int, p: float) -> F64:
-    """Return the probability of b successes in t trials: float64 [t, b], each of 0 to most."""
-    table = np.zeros((most + 1, most + 1))
+def _binomial(max_trials: int, p: float) -> F64:
+    """Return the probability of b successes in t trials: float64 [t, b], each of 0 to max_trials."""
+    table = np.zeros((max_trials + 1, max_trials + 1))
     table[0, 0] = 1.0
-    for t in range(most):
+    for t in range(max_trials):
         table[t + 1] = table[t] * (1 - p)
         table[t + 1, 1:] += table[t, :-1] * p
     return table
@@ -154,8 +156,8 @@ class Softmax:
             near = allowed & self.reach
             allowed = np.where(near.any(1, keepdims=True), near, allowed)
         scaled = np.where(allowed, values / self.temperature, -np.inf)
-        most = scaled.max(1, keepdims=True, initial=-np.inf)
-        weights = np.exp(scaled - np.where(np.isfinite(most), most, 0.0))
+        greatest = scaled.max(1, keepdims=True, initial=-np.inf)
+        weights = np.exp(scaled - np.where(np.isfinite(greatest), greatest, 0.0))
         sums = weights.cumsum(1)
         total = sums[:, -1]
         # Stay below the total, even if the product is rounded up.

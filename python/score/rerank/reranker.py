@@ -70,10 +70,10 @@ def unmet_rules(placed: I64, grid: Rectangle, caps: Caps, shares: list[Share], k
         counts[rule, IMPOSSIBLE] += int((unmet & impossible).sum())
 
     for share in shares:
-        have = (is_item & np.take_along_axis(share.members, columns, 1)).cumsum(1)
-        short = (is_item & (have < share.least[1 : placed.shape[1] + 1])).any(1)
+        share_counts = (is_item & np.take_along_axis(share.members, columns, 1)).cumsum(1)
+        short = (is_item & (share_counts < share.least[1 : placed.shape[1] + 1])).any(1)
         note(_NAMES[share.rule], short, caps.at_most(share.members) < share.least[length])
-    if caps.most:
+    if caps.limits:
         possible = np.minimum(k, grid.is_item.sum(1))
         note("caps", length < possible, caps.at_most(grid.is_item) < possible)
     return counts
@@ -274,8 +274,8 @@ def is_fresh(since: pa.Array, now: int, days: float) -> NDArray[np.bool_]:
     micros = since.cast(pa.timestamp("us", since.type.tz if pa.types.is_timestamp(since.type) else None))
     known = micros.is_valid().to_numpy(zero_copy_only=False)
     times = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    young: NDArray[np.bool_] = known & (now - times < days * DAY_MICROS)
-    return young
+    is_young: NDArray[np.bool_] = known & (now - times < days * DAY_MICROS)
+    return is_young
 
 
 def codes(values: pa.Array) -> NDArray[np.int64]:

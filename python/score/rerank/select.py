@@ -129,7 +129,7 @@ Draw = Callable[[int, F64, Bools], tuple[I64, F64]]
 class Caps:
     """Counts of each item's values in its user's list so far, by capped column: int64 [n, m]."""
 
-    most: list[int]
+    limits: list[int]
     values: list[I64]
     counts: list[I64] = field(default_factory=list)
 
@@ -143,8 +143,8 @@ class Caps:
     def allowed(self) -> Bools | None:
         """Items that may stand in the list beside those that do, bool [n, m]; None: all."""
         allowed: Bools | None = None
-        for most, values, counts in zip(self.most, self.values, self.counts, strict=True):
-            free = (counts < most) | (values < 0)
+        for limit, values, counts in zip(self.limits, self.values, self.counts, strict=True):
+            free = (counts < limit) | (values < 0)
             allowed = free if allowed is None else allowed & free
         return allowed
 
@@ -159,7 +159,7 @@ class Caps:
             grouped.append((groups.reshape(n, m), first // max(m, 1)))
         return grouped
 
-    def without_reserved(self, shares: list[Share], have: I64, eligible: Bools, ends: I64) -> Bools:
+    def without_reserved(self, shares: list[Share], placed_counts: I64, eligible: Bools, ends: I64) -> Bools:
         """Eligible items but those that would take a share's last room, bool [n, m]; all of them where all would.
 
         Of a share that lacks as many items as a cap still lets into the list, or more, none can be missed: where its
@@ -168,16 +168,16 @@ class Caps:
         """
         n, m = eligible.shape
         reserved = np.zeros((n, m), bool)
-        for most, values, counts, (groups, owners) in zip(
-            self.most, self.values, self.counts, self._groups, strict=True
+        for limit, values, counts, (groups, owners) in zip(
+            self.limits, self.values, self.counts, self._groups, strict=True
         ):
             room = np.full(len(owners), m)
             capped = values >= 0
-            room[groups[capped]] = most - counts[capped]
+            room[groups[capped]] = limit - counts[capped]
             for i, share in enumerate(shares):
                 size = np.bincount(groups[share.members & eligible], minlength=len(owners))
                 possible = np.bincount(owners, np.minimum(size, room), minlength=n)
-                shortage = share.least[ends] - have[i]
+                shortage = share.least[ends] - placed_counts[i]
                 scarce = (shortage > 0) & (possible <= shortage)
                 reserved |= scarce[:, None] & ((size > 0) & (size >= room))[groups] & ~share.members
         remaining = eligible & ~reserved
@@ -186,9 +186,9 @@ class Caps:
     def at_most(self, members: Bools) -> I64:
         """Return how many of some items no list exceeds, by each cap alone: int64 [n]. members: bool [n, m]."""
         bound: I64 = members.sum(1)
-        for most, values, (groups, owners) in zip(self.most, self.values, self._groups, strict=True):
+        for limit, values, (groups, owners) in zip(self.limits, self.values, self._groups, strict=True):
             size = np.bincount(groups[members & (values >= 0)], minlength=len(owners))
-            capped = np.bincount(owners, np.minimum(size, most), minlength=len(members)).astype(np.int64)
+            capped = np.bincount(owners, np.minimum(size, limit), minlength=len(members)).astype(np.int64)
             bound = np.minimum(bound, capped + (members & (values < 0)).sum(1))
         return bound
 
@@ -257,14 +257,14 @@ def select(
         likeness = _Likeness(lists, grid, None if diversity.by == "vectors" else diversity.by)
     chosen, rule = np.full((n, positions), -1), np.zeros((n, positions), np.uint8)
     propensity = np.ones((n, positions))
-    taken, have = np.zeros((n, m), bool), np.zeros((len(shares), n), np.int64)
+    taken, placed_counts = np.zeros((n, m), bool), np.zeros((len(shares), n), np.int64)
     boosted = grid.bools(lists.fresh) if rules.freshness is not None and rules.freshness.boost else None
     for place in range(positions):
         eligible = grid.is_item & ~taken
         if (allowed := caps.allowed()) is not None:
             eligible &= allowed
-        if caps.most and shares:
-            eligible = caps.without_reserved(shares, have, eligible, ends)
+        if caps.limits and shares:
+            eligible = caps.without_reserved(shares, placed_counts, eligible, ends)
         position_value = value
         if diversity is not None:
             position_value = value - (1 - diversity.relevance) * most_alike
@@ -273,7 +273,7 @@ def select(
         if boosted is not None:
             reason[boosted[users, best] & (best >= k)] = Rule.FRESH
         if shares:
-            due = _due(shares, have, eligible, place, k)
+            due = _due(shares, placed_counts, eligible, place, k)
             due_items = np.zeros((n, m), bool)
             for share, is_due in zip(shares, due, strict=True):
                 due_items |= share.members & is_due[:, None]
@@ -286,16 +286,16 @@ def select(
         if draw is not None:
             drawn, propensity[:, place] = draw(place, position_value, allowed_items)
             picked, reason = drawn, np.where(drawn == picked, reason, np.uint8(Rule.EXPLORE))
-        some = np.flatnonzero(eligible.any(1))
-        column = picked[some]
-        chosen[some, place], rule[some, place] = column, reason[some]
-        taken[some, column] = True
-        caps.add(some, column)
+        served = np.flatnonzero(eligible.any(1))
+        column = picked[served]
+        chosen[served, place], rule[served, place] = column, reason[served]
+        taken[served, column] = True
+        caps.add(served, column)
         for i, share in enumerate(shares):
-            have[i, some] += share.members[some, column]
+            placed_counts[i, served] += share.members[served, column]
         if likeness is not None and place + 1 < positions:
-            alike = likeness.to(some, column)
-            most_alike[some] = np.maximum(most_alike[some], alike) if place else alike
+            alike = likeness.to(served, column)
+            most_alike[served] = np.maximum(most_alike[served], alike) if place else alike
     return Selected(chosen, rule, taken, propensity), caps
 
 
@@ -326,7 +326,7 @@ def _scaled(value: F64, is_item: Bools) -> F64:
         return np.where(is_item & (width > 0), (value - low) / width, 0.0)
 
 
-def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) -> list[Bools]:
+def _due(shares: list[Share], placed_counts: I64, eligible: Bools, place: int, k: int) -> list[Bools]:
     """Return which shares must be served now, for each user: bool [n] each.
 
     A share lacks so many items of a prefix, of those that there still are. Where all shares together lack, of some
@@ -337,10 +337,11 @@ def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) ->
     settled = np.zeros(eligible.shape[0], bool)
     for end in range(place + 1, k + 1):
         shortages = [
-            np.minimum(np.maximum(share.least[end] - have[i], 0), remaining[i]) for i, share in enumerate(shares)
+            np.minimum(np.maximum(share.least[end] - placed_counts[i], 0), remaining[i])
+            for i, share in enumerate(shares)
         ]
         full = ~settled & (sum(shortages) >= end - place)
-        for is_due, lack in zip(due, shortages, strict=True):
-            is_due |= full & (lack > 0)
+        for is_due, shortage in zip(due, shortages, strict=True):
+            is_due |= full & (shortage > 0)
         settled |= full
     return due
