@@ -79,6 +79,7 @@ HELD: tuple[str, ...] = (
     "python/quality/report",
     "python/registry",
     "python/schema.py",
+    "python/score",
     "python/stage.py",
     "python/stages.py",
     "python/storage",

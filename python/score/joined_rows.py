@@ -31,7 +31,7 @@ from headrace.models.joined import (
     united_codes,
 )
 from headrace.models.predictor import Predictor, network_folder, network_of
-from headrace.score.joined_tables import Parts, ReceivedRows
+from headrace.score.joined_tables import Partitioning, ReceivedRows
 from headrace.score.loaded_model import features_of_rows
 from headrace.score.pair_features import Columns, PairFeatures, gather, take_rows
 from headrace.score.ranking import ITEMS, CandidateLists, TaskInputs
@@ -371,7 +371,7 @@ def map_with_table_rows(
     needed: Callable[[], CodesOf],
     frame: DataFrame,
     names: Sequence[str],
-    parts: Parts,
+    parts: Partitioning,
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
     received: ReceivedRows | None = None,
@@ -406,7 +406,7 @@ def _table_rows_before(
     needed: Callable[[], CodesOf],
     frame: DataFrame,
     names: tuple[str, ...],
-    parts: Parts,
+    parts: Partitioning,
 ) -> DataFrame:
     """Return the columns ROWS, and the frame's after them, for `tasks.after_table_rows`. Each part is a partition.
 
@@ -424,7 +424,7 @@ def _table_rows_before(
     return combined.sortWithinPartitions("part", F.col("table_name").isNull(), parts.order)
 
 
-def _part(spark: SparkSession, parts: Parts) -> Column:
+def _part(spark: SparkSession, parts: Partitioning) -> Column:
     """Return the part of a row: a number whose hash partitions differ, for `repartition(count, "part")`."""
     numbers = spark.range(_NUMBERS_EACH * parts.count).select(F.col("id").cast("int").alias("part"))
     # The same function as Spark's hash partitioning, since table rows have no key to hash.

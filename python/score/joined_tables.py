@@ -145,8 +145,8 @@ _PART_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Its own columns alone say which part a row is in."""
+class Partitioning:
+    """Cut of a frame into parts: a row's own columns say which part it is in."""
 
     #: Part of a row: int, from 0.
     number: Column
@@ -155,15 +155,15 @@ class Parts:
     order: Column
 
     @staticmethod
-    def by_hash(key: Column, count: int) -> Parts:
+    def by_hash(key: Column, count: int) -> Partitioning:
         """Return parts by a hash of a key, in its order."""
-        return Parts(F.pmod(F.hash(key), F.lit(count)), count, key)
+        return Partitioning(F.pmod(F.hash(key), F.lit(count)), count, key)
 
     @staticmethod
-    def by_range(number: Column, end: int, count: int) -> Parts:
+    def by_range(number: Column, end: int, count: int) -> Partitioning:
         """Rows that have numbers from 0 to below `end`, in their order: those of a part are below those of the next."""
         first = F.floor(number.cast("bigint") * F.lit(count) / F.lit(end))
-        return Parts(F.least(first, F.lit(count - 1)).cast("int"), count, number)
+        return Partitioning(F.least(first, F.lit(count - 1)).cast("int"), count, number)
 
 
 def parts_of(spark: SparkSession, rows: int) -> int:

@@ -18,7 +18,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import NetworkPredictor, Predictor
 from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Kind
-from headrace.score.joined_tables import Parts
+from headrace.score.joined_tables import Partitioning
 from headrace.score.loaded_model import loaded_model
 from headrace.score.pair_features import Columns, PairFeatures
 from headrace.storage import Location
@@ -128,7 +128,7 @@ def map_vectors(
     vectors: ModelVectors,
     frame: DataFrame,
     names: Sequence[str],
-    parts: Callable[[], Parts],
+    parts: Callable[[], Partitioning],
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:

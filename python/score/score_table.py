@@ -29,7 +29,7 @@ from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
 from headrace.score.columns import context_scalars
 from headrace.score.entities import ActiveEvents
-from headrace.score.joined_tables import Parts, ReceivedRows, joined_tables, parts_of
+from headrace.score.joined_tables import Partitioning, ReceivedRows, joined_tables, parts_of
 from headrace.score.loaded_model import loaded_model, loaded_workflow, predict_rows
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
@@ -208,7 +208,7 @@ def _scored(
         from headrace.score.joined_rows import CodesOfRows, map_with_table_rows
 
         key = F.xxhash64(*[F.col(f"c{task.names.index(c)}") for c in read if c in task.names])
-        parts, needed = Parts.by_hash(key, parts_of(spark, rows)), partial(CodesOfRows, task, task.context)
+        parts, needed = Partitioning.by_hash(key, parts_of(spark, rows)), partial(CodesOfRows, task, task.context)
         return map_with_table_rows(spark, task, needed, frame, task.names, parts, task, schema, received)
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

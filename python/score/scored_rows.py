@@ -24,7 +24,7 @@ from headrace.lake.spark.gpus import gpu_profile
 from headrace.lake.spark.tasks import report_peak_memory
 from headrace.logs import Progress, report_progress
 from headrace.score.incremental import UsersToScore
-from headrace.score.joined_tables import Parts, ReceivedRows
+from headrace.score.joined_tables import Partitioning, ReceivedRows
 from headrace.score.ranking import TaskInputs, score_batches
 from headrace.score.rerank.reranker import UnmetByTask
 from headrace.stage import Context
@@ -141,7 +141,7 @@ def scored_rows(
         # This imports torch, which no other driver needs.
         from headrace.score.joined_rows import CodesOfUsers, map_with_table_rows
 
-        needed, parts = partial(CodesOfUsers, task), Parts.by_hash(key, tasks)
+        needed, parts = partial(CodesOfUsers, task), Partitioning.by_hash(key, tasks)
         best = map_with_table_rows(spark, task, needed, numbered, names, parts, work, schema, received)
     else:
         partitioned = numbered.repartition(tasks, key).sortWithinPartitions(key)

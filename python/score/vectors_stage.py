@@ -27,7 +27,7 @@ from headrace.score.columns import check_columns, context_scalars
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import ActiveEvents
-from headrace.score.joined_tables import Parts, joined_tables, parts_of
+from headrace.score.joined_tables import Partitioning, joined_tables, parts_of
 from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -131,8 +131,8 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
             schema = f"key {key_types(ctx.spec, score)[key]}, vector array<float>"
             of_key = F.col(numbered.columns[names.index(key)])
 
-            def parts(frame: DataFrame = frame, of_key: Column = of_key) -> Parts:
-                return Parts.by_hash(of_key, parts_of(spark, frame.count()))
+            def parts(frame: DataFrame = frame, of_key: Column = of_key) -> Partitioning:
+                return Partitioning.by_hash(of_key, parts_of(spark, frame.count()))
 
             vectors = map_vectors(spark, task, numbered, names, parts, work, schema)
             table_rows = vectors.select(

@@ -19,7 +19,7 @@ from headrace.errors import UserError
 from headrace.models.joined import table_bytes
 from headrace.models.saved import Changes, load_model, save_model
 from headrace.score.joined_rows import _part
-from headrace.score.joined_tables import Parts
+from headrace.score.joined_tables import Partitioning
 from headrace.score.score_table import score_table
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
@@ -173,11 +173,11 @@ def test_a_damaged_file_and_too_little_room_are_named(spark: SparkSession, many_
 
 
 def test_each_part_is_a_partition_of_its_own(spark: SparkSession) -> None:
-    frame = spark.range(500).withColumn("part", _part(spark, Parts.by_hash(F.col("id"), 37)))
+    frame = spark.range(500).withColumn("part", _part(spark, Partitioning.by_hash(F.col("id"), 37)))
     placed = frame.repartition(37, "part").withColumn("partition", F.spark_partition_id())
     counts = placed.groupBy("partition").agg(F.count_distinct("part").alias("parts")).collect()
     assert {row["parts"] for row in counts} == {1}
     assert len(counts) == frame.select("part").distinct().count() > 30
-    ranges = Parts.by_range(F.col("id"), 500, 7)
+    ranges = Partitioning.by_range(F.col("id"), 500, 7)
     cut = spark.range(500).select("id", ranges.number.alias("part")).orderBy("id").toPandas()["part"]
     assert (cut.is_monotonic_increasing, set(cut), min(cut.value_counts())) == (True, set(range(7)), 71)

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
-from headrace.score.joined_tables import Parts, parts_of
+from headrace.score.joined_tables import Partitioning, parts_of
 from headrace.score.model_vectors import ModelVectors, map_vectors
 from headrace.score.top_k import Blocks, TopItems, best_items, longest
 from headrace.storage import Location
@@ -85,9 +85,9 @@ class ItemVectors:
         if not vectors.joined:
             chosen = chosen.repartitionByRange(spark.sparkContext.defaultParallelism, "c0").sortWithinPartitions("c0")
 
-        def cut() -> Parts:
+        def cut() -> Partitioning:
             count, end = chosen.agg(F.count(F.lit(1)), F.max("c0") + 1).collect()[0]
-            return Parts.by_range(F.col("c0"), end or 1, parts_of(spark, count))
+            return Partitioning.by_range(F.col("c0"), end or 1, parts_of(spark, count))
 
         with folder.new_folder() as building:
             work, schema = (

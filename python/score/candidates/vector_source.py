@@ -33,7 +33,7 @@ from headrace.score.candidates.item_vectors import (
 from headrace.score.candidates.source import BLOCKED, FETCH, CandidateContext
 from headrace.score.columns import context_scalars
 from headrace.score.items import ITEM_ROW
-from headrace.score.joined_tables import Parts, joined_tables, parts_of
+from headrace.score.joined_tables import Partitioning, joined_tables, parts_of
 from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.score.ranking import ITEMS
 from headrace.score.top_k import best_items, check_products, longest
@@ -253,10 +253,10 @@ class VectorItems:
         with_items = map_vectors(self._context.spark, vectors, numbered, users.columns, cut, work, schema)
         return with_items.toDF(*users.columns, ITEMS)
 
-    def _parts(self, numbered: DataFrame, users: DataFrame) -> Parts:
+    def _parts(self, numbered: DataFrame, users: DataFrame) -> Partitioning:
         """Users are cut by their keys, in as many parts as all of them have."""
         key = F.col(numbered.columns[users.columns.index(self._score.user.key)])
-        return Parts.by_hash(key, parts_of(self._context.spark, self._users))
+        return Partitioning.by_hash(key, parts_of(self._context.spark, self._users))
 
     @cached_property
     def _users(self) -> int:
@@ -314,7 +314,9 @@ class VectorItems:
             vectors, VectorSearch(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
         )
         schema = "users int, probes int, recall double, seconds double, exact_seconds double"
-        single_part = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
+        single_part = Partitioning(
+            F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)])
+        )
         measurement = map_vectors(
             spark, vectors, numbered.coalesce(1), sample.columns, lambda: single_part, measured, schema
         )
