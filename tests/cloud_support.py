@@ -407,6 +407,6 @@ def check_clean_up(client: Callable[[Any], SqlClient], connection: Failing, capl
     ):
         client(connection).load("t", [], FILES)
     assert [call for call in connection.calls if call.startswith(("delete_object", "REMOVE"))]
-    left = [r.getMessage() for r in caplog.records]
-    assert len(left) == bool(connection.cleaning)
-    assert all("files may be left in" in text and "Gone" in text for text in left)
+    warnings = [r.getMessage() for r in caplog.records]
+    assert len(warnings) == bool(connection.cleaning)
+    assert all("files may be left in" in text and "Gone" in text for text in warnings)

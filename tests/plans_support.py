@@ -235,8 +235,8 @@ def check(case: Case, rtol: float = 2e-4, atol: float = 2e-5) -> None:
     embeddings = [r.embeddings for r in ranks]
     start = full_tables(case.plan, embeddings, [r.start for r in ranks])
     key = (case.plan.tables, case.plan.lookups, case.rows, case.seed, repr(case.optimizer), case.ragged)
-    same, outs, last = KNOWN.setdefault(key, (start, [], {}))
-    assert all(torch.equal(start[name], t) for name, t in same.items()), "the start depends on the plan"
+    known_start, outs, last = KNOWN.setdefault(key, (start, [], {}))
+    assert all(torch.equal(start[name], t) for name, t in known_start.items()), "the start depends on the plan"
     if not outs:
         outputs, tables = reference(case, start)
         outs += outputs

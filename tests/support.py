@@ -62,7 +62,7 @@ def command(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> lis
 
 def headrace(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> Run:
     """Run headrace to its end."""
-    done = subprocess.run(
+    completed = subprocess.run(
         command(home, *words, settings=settings),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -71,7 +71,7 @@ def headrace(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> Ru
         check=False,
         timeout=540,
     )
-    return Run(done.returncode, done.stdout)
+    return Run(completed.returncode, completed.stdout)
 
 
 def manifests(home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Manifest]:

@@ -171,8 +171,8 @@ def _type(tensor: Any) -> str:
 
 def _check(name: str, tensor: Any, shape: tuple[int, ...]) -> None:
     dims = tuple(tensor.dims)
-    same = len(shape) == len(dims) and all(d in (-1, n) for d, n in zip(dims, shape, strict=True))
-    assert same, f"{name}: tensor {tensor.name} is {shape}, dims are {dims}"
+    is_matching = len(shape) == len(dims) and all(d in (-1, n) for d, n in zip(dims, shape, strict=True))
+    assert is_matching, f"{name}: tensor {tensor.name} is {shape}, dims are {dims}"
 
 
 def _inner(tensor: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -71,7 +71,9 @@ def install(source: Path, site: Path) -> None:
     (source / "pyproject.toml").write_text(_PROJECT)
     (source / "my_package" / "__init__.py").touch()
     (source / "my_package" / "nets.py").write_text(_NETS)
-    alone = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    pip_options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", *alone, "--target", str(site), str(source)], check=True, timeout=300
+        [sys.executable, "-m", "pip", "install", *pip_options, "--target", str(site), str(source)],
+        check=True,
+        timeout=300,
     )

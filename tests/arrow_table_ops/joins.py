@@ -14,8 +14,8 @@ from tests.arrow_table_ops.windows import I64, codes_of, column_array, micros_of
 def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     other_keys, other_rows = list(op.keys.values()), context.read(op.external(context.schema))
     n, m = table.num_rows, other_rows.num_rows
-    both = [_together(column_array(table, a), column_array(other_rows, b)) for a, b in op.keys.items()]
-    codes = codes_of(both, n + m)
+    key_columns = [_together(column_array(table, a), column_array(other_rows, b)) for a, b in op.keys.items()]
+    codes = codes_of(key_columns, n + m)
     event_codes, other_codes = codes[:n], codes[n:]
     rows = np.flatnonzero(other_codes >= 0)
     if op.on_duplicate == "first":
@@ -47,11 +47,11 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     assert op.valid_from is not None
     other_rows, needed = context.read(external), [*op.keys.values(), op.valid_from]
     n, m = table.num_rows, other_rows.num_rows
-    both = [
+    key_columns = [
         pa.concat_arrays([column_array(table, a), column_array(other_rows, b).cast(column_array(table, a).type)])
         for a, b in op.keys.items()
     ]
-    codes = codes_of(both, n + m)
+    codes = codes_of(key_columns, n + m)
     t, timed = micros_of(column_array(table, time), schema.types[time])
     since, valid = micros_of(column_array(other_rows, op.valid_from), external.columns[op.valid_from])
     group, its = np.where(timed, codes[:n], -1), codes[n:]

@@ -77,10 +77,12 @@ def lag(op: Lag, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     for v in op.values:
         x = doubles(nan_to_null(column_array(table, v)))
         earlier_values = take(x, last, has_event)
-        both = x.is_valid().to_numpy(zero_copy_only=False) & earlier_values.is_valid().to_numpy(zero_copy_only=False)
+        both_valid = x.is_valid().to_numpy(zero_copy_only=False) & earlier_values.is_valid().to_numpy(
+            zero_copy_only=False
+        )
         with np.errstate(all="ignore"):
             difference = x.to_numpy(zero_copy_only=False) - earlier_values.to_numpy(zero_copy_only=False)
-        out = replaced(out, op._name(f"{v}_difference"), nulled(difference, both, pa.float64()))
+        out = replaced(out, op._name(f"{v}_difference"), nulled(difference, both_valid, pa.float64()))
     if op.since is not None:
         passed = (past.time - past.time[last]).astype(np.float64) / float(_UNITS[op.since])
         out = replaced(out, op._name("since"), nulled(passed, has_event, pa.float64()))
@@ -165,8 +167,8 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, context: Arrow
         prior = _prior(op, table, context, has_value, high, low)
     with np.errstate(all="ignore"):
         smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
-        alone = np.where(n > 0, y / n, np.nan)
-    encoded = np.where(np.isnan(prior), alone, smooth)
+        means = np.where(n > 0, y / n, np.nan)
+    encoded = np.where(np.isnan(prior), means, smooth)
     return replaced(table, op._name, pa.array(encoded, pa.float64(), from_pandas=True))
 
 

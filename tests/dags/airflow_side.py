@@ -102,9 +102,9 @@ def run(dag_runs: list[str]) -> dict[str, Any]:
         dag = dag_bag.dags[dag_id]
         for task in dag.tasks:
             task.retries = 0
-        done = dag.test(logical_date=datetime.fromisoformat(f"{ds}T00:00:00+00:00"), run_conf={"ds": ds})
-        states = {t.task_id: str(t.state) for t in done.get_task_instances()}
-        outcomes.append({"dag": dag_id, "state": str(done.state), "tasks": states})
+        dag_run = dag.test(logical_date=datetime.fromisoformat(f"{ds}T00:00:00+00:00"), run_conf={"ds": ds})
+        states = {t.task_id: str(t.state) for t in dag_run.get_task_instances()}
+        outcomes.append({"dag": dag_id, "state": str(dag_run.state), "tasks": states})
     return {"runs": outcomes}
 
 

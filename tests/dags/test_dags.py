@@ -66,7 +66,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
                 [AIRFLOW.with_name("airflow"), "db", "migrate"], env=variables, check=True, capture_output=True
             )
             migrated = True
-        done = subprocess.run(
+        completed = subprocess.run(
             [*hiding_command(hidden), AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
             env=variables,
             capture_output=True,
@@ -74,8 +74,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
             check=False,
             cwd=home,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return {**json.loads(done.stdout), "log": done.stderr}
+        assert completed.returncode == 0, completed.stderr[-4000:]
+        return {**json.loads(completed.stdout), "log": completed.stderr}
 
     return call
 
@@ -377,16 +377,16 @@ def test_a_real_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
     day = ("run", "headrace_tiny_retrain", DS, "headrace_tiny_score", DS)
     seen = ask(*day, env=env)
     assert [r["state"] for r in seen["runs"]] == ["success", "success"], seen["log"][-6000:]
-    done = state(path, ws)
+    final_state = state(path, ws)
     manifest = Manifest.load(ws.manifest("tiny", DS, "score"))
     assert manifest is not None
-    assert len(done["rows"]) == manifest.output("delta").rows > 0
-    assert {row[2] for row in done["rows"]} == {DS}
+    assert len(final_state["rows"]) == manifest.output("delta").rows > 0
+    assert {row[2] for row in final_state["rows"]} == {DS}
     assert ws.report("tiny", DS).is_file()
     # The master is the connection's; the report shows it among the settings.
     words = ["run", path, "--ds", DS, "--home", ws.home, "--set", "spark.master=local[2]"]
     completed = subprocess.run([Path(sys.executable).with_name("headrace"), *words], check=True, capture_output=True)
     assert completed.stdout.count(b"already done") == len(CLICKS_STAGES), completed.stdout
-    again = ask("run", "headrace_tiny_score", DS, env=env)
-    assert [r["state"] for r in again["runs"]] == ["success"], again["log"][-6000:]
-    assert state(path, ws) == done
+    rerun = ask("run", "headrace_tiny_score", DS, env=env)
+    assert [r["state"] for r in rerun["runs"]] == ["success"], rerun["log"][-6000:]
+    assert state(path, ws) == final_state

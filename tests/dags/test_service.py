@@ -454,12 +454,12 @@ def test_what_is_started_knows_whose_run_it_is(days: Days) -> None:
 
     for pipeline in ("good", "remote", "pods"):
         ((parent, root),) = parents(pipeline, "ingest")[:1]
-        ((train_parent, same),) = parents(pipeline, "train")[:1]
+        ((train_parent, root_of_train),) = parents(pipeline, "train")[:1]
         assert (parent[:2], root[:2]) == (
             ["default", f"headrace_{pipeline}_retrain.ingest"],
             ["default", f"headrace_{pipeline}_retrain"],
         )
-        assert same == root
+        assert root_of_train == root
         assert len({UUID(ids[2]) for ids in (parent, train_parent, root)}) == 3
     first, second = parents("killed", "features")  # two tries
     assert (first[0] != second[0], first[1]) == (True, second[1])

@@ -252,11 +252,11 @@ def _is_over(place: Yarn, application: str | None) -> bool:
 def test_what_is_lost_for_a_while_is_waited_for(tmp_path: Path) -> None:
     """A ResourceManager started anew, as it was seen: no answer, a page, not one application known, then all."""
     known = {"app": {"state": "RUNNING", "finalStatus": "UNDEFINED"}}
-    done = {"app": {"state": "FINISHED", "finalStatus": "SUCCEEDED", "diagnostics": ""}}
+    finished = {"app": {"state": "FINISHED", "finalStatus": "SUCCEEDED", "diagnostics": ""}}
     unknown = {"RemoteException": {"exception": "NotFoundException", "message": "app not found"}}
     page, lost = (200, b"This is standby RM"), (404, json.dumps(unknown).encode())
     answers = [lost] * 4 + [(503, b"")] * 3 + [page] * 2
-    answers += [(200, json.dumps(known).encode())] + [lost] * 9 + [(200, json.dumps(done).encode())]
+    answers += [(200, json.dumps(known).encode())] + [lost] * 9 + [(200, json.dumps(finished).encode())]
 
     class Manager(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -286,9 +286,9 @@ def test_what_is_lost_for_a_while_is_waited_for(tmp_path: Path) -> None:
 
 def _wait(folder: Path, rest: str) -> dict[str, Any]:
     side = [str(AIRFLOW), str(Path(__file__).with_name("airflow_side.py")), "wait", rest, "application_1_1"]
-    done = subprocess.run(side, env=_airflow(folder), capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr[-4000:]
-    event: dict[str, Any] = json.loads(done.stdout)["event"]
+    completed = subprocess.run(side, env=_airflow(folder), capture_output=True, text=True, check=False, cwd=folder)
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    event: dict[str, Any] = json.loads(completed.stdout)["event"]
     return event
 
 
@@ -443,9 +443,9 @@ def _others_can_read(file: Path, top: Path) -> bool:
     return reachable and bool(stat.S_IMODE(path.stat().st_mode) & 0o044)
 
 
-def _until(done: Callable[[], bool], jobs: _Jobs) -> None:
+def _until(is_done: Callable[[], bool], jobs: _Jobs) -> None:
     end = time.monotonic() + 240
-    while not done():
+    while not is_done():
         assert time.monotonic() < end, jobs.log
         assert jobs.at_work, f"{jobs.log}{jobs.results()}"
         time.sleep(0.1)

@@ -323,12 +323,12 @@ def test_ten_steps_equal_threads_and_one_process(
     horovod_reports: tuple[Path, Sequence[dict[str, Any]]], kind: str
 ) -> None:
     _, reports = horovod_reports
-    alone, whole_model = train(LocalCollective(), kind)
-    assert alone[-1] != alone[0]
+    single_losses, whole_model = train(LocalCollective(), kind)
+    assert single_losses[-1] != single_losses[0]
     threads = run_ranks(2, lambda c: train(c, kind))
     for rank, (_, model) in enumerate(threads):
         actual = reports[rank][kind]
-        np.testing.assert_allclose(actual["losses"], alone, rtol=1e-5)
+        np.testing.assert_allclose(actual["losses"], single_losses, rtol=1e-5)
         np.testing.assert_allclose(actual["rows"], model.embeddings.weight.numpy(), rtol=1e-4, atol=1e-6)
         # Row r on rank r % 2, for each table.
         tables = [t[rank::2] for t in whole_model.embeddings.weight.split([500, 9, 1])]

@@ -208,9 +208,9 @@ def test_which_groups_take_host_tensors(
 )
 def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., None], tmp_path: Path) -> None:
     actual = launch(size, tmp_path / "meeting", main)
-    for (answers, weights), (expected, same) in zip(actual, run_ranks(size, report), strict=True):
+    for (answers, weights), (expected, expected_weights) in zip(actual, run_ranks(size, report), strict=True):
         assert answers == expected
-        for a, b in zip(weights, same, strict=True):
+        for a, b in zip(weights, expected_weights, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
 
 

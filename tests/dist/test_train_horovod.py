@@ -93,7 +93,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         home=ws.home, pipeline="clicks", ds=DS, key="whole", features=features, model=spec.model, train=spec.train
     )
     # Two threads: sums of two do not depend on the order, so that the bits are Horovod's.
-    alone = run_ranks(2, lambda collective: train(undisturbed, collective))[0]
+    undisturbed_report = run_ranks(2, lambda collective: train(undisturbed, collective))[0]
 
     #: (behind this step, what happens): rank 1 dies, rank 1 hangs, the driver is asked to stop.
     faults: list[tuple[int, Callable[[], None]]] = [
@@ -111,9 +111,9 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     # A message each step, so that the driver hears of it in time.
     monkeypatch.setattr(module, "make_job", _impatient(module.make_job))
     caplog.set_level("INFO", "headrace")
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         run_stage(module.Train(), spec, ws, DS)
-    assert left.value.code == 128 + signal.SIGTERM
+    assert exit_error.value.code == 128 + signal.SIGTERM
     assert faults == []
     assert re.search(r"rank 1 \(process \d+ on .*attempt 2 of 3 resumes from step", caplog.text)
     assert re.search(
@@ -131,12 +131,14 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
 
     facts = outcome.manifest.facts
     assert facts["ranks"] == 2
-    assert len(facts["curve"]) == len(alone.curve) == 100
-    assert [p["loss"] for p in facts["curve"]] == [p["loss"] for p in alone.curve]
-    assert facts["metrics"] == alone.metrics
+    assert len(facts["curve"]) == len(undisturbed_report.curve) == 100
+    assert [p["loss"] for p in facts["curve"]] == [p["loss"] for p in undisturbed_report.curve]
+    assert facts["metrics"] == undisturbed_report.metrics
     assert facts["dynamic"]["item"]["rows"] == 38
     counts = ("rows", "waiting", "admitted", "evicted", "hit_share", "oov_share")
-    assert {k: facts["dynamic"]["item"][k] for k in counts} == {k: alone.dynamic["item"][k] for k in counts}
+    assert {k: facts["dynamic"]["item"][k] for k in counts} == {
+        k: undisturbed_report.dynamic["item"][k] for k in counts
+    }
     assert outcome.manifest.rows == {"train": 4_000, "valid": 1_000, "rank": 300}
     assert {"rank0", "rank1"} <= outcome.manifest.peak_memory_mib.keys()
 
@@ -158,8 +160,8 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert registered.metrics["auc"] == pytest.approx(facts["metrics"]["auc"])
     assert facts["registered"] == {"name": "clicks", "version": registered.version}
 
-    again = run_stage(module.Train(), spec, ws, DS)
-    assert again.skipped
+    rerun = run_stage(module.Train(), spec, ws, DS)
+    assert rerun.skipped
     # How many ranks is not part of what is made.
     one_rank_spec = spec.model_copy(update={"train": spec.train.model_copy(update={"ranks": 1})})
     assert run_stage(module.Train(), one_rank_spec, ws, DS).skipped

@@ -57,8 +57,8 @@ def two_days(
 
     def run(ds: str, first: str, last: str, settings: Mapping[str, Any]) -> None:
         words = ("--ds", ds, "--until", NEXT_DAY, "--from", first, "--to", last)
-        done = headrace(home, "run", "clicks", *words, settings=settings)
-        assert done.code == 0, done.output
+        completed = headrace(home, "run", "clicks", *words, settings=settings)
+        assert completed.code == 0, completed.output
 
     try:
         run(NEXT_DAY, "ingest", "train", SMALL)
@@ -95,8 +95,8 @@ def test_running_again_changes_nothing(finished_day: tuple[Path, Run], spark: Sp
     home, _ = finished_day
     manifests_before = {stage: m.model_dump() for stage, m in manifests(home).items()}
     everything_before = everything(spark, home)
-    again = headrace(home, "run", "clicks", "--ds", DAY)
-    assert again.code == 0, again.output
+    rerun = headrace(home, "run", "clicks", "--ds", DAY)
+    assert rerun.code == 0, rerun.output
     assert {stage: m.model_dump() for stage, m in manifests(home).items()} == manifests_before
     assert_same(everything_before, everything(spark, home))
 
@@ -195,8 +195,8 @@ def test_persons_are_forgotten_in_all_that_two_days_left(
     values = tmp_path / "persons.txt"
     values.write_text("".join(f"{user}\n" for user in forgotten))
     words = ("forget", "clicks", "--column", "user_id", "--values", str(values), "--delete")
-    done = headrace(home, *words)
-    assert done.code == 0, done.output
+    completed = headrace(home, *words)
+    assert completed.code == 0, completed.output
 
     assert with_users(home, forgotten) == []
     for name, rows in tables_before.items():

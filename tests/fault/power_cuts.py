@@ -123,11 +123,11 @@ class RecordedDays:
         variables = environment(home, work / "log", EXCLUDED)
         for ds in days:
             with open(work / f"run-{ds}.txt", "w") as output:
-                done = subprocess.run(
+                completed = subprocess.run(
                     command(home, "run", "clicks", "--ds", ds, settings=settings),
                     env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT, check=False,
                 )  # fmt: skip
-            assert done.returncode == 0, (work / f"run-{ds}.txt").read_text()
+            assert completed.returncode == 0, (work / f"run-{ds}.txt").read_text()
             headrace(home, "warehouse", "stop", settings={})
             shutil.copytree(home / "postgres", work / f"postgres-{ds}", symlinks=True)
             _keep_owner(home / "postgres", work / f"postgres-{ds}")
@@ -243,10 +243,10 @@ def rerun(recorded: RecordedDays, last: str | None = None, program: Callable[...
     words = ("--to", last) if last else ()
     needed = recorded.stages[: recorded.stages.index(last or recorded.stages[-1]) + 1]
     for ds in recorded.days:
-        done = program(recorded.home, "run", "clicks", "--ds", ds, *words, settings=recorded.settings)
-        if done.code != 0:
+        completed = program(recorded.home, "run", "clicks", "--ds", ds, *words, settings=recorded.settings)
+        if completed.code != 0:
             program(recorded.home, "warehouse", "stop", settings={})
-            return f"the rerun of {ds} ended with {done.code}: {done.output[-3000:]}"
+            return f"the rerun of {ds} ended with {completed.code}: {completed.output[-3000:]}"
     try:
         for ds, result in results(recorded.home, recorded.days, program).items():
             if missing := set(needed) - manifests(recorded.home, ds).keys():

@@ -327,9 +327,9 @@ class RecordedDisk:
             self._infer(record.path, record.inode)
             source, target = self._parent_of(record.path), self._parent_of(record.second_path)
             moved = source[0].live[source[1]]
-            left = target[0].live[target[1]] if record.flags & _RENAME_EXCHANGE else None
+            replaced = target[0].live[target[1]] if record.flags & _RENAME_EXCHANGE else None
             if source != target and moved is not target[0].live.get(target[1]):
-                self._rename((*source, left), (*target, moved))
+                self._rename((*source, replaced), (*target, moved))
         elif kind is RecordKind.SYNC_ALL:
             for node in list(self._dirty):
                 self._sync(node)

@@ -176,8 +176,8 @@ def test_every_fault_on_every_master(calm: CalmRun, tmp_path: Path, name: str) -
         for fault, status in DRIVER_FAULTS.items():
             completed = run_program(ws, out, master, fault, environ=environ)
             assert completed.returncode == status, output_of(completed)
-            again = run_program(ws, out, master, fault, environ=environ)
-            assert again.returncode == 0, output_of(again)
+            rerun = run_program(ws, out, master, fault, environ=environ)
+            assert rerun.returncode == 0, output_of(rerun)
             outcomes |= json.loads(out.read_text())
     for fault, outcome in outcomes.items():
         print(f"{name}, {fault}: {outcome['seconds']} s, resumed from {outcome['report']['resumed_from_step']}")

@@ -97,9 +97,9 @@ def kill_each_stage(undisturbed: Path, home: Path, points: random.Random, first_
                 break
             # It was faster than thought. Without its manifest it works again, over what it has left: that takes less.
             manifest = Workspace(home).manifest("clicks", DAY, stage)
-            done = Manifest.load(manifest)
-            assert done is not None
-            moment = points.uniform(0.1, 0.6) * min(done.seconds, moment)
+            finished = Manifest.load(manifest)
+            assert finished is not None
+            moment = points.uniform(0.1, 0.6) * min(finished.seconds, moment)
             manifest.local_path().unlink()
     assert killed.keys() >= {s for s in CLICKS_STAGES if seconds[s] > _SHORT_SECONDS}, (
         "some stages ended before they were hit"

@@ -79,8 +79,8 @@ def _run(func, args, kwargs):
         to_device = isinstance(args[0], Elsewhere)
     out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
     if func._schema.is_mutable:  # what is changed in place is returned as the tensor that was given
-        same = {id(unwrap(x)): x for x in on_device}
-        return tree_map(lambda x: same.get(id(x), x) if isinstance(x, Tensor) else x, out)
+        originals = {id(unwrap(x)): x for x in on_device}
+        return tree_map(lambda x: originals.get(id(x), x) if isinstance(x, Tensor) else x, out)
     if name == "aten::_to_copy" and out is unwrap(args[0]):
         out = out.clone()
     return tree_map(wrap, out) if to_device else out

@@ -103,14 +103,24 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     initial, runs = table.clone(), []
     for _ in range(2):
         table.copy_(initial)
-        again = state.clone()
+        state_copy = state.clone()
         gpu.rowwise_adagrad(
-            table, again, unique, starts, order, grad, lr=lr, decay=decay, bag=bag, weights=weights, divisor=divisor
+            table,
+            state_copy,
+            unique,
+            starts,
+            order,
+            grad,
+            lr=lr,
+            decay=decay,
+            bag=bag,
+            weights=weights,
+            divisor=divisor,
         )
-        runs.append((table.clone(), again))
+        runs.append((table.clone(), state_copy))
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
     torch.testing.assert_close(table.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(again.double(), expected_state, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state_copy.double(), expected_state, rtol=1e-5, atol=1e-5)
     assert torch.equal(table[~touched], initial[~touched])
 
 

@@ -161,5 +161,7 @@ def test_no_tensor_is_on_the_wrong_device(
         assert all(isinstance(x, Elsewhere) for c in device_tables.caches if c is not None for x in c.on_device)
         if cached:  # int8 by the draws of CPUs
             host_tables = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
-            again = trained(type("PretendedTables", (OnDevice,), {"target_device": ELSEWHERE}), 2, tables, optimizer)
-            torch.testing.assert_close(decode(again.weight), decode(host_tables.weight), rtol=0, atol=2e-3)
+            retrained = trained(
+                type("PretendedTables", (OnDevice,), {"target_device": ELSEWHERE}), 2, tables, optimizer
+            )
+            torch.testing.assert_close(decode(retrained.weight), decode(host_tables.weight), rtol=0, atol=2e-3)

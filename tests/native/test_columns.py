@@ -104,8 +104,8 @@ def test_minhash(rows: list[Any], hashes: int, offset: int) -> None:
 def test_signatures_estimate_jaccard_similarity() -> None:
     a, b = list(range(0, 300)), list(range(100, 400))  # 200 of 400 in common
     left, right = arrow.minhash(pa.array([a, b], pa.list_(pa.int64())), 1024).to_pylist()
-    same = sum(x == y for x, y in zip(left, right, strict=True)) / 1024
-    assert abs(same - 0.5) < 4 * (0.25 / 1024) ** 0.5
+    share = sum(x == y for x, y in zip(left, right, strict=True)) / 1024
+    assert abs(share - 0.5) < 4 * (0.25 / 1024) ** 0.5
 
 
 def test_faults_are_told() -> None:

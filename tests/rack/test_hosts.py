@@ -68,8 +68,8 @@ def test_a_cut_link_loses_frames_without_a_word_until_it_is_restored(hosts: list
     """A connection that is refused, reset or ended would end the command with another code than a time-out's."""
     hosts[1].cut()
     try:
-        done = subprocess.run(hosts[1].command(["curl", "-s", "-m", "2", f"http://host0:{PORT}/"]), check=False)
-        assert done.returncode == 28
+        completed = subprocess.run(hosts[1].command(["curl", "-s", "-m", "2", f"http://host0:{PORT}/"]), check=False)
+        assert completed.returncode == 28
         assert hosts[1].run(["cat", "/sys/class/net/eth0/carrier"]).strip() == "1"
         fetch(hosts[2])
     finally:
@@ -105,9 +105,9 @@ except NoRack as e:
     print(f"none: {{e}}")
 """
     words = ["setpriv", "--bounding-set", "-sys_admin", sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("none: unshare --net: ")
-    assert "not permitted" in done.stdout
+    completed = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert completed.stdout.startswith("none: unshare --net: ")
+    assert "not permitted" in completed.stdout
 
 
 def test_what_runs_on_a_host_can_be_ended_while_the_host_stays(hosts: list[Host], tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_a_whole_day_of_nulls(spark: SparkSession, tmp_path: Path) -> None:
         tmp_path / "in", {"segment": "string"}, {"workflow": WORKFLOW, "window_days": 2}, score=score
     )
     stages = ("ingest", "features", "train", "promote", "score", "publish")
-    done = support.run_day(spec, Workspace(tmp_path / "home"), DAYS[-1], *stages)
-    assert done["ingest"].rows["quarantined"] == 0
-    assert done["features"].rows["train"] + done["features"].rows["valid"] == len(frame)
+    manifests = support.run_day(spec, Workspace(tmp_path / "home"), DAYS[-1], *stages)
+    assert manifests["ingest"].rows["quarantined"] == 0
+    assert manifests["features"].rows["train"] + manifests["features"].rows["valid"] == len(frame)
     rows = support.published(tmp_path / "in")
     assert len(rows) == 3 * frame["user_id"].nunique()
     assert rows["score"].between(0, 1).all()

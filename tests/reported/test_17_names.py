@@ -212,8 +212,8 @@ def test_rows_of_a_file_get_the_published_scores(day: Day, spark: SparkSession, 
     keys = [NAMES["user"], NAMES["item"]]
     scored = pd.read_parquet(tmp_path / "out")
     assert list(scored.columns) == [*input_rows.columns, "score", "model_version"]
-    both = scored.merge(day.scores, on=keys, validate="one_to_one", suffixes=("", " published"))
-    np.testing.assert_allclose(both["score"], both["score published"], rtol=1e-6)
+    merged = scored.merge(day.scores, on=keys, validate="one_to_one", suffixes=("", " published"))
+    np.testing.assert_allclose(merged["score"], merged["score published"], rtol=1e-6)
 
 
 @pytest.fixture(scope="module")

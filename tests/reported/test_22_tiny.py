@@ -50,9 +50,9 @@ def test_two_whole_days_by_two_ranks(spark: SparkSession, tmp_path: Path) -> Non
     spec = support.click_pipeline(tmp_path / "in", {}, {"workflow": workflow}, score=score, train=train)
     ws = Workspace(tmp_path / "home")
     for ds, rows in (("2026-01-08", {"train": 5, "valid": 2}), ("2026-01-09", {"train": 7, "valid": 1})):
-        done = support.run_day(spec, ws, ds, *STAGES)
-        assert {split: done["features"].rows[split] for split in rows} == rows
-        facts = done["train"].facts
+        manifests = support.run_day(spec, ws, ds, *STAGES)
+        assert {split: manifests["features"].rows[split] for split in rows} == rows
+        facts = manifests["train"].facts
         assert facts["ranks"] == 2
         assert math.isfinite(facts["metrics"]["log_loss"])
         assert (facts["warm_start"] is None) == (ds == "2026-01-08")

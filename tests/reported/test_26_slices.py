@@ -33,8 +33,8 @@ def test_metrics_of_slices(spark: SparkSession, tmp_path: Path) -> None:
         publish=None,
     )
     ws = Workspace(tmp_path / "home")
-    done = support.run_day(spec, ws, DAYS[-1], "ingest", "features", "train", "promote", "report")
-    facts = str(done["train"].facts)
+    manifests = support.run_day(spec, ws, DAYS[-1], "ingest", "features", "train", "promote", "report")
+    facts = str(manifests["train"].facts)
     page = ws.report("reported", DAYS[-1]).read_text()
     for city in filter(None, CITIES.values()):
         assert city in facts

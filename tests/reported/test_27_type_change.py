@@ -84,7 +84,7 @@ def expected(rows: list[dict[str, Any]], narrow: bool) -> pd.DataFrame:
 
 
 def spec_of(day: int, ending: str = "", **features: Any) -> Spec:
-    types = {name: both[day] for name, both in TYPES.items()} | {"ts": "timestamp"}
+    types = {name: both_types[day] for name, both_types in TYPES.items()} | {"ts": "timestamp"}
     columns = [{"name": name, "type": type_} for name, type_ in types.items()]
     table = {"keys": ["event_id"], "event_time": "ts", "late_days": 1}
     return pipeline({"format": "jsonl", "path": f"in/{{ds}}.jsonl{ending}"}, columns, table=table, features=features)
@@ -134,14 +134,14 @@ def test_values_of_both_days_in_the_wider_types(spark: SparkSession, tmp_path: P
     ws = Workspace(tmp_path)
     assert ingest(spec_of(0, ending), ws, D1).manifest.rows["kept"] == ROWS
     files_before = files_of(ws, D1)
-    assert types_of(spark, ws) == {name: both[0] for name, both in TYPES.items()}
+    assert types_of(spark, ws) == {name: both_types[0] for name, both_types in TYPES.items()}
 
     manifest = ingest(spec_of(1, ending), ws, D2).manifest
     assert manifest.facts["days"] == [D2]  # the first day is not loaded again
     assert manifest.rows == {"read": ROWS + 5, "kept": ROWS, "quarantined": 0, "duplicates": 5}
     assert files_of(ws, D1) == files_before
-    assert types_of(spark, ws) == {name: both[1] for name, both in TYPES.items()}
-    assert types_of(spark, ws, version=1) == {name: both[0] for name, both in TYPES.items()}
+    assert types_of(spark, ws) == {name: both_types[1] for name, both_types in TYPES.items()}
+    assert types_of(spark, ws, version=1) == {name: both_types[0] for name, both_types in TYPES.items()}
     both_days = pd.concat([expected(first_day, narrow=True), expected(second_day, narrow=False)])
     assert_rows(read_table(spark, ws), both_days)
     # Delta itself writes the old day's rows in the wider types.
@@ -162,7 +162,7 @@ def test_loaded_days_stay_where_their_landing_files_are_gone(spark: SparkSession
     # The day itself, too: nothing is to be loaded, and its rows are read as the declaration has them.
     assert ingest(spec_of(1), ws, D1).manifest.rows["kept"] == ROWS
     assert files_of(ws, D1) == files_before
-    assert types_of(spark, ws) == {name: both[0] for name, both in TYPES.items()}
+    assert types_of(spark, ws) == {name: both_types[0] for name, both_types in TYPES.items()}
     # A later day goes on from there.
     write(tmp_path, {f"in/{D2}.jsonl": body([row(n, D2) for n in range(3)], "")})
     assert ingest(spec_of(1), ws, D2).manifest.facts["days"] == [D2]
@@ -282,7 +282,7 @@ def test_a_day_that_is_refused_leaves_the_table_as_it_was(spark: SparkSession, t
     ingest(spec_of(0), ws, D1)
     with pytest.raises(UserError, match="breaks 1 of its expectations"):
         ingest(spec_of(1), ws, D2)
-    assert types_of(spark, ws) == {name: both[0] for name, both in TYPES.items()}
+    assert types_of(spark, ws) == {name: both_types[0] for name, both_types in TYPES.items()}
 
 
 def test_what_the_log_says_of_the_change(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def deliver(ws: Workspace) -> None:
             {"id": 100 * k + i, "user": f"u{(7 * i) % (4 + 3 * k)}", "ts": f"{ds}T{i:02d}:15:00Z"} for i in range(24)
         ]
         late = [{"id": 100 * k + 50 + i, "user": f"u{i}", "ts": f"{previous_day}T12:00:00Z"} for i in range(3)]
-        again = [{"id": 100 * max(k - 1, 0) + 3, "user": "twice", "ts": f"{previous_day}T03:15:00Z"}]
-        put(ws, f"shown/{ds}/a.json", jsonl([*impressions, *late, *again, f"bad {k}"]))
+        duplicates = [{"id": 100 * max(k - 1, 0) + 3, "user": "twice", "ts": f"{previous_day}T03:15:00Z"}]
+        put(ws, f"shown/{ds}/a.json", jsonl([*impressions, *late, *duplicates, f"bad {k}"]))
         clicks = [{**row, "ts": row["ts"].replace(":15:", ":40:")} for row in impressions[:: 2 + k % 2]]
         put(ws, f"clicks/{ds}/a.json", jsonl(clicks))
 

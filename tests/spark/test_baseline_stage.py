@@ -61,8 +61,8 @@ def test_a_day(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     features = make_dataset(ws, train=4000, valid=900)
-    done = run_stage(TrainBaseline(), spec(), ws, DS)
-    m = done.manifest
+    outcome = run_stage(TrainBaseline(), spec(), ws, DS)
+    m = outcome.manifest
     folder = ws.home / m.output("model").name
     assert folder == ws.model("clicks", DS, m.key).local_path() / "model"
     assert m.rows == {"train": 4000, "valid": 900}
@@ -82,13 +82,13 @@ def test_a_day(
 
     # As good as XGBoost on the same rows without Spark (trees differ: quantiles are sketched by worker).
     train = read(ws, features, "train")
-    alone = xgb.XGBClassifier(n_estimators=12, max_depth=4, learning_rate=0.2, tree_method="hist", n_jobs=1)
+    reference_model = xgb.XGBClassifier(n_estimators=12, max_depth=4, learning_rate=0.2, tree_method="hist", n_jobs=1)
     names = ["age", "price", "user", "item", "tags__0", "tags__1", "tags__2"]
     as_matrix = {c: np.where(train[c].to_numpy() == 0, np.nan, train[c].to_numpy()) for c in names[2:]}
     x = np.stack([*(train[c].to_numpy() for c in names[:2]), *as_matrix.values()], axis=1)
-    alone.fit(x, train["click"].to_numpy())
+    reference_model.fit(x, train["click"].to_numpy())
     of_valid = [*(columns[c] for c in names[:2]), *(np.where(columns[c] == 0, np.nan, columns[c]) for c in names[2:])]
-    reference_auc = roc_auc_score(label, alone.predict_proba(np.stack(of_valid, axis=1))[:, 1])
+    reference_auc = roc_auc_score(label, reference_model.predict_proba(np.stack(of_valid, axis=1))[:, 1])
     assert metrics["auc"] == pytest.approx(reference_auc, abs=0.03)
 
     # The curve falls, a row a tree; the importance names features, not columns.
@@ -116,11 +116,11 @@ def test_a_day(
     model_bytes = (folder / "model.ubj").read_bytes()
     assert run_stage(TrainBaseline(), spec(), ws, DS).skipped
     (folder / "model.ubj").write_bytes(model_bytes[:100])
-    again = run_stage(TrainBaseline(), spec(), ws, DS)
-    assert not again.skipped
+    rerun = run_stage(TrainBaseline(), spec(), ws, DS)
+    assert not rerun.skipped
     assert (folder / "model.ubj").read_bytes() == model_bytes
-    assert again.manifest.facts["registered"] == m.facts["registered"]
-    assert again.manifest.facts["metrics"] == metrics
+    assert rerun.manifest.facts["registered"] == m.facts["registered"]
+    assert rerun.manifest.facts["metrics"] == metrics
 
     # A sample says so, and is the same each time it is drawn.
     small = spec(baseline={"rounds": 3, "workers": 1, "max_rows": 777})
@@ -251,13 +251,13 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     changed = spec(table=table, features=carried, train={**train, "sample_weight": "propensity"}, baseline=small)
     m = run_stage(TrainBaseline(), changed, ws, DS).manifest
     rows, schema = read(ws, features, "train"), _schema(features)
-    alone = xgb.XGBClassifier(n_estimators=5, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
+    reference_model = xgb.XGBClassifier(n_estimators=5, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
     x = matrix(schema, {c: rows[c].to_numpy() for c in rows.columns})
     predictions = load_predictor(ws.home / m.output("model").name).predict(columns)
-    for weights, same in ((rows["propensity"].to_numpy(np.float32), True), (None, False)):
-        alone.fit(x, rows["click"].to_numpy(), sample_weight=weights)
-        expected = alone.predict_proba(matrix(schema, columns))[:, 1]
-        assert np.allclose(predictions, expected, atol=1e-5) == same
+    for weights, are_equal in ((rows["propensity"].to_numpy(np.float32), True), (None, False)):
+        reference_model.fit(x, rows["click"].to_numpy(), sample_weight=weights)
+        expected = reference_model.predict_proba(matrix(schema, columns))[:, 1]
+        assert np.allclose(predictions, expected, atol=1e-5) == are_equal
 
     # A code that no row had, one that the vocabulary lacks, and none: each has an answer.
     strange = {c: columns[c][:3].copy() for c in columns}

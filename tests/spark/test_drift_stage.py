@@ -152,8 +152,8 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
 
     # Killed before its manifest: the same rows in the same version. Other bins: the day's rows are replaced.
     ws.manifest("clicks", DS, "features").remove()
-    again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
-    assert again.outputs == manifest.outputs
+    rerun = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+    assert rerun.outputs == manifest.outputs
     other_spec = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3)
     recounted = run_stage(BuildFeatures(count_day), other_spec, ws, DS).manifest
     replaced = table(spark, ws)

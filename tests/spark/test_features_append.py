@@ -192,10 +192,10 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     victim = next(iter(sorted((folder / "train").glob("*.parquet"))))
     victim.unlink()
     ws.manifest("clicks", day_of(7), "features").local_path().unlink()
-    again = run(spec, ws, day_of(7)).manifest
-    assert again.facts["append"]["kept"] == []
-    assert again.facts["append"]["learned"] == day_of(7)
-    assert again.key == third.key
+    rerun = run(spec, ws, day_of(7)).manifest
+    assert rerun.facts["append"]["kept"] == []
+    assert rerun.facts["append"]["learned"] == day_of(7)
+    assert rerun.key == third.key
 
 
 def test_a_day_goes_from_test_to_valid_to_train(spark: SparkSession, ws: Workspace) -> None:

@@ -127,8 +127,8 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
         patch.setattr(fit, "MOST_TEXT", 0)
         patch.setattr(fit, "merged_by_key", watched)
         ws.manifest(spec.pipeline, DS, "features").remove()
-        again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
-    assert digests(dataset(ws, again)) == first
+        rerun = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+    assert digests(dataset(ws, rerun)) == first
     assert sorted(requested) == ["groups", "item_category_te", "user_country", "user_id"]
     # And by the Spark engine, whose lists are not padded either.
     data["features"]["engine"] = "spark"

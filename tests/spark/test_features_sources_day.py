@@ -142,7 +142,7 @@ def test_a_day_of_several_sources(spark: SparkSession, ws: Workspace) -> None:
     more = make_rows(10)
     assert date.fromisoformat(more["clicks"]["ds"].max()) > date.fromisoformat(DS)
     land(spark, ws, more, 1)
-    again = run_stage(BuildFeatures(), make_spec("spark"), ws, DS).manifest
-    assert again.key != features_manifest.key
+    rerun = run_stage(BuildFeatures(), make_spec("spark"), ws, DS).manifest
+    assert rerun.key != features_manifest.key
     for split in ("train", "valid"):
-        assert dataset(again, split).equals(dataset(features_manifest, split))
+        assert dataset(rerun, split).equals(dataset(features_manifest, split))

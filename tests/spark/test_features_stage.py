@@ -275,14 +275,14 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
         assert abs(np.corrcoef(np.arange(len(train)), values)[0, 1]) < 0.1
 
     facts = {c["name"]: c for c in manifest.facts["columns"]}
-    both = pd.concat(parts.values())
-    assert facts["item_price"]["missing_rate"] == pytest.approx(both["item_price"].isna().mean())
+    all_rows = pd.concat(parts.values())
+    assert facts["item_price"]["missing_rate"] == pytest.approx(all_rows["item_price"].isna().mean())
     assert facts["unpriced"]["missing_rate"] == facts["item_price"]["missing_rate"]
     assert facts["unpriced"]["sources"] == ["item_price"]
-    either = (both["user_age"].isna() | both["user_country"].isna()).mean()
+    either = (all_rows["user_age"].isna() | all_rows["user_country"].isna()).mean()
     assert facts["user_age_X_user_country"]["missing_rate"] == pytest.approx(either)
-    assert either > both["user_age"].isna().mean()
-    tagless = np.mean([not isinstance(t, list) or not t for t in both["item_tags"]])
+    assert either > all_rows["user_age"].isna().mean()
+    tagless = np.mean([not isinstance(t, list) or not t for t in all_rows["item_tags"]])
     assert facts["item_tags"]["missing_rate"] == pytest.approx(tagless)
     valid_users = expected_split(parts["valid"], parts["train"])["user_id"]
     assert facts["user_id"]["splits"]["valid"]["oov_rate"] == pytest.approx((valid_users == 1).mean())
@@ -315,20 +315,20 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     digests_before = digests(folder)
     victim = folder / "train" / "part-00000-001.parquet"
     victim.write_bytes(victim.read_bytes()[:-1])
-    again = run(spec, ws)
-    assert "part-00000-001.parquet has" in again.reason
+    rerun = run(spec, ws)
+    assert "part-00000-001.parquet has" in rerun.reason
     assert digests(folder) == digests_before
-    assert again.manifest.facts == manifest.facts
-    assert again.manifest.key == manifest.key
+    assert rerun.manifest.facts == manifest.facts
+    assert rerun.manifest.key == manifest.key
 
     # So it is after a loss of codes, which the dataset and the models have: none is given anew.
     codes = vocabulary_rows(ws)
     damaged = next(c for c in DeltaLog(ws.table("clicks", "vocabulary")).commits() if c.version == 0).adds[0].path
     damaged.local_path().write_bytes(b"")
-    again = run(spec, ws)
-    assert again.reason.startswith(f"{damaged} has 0 bytes")
+    rerun = run(spec, ws)
+    assert rerun.reason.startswith(f"{damaged} has 0 bytes")
     assert digests(folder) == digests_before
-    assert again.manifest.facts == manifest.facts
+    assert rerun.manifest.facts == manifest.facts
     assert vocabulary_rows(ws) == codes
 
     # The other engine writes the same rows into the same files, in the same order, from a table that is cut otherwise.
@@ -356,9 +356,9 @@ def test_the_next_day_keeps_codes(spark: SparkSession, ws: Workspace) -> None:
     # Killed after the vocabulary's commit, before the manifest: the rerun finds its values there.
     ws.manifest("clicks", "2026-01-06", "features").local_path().unlink()
     digests_before = digests(dataset(ws, second))
-    again = run(spec, ws, "2026-01-06").manifest
-    assert digests(dataset(ws, again)) == digests_before
-    assert again.facts == second.facts
+    rerun = run(spec, ws, "2026-01-06").manifest
+    assert digests(dataset(ws, rerun)) == digests_before
+    assert rerun.facts == second.facts
 
 
 SNAPSHOT: dict[str, Any] = {

@@ -396,9 +396,9 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     other_workspace = Workspace(tmp_path / "other")
     changed = [{**r, "_source_file": "new"} for r in make_shop(seed=8) if r["ts"] >= START + 7 * DAY]
     land(spark, other_workspace, [*(r for r in rows if r["ts"] < START + 7 * DAY), *changed])
-    again = run_stage(BuildFeatures(count_day), shop(), other_workspace, DS).manifest
-    assert dataset(other_workspace, again, "train").equals(dataset(ws, manifest, "train"))
-    assert not dataset(other_workspace, again, "valid").equals(dataset(ws, manifest, "valid"))
+    second_manifest = run_stage(BuildFeatures(count_day), shop(), other_workspace, DS).manifest
+    assert dataset(other_workspace, second_manifest, "train").equals(dataset(ws, manifest, "train"))
+    assert not dataset(other_workspace, second_manifest, "valid").equals(dataset(ws, manifest, "valid"))
 
 
 def clicked(known: list[Row], row: Row) -> list[Row]:

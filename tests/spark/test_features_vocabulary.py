@@ -104,10 +104,10 @@ def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
         ("2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)], third),
         ("2026-01-02", DAY1, first),
     ):
-        again = fitted_on(spark, path, ds, rows)
-        assert codes(again, "u") == codes(known, "u")
-        assert codes(again, "words") == codes(known, "words")
-        assert again.schema == known.schema
+        fitted_again = fitted_on(spark, path, ds, rows)
+        assert codes(fitted_again, "u") == codes(known, "u")
+        assert codes(fitted_again, "words") == codes(known, "words")
+        assert fitted_again.schema == known.schema
     assert version(spark, path) == 2
 
     # An old day that counts a value which a later day has named uses that code; a new value goes on at the end.

@@ -224,8 +224,8 @@ def _check_estimates(ws: Workspace, events: pd.DataFrame) -> None:
         assert (arm["version"], arm["values"]) == (version, pytest.approx(values[version], rel=1e-4))
         assert all(low <= arm["values"][m] <= high for m, (low, high) in arm["intervals"].items())
         assert set(arm["intervals"]) == set(values[version])
-    control, second, again = (arm["minus_control"] for arm in manifest.facts["arms"])
-    assert (control, again) == ({}, second)
+    control, second, repeated = (arm["minus_control"] for arm in manifest.facts["arms"])
+    assert (control, repeated) == ({}, second)
     assert second["dr"]["value"] == pytest.approx(values["2"]["dr"] - values["1"]["dr"], abs=1e-4)
     assert second["dr"]["low"] < second["dr"]["value"] < second["dr"]["high"]
     # The command finds the stage done.
@@ -255,8 +255,8 @@ def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
         version = registry.register(ws, "shop", job.saved_model, report.metrics, job.key, ds=SECOND)
         facts = {"registered": {"name": "shop", "version": version}, "metrics": report.metrics, "due": "it was"}
         output = Output(kind="model", name=name, version=job.key)
-        done = Manifest(stage=stage, pipeline="shop", ds=SECOND, key=job.key, spec_hash="", outputs=(output,))
-        done.model_copy(update={"facts": facts}).save(ws.manifest("shop", SECOND, stage))
+        stage_manifest = Manifest(stage=stage, pipeline="shop", ds=SECOND, key=job.key, spec_hash="", outputs=(output,))
+        stage_manifest.model_copy(update={"facts": facts}).save(ws.manifest("shop", SECOND, stage))
 
     def judge(how: str) -> tuple[Manifest, Manifest, Manifest]:
         challenged_spec = base_spec.model_copy(update={"gate": gate.model_copy(update={"challenger": how})})
@@ -294,8 +294,8 @@ def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
     assert champion.version == "2"
 
     # Reported alone, the day's model is champion; what was measured stands.
-    again, verdict, promoted = judge("report")
-    assert again.key == evaluated.key
+    rerun, verdict, promoted = judge("report")
+    assert rerun.key == evaluated.key
     figures = verdict.facts["challenger"]
     assert (figures["verdict"], figures["becomes_champion"]) == ("passed", False)
     assert [v.status for v in versions(ws, "shop")] == ["promoted", "registered"]

@@ -92,10 +92,10 @@ def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target
     assert target.leftovers("user_id", [by_value]) == 4
     assert target.erase("user_id", [hidden, by_value]) == ""
     assert target.leftovers("user_id", [hidden, by_value]) == 0
-    left = {*USERS} - {first, hidden, by_value}
-    assert on_disk(tmp_path) == left
+    remaining_users = {*USERS} - {first, hidden, by_value}
+    assert on_disk(tmp_path) == remaining_users
     for table in (target.table, target.current):
-        assert users(spark, table) == left
+        assert users(spark, table) == remaining_users
         assert spark.sql(f"SHOW TBLPROPERTIES {table} ('{MODE}')").collect()[0][1] == "merge-on-read"
     # What others hide has not to go.
     spark.sql(f"DELETE FROM {target.table} WHERE user_id = {deleted}")
@@ -181,6 +181,6 @@ def test_columns_of_which_files_have_other_names(spark: SparkSession, tmp_path: 
         assert erasure.run() == ""
         assert erasure.files() == 0
         assert spark.table(table).count() == (2 if kind == "dropped" else 1)
-    left = [pq.read_table(file) for file in (tmp_path / "iceberg").rglob("*.parquet")]
-    values = [v for rows in left for c in rows.columns if c.type == pa.int64() for v in c.to_pylist()]
+    remaining_tables = [pq.read_table(file) for file in (tmp_path / "iceberg").rglob("*.parquet")]
+    values = [v for rows in remaining_tables for c in rows.columns if c.type == pa.int64() for v in c.to_pylist()]
     assert [v for v in values if v is not None] == ([] if kind == "dropped" else [2])

@@ -210,8 +210,8 @@ def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tup
         jsonl([event(30, D1)]) + b'{"id": "\xff\xfe"}\n' + jsonl([event(31, D1), event(0, D1)]),
     )
     put(ws, f"in/{D1}/part-3.json.gz", b"")
-    again = [event(n, D2, ts=f"{D1}T23:00:00Z") for n in (0, 1, 23)]
-    put(ws, f"in/{D2}/part-0.json.gz", jsonl([*again, event(40, D2), event(40, D2), event(41, D2)]))
+    late_events = [event(n, D2, ts=f"{D1}T23:00:00Z") for n in (0, 1, 23)]
+    put(ws, f"in/{D2}/part-0.json.gz", jsonl([*late_events, event(40, D2), event(40, D2), event(41, D2)]))
     spec = make_spec()
     return ws, spec, run(spec, ws, D2).manifest
 
@@ -292,8 +292,8 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     # Without its manifest the day is still known to be loaded: nothing is read, the same is said of it.
     path = ws.manifest("shop", D2, "ingest").local_path()
     path.unlink()
-    again = run(spec, ws, D2).manifest
-    assert (again.rows, again.facts, again.outputs) == (manifest.rows, manifest.facts, manifest.outputs)
+    rerun = run(spec, ws, D2).manifest
+    assert (rerun.rows, rerun.facts, rerun.outputs) == (manifest.rows, manifest.facts, manifest.outputs)
     # A data file that goes missing is loaded again, that day alone.
     rows_before = table(spark, ws, "events")
     log = DeltaLog(ws.table("shop", "events"))

@@ -94,11 +94,11 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     # What Arrow skips, Spark skips: the rest of them is among those that are left.
     assert counts.skipped <= skipped
     # The profile of both parts is that of the whole.
-    left = None
+    left_rows = None
     if read.left:
         rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.left_files)
-        left, _ = rows_by_spark(rest, checked_reader(batch), scratch / "left-typed")
-    profile = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
+        left_rows, _ = rows_by_spark(rest, checked_reader(batch), scratch / "left-typed")
+    profile = read.profile(0, profiles(left_rows, batch.table, batch, read.left)[0])
     (whole_profile,) = profiles(typed, batch.table, batch)
     assert profile == whole_profile
     return rows_by_arrow, int(pc.sum(pc.equal(every.column("_state"), GOOD)).as_py() or 0)

@@ -52,8 +52,8 @@ def test_what_is_empty_is_loaded_again_and_said(
 ) -> None:
     rows_before = [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")]
     first = empty_files(loaded, table_name, pattern)[0]
-    again = run(make_spec(), loaded, D2)
-    assert not again.skipped
+    rerun = run(make_spec(), loaded, D2)
+    assert not rerun.skipped
     assert ids(loaded) == EVENTS
     assert [(row["ds"], row["_raw"]) for row in table(spark, loaded, "quarantine")] == rows_before
     assert f"{first} has 0 bytes, not" in caplog.text or f"{first} is not whole (0 bytes)" in caplog.text
@@ -74,9 +74,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a file system")
     folder = tmp_path / "small"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"tmpfs cannot be mounted here: {done.stderr.decode()}")
+    completed = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], capture_output=True)
+    if completed.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {completed.stderr.decode()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -63,8 +63,8 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     old = read_version(spark, ws.table("shop", "events"), version, lambda _: True)
     assert sorted(r["id"] for r in old.collect()) == sorted(r["id"] for r in remaining["events"])
     # The day stands, and the next one has none of them.
-    again = run(spec, ws, D1)
-    assert (again.skipped, again.manifest) == (True, first)
+    rerun = run(spec, ws, D1)
+    assert (rerun.skipped, rerun.manifest) == (True, first)
     deliver(D2, 100)
     second = run(spec, ws, D2).manifest
     expected = {"read": 43, "kept": 32, "quarantined": 1, "duplicates": 0, "forgotten": 10}
@@ -116,10 +116,12 @@ def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> N
     forgotten = Persons("user", False, frozenset(["u3", "u11"]))
     places = [p for p in forget(spec, ws, forgotten, NOW) if not isinstance(p, tuple)]
     assert [p.name for p in places if p.kind == "source"] == [f"parquet {folder}"]
-    left = table_support.ids(table_support.dataset(spec, ws, D3))
+    remaining_ids = table_support.ids(table_support.dataset(spec, ws, D3))
     forgotten_ids = set(rows["id"][rows["user"].isin(["u3", "u11"])])
-    assert left == {split: [i for i in split_ids if i not in forgotten_ids] for split, split_ids in all_ids.items()}
-    assert sum(map(len, left.values())) < sum(map(len, all_ids.values()))
+    assert remaining_ids == {
+        split: [i for i in split_ids if i not in forgotten_ids] for split, split_ids in all_ids.items()
+    }
+    assert sum(map(len, remaining_ids.values())) < sum(map(len, all_ids.values()))
     # A day that is taken after it counts them.
     pq.write_to_dataset(table_support.arrow_rows(table_support.make_rows(30, 900, D4)), folder, partition_cols=["dt"])
     counts = table_support.ingest(spec, ws, D4).rows

@@ -160,12 +160,12 @@ def test_deleted_rows_stay_deleted(spark: SparkSession, ws: Workspace) -> None:
     assert ids(ws) == {D1: ["e1", "e2"], D2: ["e3"]}
     spark.sql(f"DELETE FROM delta.`{ws.table('shop', 'events')}` WHERE id = 'e2'")
     erased = f"DELETE at version {version(ws)}"
-    again = run(make_spec(), ws, D2)
+    rerun = run(make_spec(), ws, D2)
     assert ids(ws) == {D1: ["e1"], D2: ["e3"]}
     # What is built from the day's version must be built again.
-    assert again.reason == f"rows of lake/shop/events were deleted or changed by {erased}"
-    assert again.manifest.facts["changed_by_others"] == [{"ds": D1, "rows": -1, "by": [erased]}]
-    assert (again.manifest.output("delta").version, again.manifest.output("delta").rows) == (str(version(ws)), 2)
+    assert rerun.reason == f"rows of lake/shop/events were deleted or changed by {erased}"
+    assert rerun.manifest.facts["changed_by_others"] == [{"ds": D1, "rows": -1, "by": [erased]}]
+    assert (rerun.manifest.output("delta").version, rerun.manifest.output("delta").rows) == (str(version(ws)), 2)
     assert run(make_spec(), ws, D2).skipped
     # A late file: its rows come; the deleted one stays out, and so does its copy on the day after.
     put(ws, f"in/{D1}/late.json.gz", jsonl([event(5, D1)]))
@@ -187,8 +187,8 @@ def test_a_rerun_of_a_day_says_what_it_said(spark: SparkSession, ws: Workspace) 
     second = run(make_spec(), ws, D2).manifest
     os.utime(path, ns=(0, 0))
     ws.manifest("shop", D1, "ingest").remove()
-    again = run(make_spec(), ws, D1).manifest
-    assert (again.key, again.inputs, again.outputs, again.rows) == (first.key, first.inputs, first.outputs, first.rows)
+    rerun = run(make_spec(), ws, D1).manifest
+    assert (rerun.key, rerun.inputs, rerun.outputs, rerun.rows) == (first.key, first.inputs, first.outputs, first.rows)
     assert second.output("delta").version == str(version(ws))
     path.unlink()
     for ds in (D1, D2):

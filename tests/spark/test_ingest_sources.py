@@ -64,25 +64,27 @@ def deliver(ws: Workspace) -> None:
 
 def test_a_named_source_becomes_what_it_would_as_the_main_one(spark: SparkSession, ws: Workspace) -> None:
     deliver(ws)
-    both = make_spec(purchases=PURCHASES, users=USERS)
-    manifest = run(both, ws, D2).manifest
-    assert run(both, ws, D2).skipped
+    two_sources = make_spec(purchases=PURCHASES, users=USERS)
+    manifest = run(two_sources, ws, D2).manifest
+    assert run(two_sources, ws, D2).skipped
     outputs = {o.name: o for o in manifest.outputs}
     for name, declared in (("purchases", PURCHASES), ("users", USERS)):
-        alone = run(make_spec(f"only_{name}", declared), ws, D2).manifest
+        single_manifest = run(make_spec(f"only_{name}", declared), ws, D2).manifest
         for named_table, main_table in ((name, "events"), (f"{name}_quarantine", "quarantine")):
             expected = spark.read.format("delta").load(str(ws.table(f"only_{name}", main_table))).collect()
             assert sorted(map(str, table(spark, ws, named_table))) == sorted(str(r.asDict()) for r in expected)
-            of_alone = next(o for o in alone.outputs if o.name == f"lake/only_{name}/{main_table}")
+            of_alone = next(o for o in single_manifest.outputs if o.name == f"lake/only_{name}/{main_table}")
             named_output = outputs[f"lake/shop/{named_table}"]
             assert (named_output.kind, named_output.version, named_output.rows) == (
                 of_alone.kind,
                 of_alone.version,
                 of_alone.rows,
             )
-        assert {k.partition(".")[2]: n for k, n in manifest.rows.items() if k.startswith(f"{name}.")} == alone.rows
-        assert manifest.facts["sources"][name] == alone.facts
-        landed = {i.name.replace("only_", "shop/"): i.version for i in alone.inputs}
+        assert {
+            k.partition(".")[2]: n for k, n in manifest.rows.items() if k.startswith(f"{name}.")
+        } == single_manifest.rows
+        assert manifest.facts["sources"][name] == single_manifest.facts
+        landed = {i.name.replace("only_", "shop/"): i.version for i in single_manifest.inputs}
         assert {i.name: i.version for i in manifest.inputs if f"/{name}/" in i.name} == landed
     assert len(table(spark, ws, "purchases")) == 6
     assert (manifest.rows["kept"], manifest.rows["purchases.kept"], manifest.rows["users.kept"]) == (4, 6, 2)
@@ -95,16 +97,16 @@ def test_a_named_source_becomes_what_it_would_as_the_main_one(spark: SparkSessio
 
     # Another file of one source: that one is loaded again, the others are as they were.
     put(ws, f"in/purchases/{D1}/b.json.gz", jsonl([{"user": 9, "amount": 1, "at": f"{D1}T09:00:00"}]))
-    more = run(both, ws, D2).manifest
+    more = run(two_sources, ws, D2).manifest
     changed = {o.name for o in more.outputs if o.version != outputs[o.name].version}
     assert changed == {"lake/shop/purchases", "lake/shop/purchases_quarantine"}
     # A day that breaks its source's expectations names the source; rows that others take away are told of it.
     put(ws, f"in/purchases/{D2}/c.json.gz", jsonl(["bad"] * 9))
     with pytest.raises(UserError, match="max_bad_rate"):
-        run(both, ws, D2)
+        run(two_sources, ws, D2)
     spark.sql(f"DELETE FROM delta.`{ws.table('shop', 'users')}` WHERE user = 1")
     (ws.home / f"in/purchases/{D2}/c.json.gz").unlink()
-    assert "rows of lake/shop/users were deleted" in run(both, ws, D2).reason
+    assert "rows of lake/shop/users were deleted" in run(two_sources, ws, D2).reason
 
 
 @pytest.mark.parametrize("commits", [3, 4])
@@ -113,13 +115,13 @@ def test_a_run_that_dies_between_two_sources_heals(
 ) -> None:
     deliver(ws)
     spec = make_spec(purchases=PURCHASES)
-    replace, done = load.commit_files, 0
+    replace, done_commits = load.commit_files, 0
 
     def dying(*args: Any, **more: Any) -> None:
-        nonlocal done
-        if done == commits:
+        nonlocal done_commits
+        if done_commits == commits:
             raise KeyboardInterrupt
-        done += 1
+        done_commits += 1
         replace(*args, **more)
 
     with monkeypatch.context() as patch:

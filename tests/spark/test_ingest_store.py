@@ -128,13 +128,13 @@ def test_files_in_a_bucket_become_what_files_in_a_folder_become(
 
     # Nothing is done again, also where the manifest is lost: what was loaded is known by its tags.
     spec = pipeline(str(bucket))
-    again = run(spec, ws, D2)
-    assert again.skipped
-    assert [i.name for i in again.manifest.inputs] == [
+    rerun = run(spec, ws, D2)
+    assert rerun.skipped
+    assert [i.name for i in rerun.manifest.inputs] == [
         f"{bucket}/{name}" for name in (f"{D1}/*.csv*", f"{D2}/*.csv*", "people/users.c?v", "people/notes.c?v")
     ]
     ws.manifest("shop", D2, "ingest").remove()
-    assert run(spec, ws, D2).manifest.outputs == again.manifest.outputs
+    assert run(spec, ws, D2).manifest.outputs == rerun.manifest.outputs
 
     # A file that is another one is loaded again, with its day.
     (bucket / D1 / "b.csv.gz").put_bytes(gzip.compress((HEADER + line(23, D1)).encode()))

@@ -49,9 +49,9 @@ def test_a_spark_frame_gives_what_a_pandas_frame_gives(spark: SparkSession, tmp_
     pd.testing.assert_frame_equal(actual[expected.columns], expected, check_dtype=False)
 
     assert DeltaLog(local(tmp_path / "codes")).version == 0
-    again = workflow().fit(table.where("row < 900"), vocabulary=tmp_path / "codes", day="2026-01-06")
+    refitted = workflow().fit(table.where("row < 900"), vocabulary=tmp_path / "codes", day="2026-01-06")
     codes = dict(zip(*by_spark.vocabularies["user"].to_pydict().values(), strict=True))
-    assert dict(zip(*again.vocabularies["user"].to_pydict().values(), strict=True)) == codes, "codes stay"
+    assert dict(zip(*refitted.vocabularies["user"].to_pydict().values(), strict=True)) == codes, "codes stay"
 
     halves = [table.where("row < 1500"), table.where("row >= 1500")]
     counts = by_spark.write_dataset(halves[0], tmp_path / "data", valid=halves[1])

@@ -229,12 +229,12 @@ def test_lists_meet_what_followed_as_it_had_landed(spark: SparkSession, ws: Work
 
     # The earlier run's day, run again with all that has landed since, says what it said.
     ws.manifest("shop", day(5), "outcomes").remove()
-    again = run_stage(stage, spec, ws, day(5)).manifest
-    assert (again.key, again.facts, again.rows) == (early.key, early.facts, early.rows)
+    rerun = run_stage(stage, spec, ws, day(5)).manifest
+    assert (rerun.key, rerun.facts, rerun.rows) == (early.key, early.facts, early.rows)
     pd.testing.assert_frame_equal(
         *[
             read(spark, ws, m, "outcomes").sort_values(["served_ds", "user", "item"], ignore_index=True)
-            for m in (early, again)
+            for m in (early, rerun)
         ]
     )
     expected = shop.outcomes(day(5), [day(n) for n in range(5)])

@@ -55,11 +55,11 @@ def test_a_format_of_a_package_is_read(spark: SparkSession, tmp_path: Path, by: 
     ws, more = Workspace(tmp_path / "home"), "" if by == "arrow" else "|7"
     lines = [f"e{i}|{i % 24}|{i / 4}{more}" for i in range(50)] + [f'"q"||{more}', f"e50|x|1{more}", "e51|1|1|2|3|4"]
     put(ws, f"in/{D1}/a.pipes", "".join(f"{line}\n" for line in lines).encode())
-    done = run(spec, ws, D1)
+    outcome = run(spec, ws, D1)
     rows = [{name: row[name] for name in ("id", "hour", "price")} for row in table(spark, ws, "events")]
     expected = [{"id": f"e{i}", "hour": i % 24, "price": i / 4} for i in range(50)]
     assert rows == [*expected, {"id": '"q"', "hour": None, "price": None}]
-    assert done.manifest.rows["quarantined"] == 2
+    assert outcome.manifest.rows["quarantined"] == 2
     assert [row["_source_line"] for row in table(spark, ws, "quarantine")] == [52, 53]
 
 
@@ -95,10 +95,12 @@ def test_a_warehouse_of_a_package_is_published_to(spark: SparkSession, tmp_path:
     spec = spec_of(path, "publish.retain_days=1")
     first, second = scores(20), scores(21, 5, NEXT)
     land(spark, ws, first, DS)
-    done = publish(spec, ws, DS).manifest
+    manifest = publish(spec, ws, DS).manifest
     same(stored(path), first)
-    assert done.output("acme_ledger") == Output(kind="acme_ledger", name="clicks_scores", version=done.key, rows=80)
-    assert len(done.facts["sample"]) == 10
+    assert manifest.output("acme_ledger") == Output(
+        kind="acme_ledger", name="clicks_scores", version=manifest.key, rows=80
+    )
+    assert len(manifest.facts["sample"]) == 10
     assert publish(spec, ws, DS).skipped
     # The same as `module:Class` has other settings, and other rows are refused by the audit, and kept for a look.
     land(spark, ws, second.assign(score=2.0), NEXT)

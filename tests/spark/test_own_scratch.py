@@ -86,9 +86,9 @@ def report(homes: Path) -> dict[str, Any]:
     specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in stages.items()}
     (homes / "there" / "specs.json").write_text(json.dumps(specs))
     line = [sys.executable, "-m", "tests.spark.own_scratch_side", str(homes / "there")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=checkout())
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(line, capture_output=True, text=True, check=False, cwd=checkout())
+    assert completed.returncode == 0, (completed.stdout + completed.stderr)[-6000:]
+    answer: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return answer
 
 

@@ -35,9 +35,9 @@ DAY = "2026-01-01"
 
 
 def run(line: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run([str(w) for w in line], env=env, capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout
+    completed = subprocess.run([str(w) for w in line], env=env, capture_output=True, text=True, check=False, cwd="/")
+    assert completed.returncode == 0, (completed.stdout + completed.stderr)[-4000:]
+    return completed.stdout
 
 
 def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_archive_runs_where_nothing_else_is(archive: Path, tmp_path: Path) -
     if "JAVA_HOME" in os.environ:
         env["JAVA_HOME"] = os.environ["JAVA_HOME"]
     headrace = tmp_path / "environment" / "bin" / "headrace"
-    done = subprocess.run(
+    completed = subprocess.run(
         [*hidden(), headrace, "doctor", "--json", "--home", tmp_path / "home"],
         env=env,
         capture_output=True,
@@ -102,8 +102,8 @@ def test_the_archive_runs_where_nothing_else_is(archive: Path, tmp_path: Path) -
         check=False,
         cwd="/",
     )
-    assert done.stdout, done.stderr[-4000:]
-    report = json.loads(done.stdout)
+    assert completed.stdout, completed.stderr[-4000:]
+    report = json.loads(completed.stdout)
     findings = {f["what"]: f for f in report["findings"]}
     # Those that were left out, and no pin besides.
     assert set(report["missing"]) == {"spark-submit", "Horovod", "warehouse"}

@@ -102,11 +102,11 @@ def transactions(ws: Workspace) -> list[Any]:
 
 def test_publish_replace_and_heal(spark: SparkSession, fresh: Workspace) -> None:
     land(spark, fresh, scores(50))
-    done = publish(fresh)
-    assert not done.skipped
+    outcome = publish(fresh)
+    assert not outcome.skipped
     same(in_warehouse(fresh), scores(50))
     same(in_lake(spark, fresh), scores(50))
-    manifest = done.manifest
+    manifest = outcome.manifest
     assert manifest.output("postgres") == Output(
         kind="postgres", name="public.clicks_scores", version=manifest.key, rows=200
     )
@@ -172,8 +172,10 @@ def test_failed_audit_leaves_everything_as_it_was(spark: SparkSession, fresh: Wo
     assert transactions(fresh) == transactions_before
     same(in_lake(spark, fresh), lake)
     with warehouse.connect(SPEC.publish.warehouse, fresh) as conn:  # type: ignore[union-attr]
-        left = conn.execute("SELECT relname FROM pg_class WHERE starts_with(relname, %s)", [tables.STAGING_PREFIX])
-        (staging_table,) = [name for (name,) in left]
+        staging_names = conn.execute(
+            "SELECT relname FROM pg_class WHERE starts_with(relname, %s)", [tables.STAGING_PREFIX]
+        )
+        (staging_table,) = [name for (name,) in staging_names]
         assert f"The rows are in public.{staging_table}, to look at" in message
         assert conn.execute(f"SELECT count(*) FROM {staging_table}").fetchone() == (200,)
     # A day that is too small beside the last one is stopped too, and let through when the spec says so.
@@ -272,9 +274,9 @@ def test_killed_anywhere_then_run_again(
     versions = None
     if moment == "delta":
         versions = DeltaTable.forPath(spark, str(fresh.table("clicks", "published"))).history().count()
-    done = publish(fresh)
-    assert not done.skipped
-    assert len(done.manifest.facts["audit"]) == 11
+    outcome = publish(fresh)
+    assert not outcome.skipped
+    assert len(outcome.manifest.facts["audit"]) == 11
     same(in_warehouse(fresh), scores(31, 6))
     same(in_lake(spark, fresh), scores(31, 6))
     if versions is not None:
@@ -285,8 +287,8 @@ def test_killed_anywhere_then_run_again(
 def test_text_keys_and_a_table_of_another_name(spark: SparkSession, ws: Workspace) -> None:
     frame = scores(8, text_keys=True)
     land(spark, ws, frame)
-    done = publish(ws, overrides=["publish.table=top_items", "publish.warehouse.schema=served.v2"])
-    assert done.manifest.output("postgres").name == "served.v2.top_items"
+    outcome = publish(ws, overrides=["publish.table=top_items", "publish.warehouse.schema=served.v2"])
+    assert outcome.manifest.output("postgres").name == "served.v2.top_items"
     same(in_warehouse(ws, '"served.v2".top_items'), frame)
     assert not embedded.status(ws).running
 
@@ -400,7 +402,7 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
         land(spark, fresh, scores(40, 1, NEXT), NEXT)
         for kind in places.settings:
             overrides = places.overrides(kind) + online(kind, tmp_path)
-            done = publish(fresh, overrides=overrides)
+            outcome = publish(fresh, overrides=overrides)
             if online(kind, tmp_path):
                 expected = scores(50).query("user_id == 7").sort_values("rank")
                 pairs = [
@@ -408,10 +410,10 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
                     for i, s in zip(expected["item_id"], expected["score"], strict=True)
                 ]
                 assert served(kind, tmp_path, 7) == pairs
-            assert done.manifest.rows == {"published": 200}, kind
+            assert outcome.manifest.rows == {"published": 200}, kind
             same(places.read(kind, fresh, DS), scores(50))
             same(places.read(kind, fresh, DS, current=True), scores(50))
-            assert len(done.manifest.facts["sample"]) == 10
+            assert len(outcome.manifest.facts["sample"]) == 10
             assert publish(fresh, overrides=overrides).skipped, kind
 
             # Another day, with a column that the scores have gained; and the first day again, with other scores.

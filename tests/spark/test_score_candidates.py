@@ -282,7 +282,7 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
         facts = candidates.facts
     assert set(lists) == {u["user"] for u in shop.users} - set(excluded_users)
     # Those that no filter leaves out for everybody: of these alone the similarities are.
-    left = {r for r, i in enumerate(shop.items) if i["item"] not in unwanted and i["price"] != 50}
+    eligible = {r for r, i in enumerate(shop.items) if i["item"] not in unwanted and i["price"] != 50}
     short_lists = 0
     for user in shop.users:
         if user["user"] in excluded_users:
@@ -306,7 +306,7 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
                 weights[rows[item]] = max(weight, weights.get(rows[item], -1))
         is_new = user["user"] not in active
         orders = [
-            (k, [] if is_new else shop.covisited(user, left, 5, 6)),
+            (k, [] if is_new else shop.covisited(user, eligible, 5, 6)),
             (k, shop.popular(user, excluded_users)),
             (k, shop.recent()),
             (4, sorted(weights, key=lambda r: (-weights[r], r))),

@@ -63,7 +63,7 @@ def test_users_are_scored_by_the_model_of_their_arm(
     if ws.manifest("shop", DS, "score").is_file():
         ws.manifest("shop", DS, "score").remove()
     s = with_experiments(incremental=True)
-    done = run_stage(ScoreCandidates(), s, ws, DS).manifest
+    manifest = run_stage(ScoreCandidates(), s, ws, DS).manifest
     actual = scores(spark, ws)
     assert list(actual.columns) == ["ds", "user", "item", "rank", "score", "model_version", "arms"]
     by_stage = {stage: expected(spark, ws, shop_events, stage) for stage in ("train", "baseline")}
@@ -82,20 +82,20 @@ def test_users_are_scored_by_the_model_of_their_arm(
         check_exact=True,
     )
     assert actual.model_version.tolist() == [manifest_of(ws, stage).key for stage in expected_rows.stage]
-    assert done.rows["users"] == len(users)
-    counts = {entry["kind"]: entry["users"] for entry in done.facts["models"]}
+    assert manifest.rows["users"] == len(users)
+    counts = {entry["kind"]: entry["users"] for entry in manifest.facts["models"]}
     assert counts == {"neural": (assignment.stage == "train").sum(), "baseline": (assignment.stage == "baseline").sum()}
-    assert sum(done.facts["experiments"]["banner"].values()) == len(users)
-    assert done.facts["model"]["kind"] == "neural"
+    assert sum(manifest.facts["experiments"]["banner"].values()) == len(users)
+    assert manifest.facts["model"]["kind"] == "neural"
     assert run_stage(ScoreCandidates(), s, ws, DS).skipped
 
     # An arm is stopped from this day on: its users alone are scored again, by the control's model.
     stop = Stop(experiment="ranker", arm="trees", ds=DS, by="me", at=datetime.now(UTC), reason="x")
     stop_arm(ws, "shop", stop)
-    again = run_stage(ScoreCandidates(), s, ws, DS)
-    assert not again.skipped
+    rerun = run_stage(ScoreCandidates(), s, ws, DS)
+    assert not rerun.skipped
     stopped = assignment.arms.str.contains("ranker=trees")
-    assert again.manifest.rows["users_scored"] == stopped.sum() > 0
+    assert rerun.manifest.rows["users_scored"] == stopped.sum() > 0
     after = scores(spark, ws)
     lists = by_stage["train"][by_stage["train"].user.isin(assignment.user[stopped])]
     stopped_rows = after[after.user.isin(assignment.user[stopped])]
@@ -140,15 +140,15 @@ def test_candidates_are_made_for_each_models_users(spark: SparkSession, shop: Wo
         shutil.copytree(shop.home, ws.home)
         if ws.manifest("shop", DS, "score").is_file():
             ws.manifest("shop", DS, "score").remove()
-        done = run_stage(ScoreCandidates(), s, ws, DS).manifest
-        assert done.facts["candidates"]["violations"] == 0
+        manifest = run_stage(ScoreCandidates(), s, ws, DS).manifest
+        assert manifest.facts["candidates"]["violations"] == 0
         lists[name] = scores(spark, ws)
     assignment = dealt(pa.array(sorted(set(lists["both"].user)))).set_index("user")
     by_trees = lists["both"].user.map(assignment.stage) == "baseline"
     assert 0 < by_trees.sum() < len(by_trees)
     for name, mask in (("neural", ~by_trees), ("trees", by_trees)):
         users = lists["both"].user[mask]
-        alone = lists[name][lists[name].user.isin(users)].reset_index(drop=True)
+        own_lists = lists[name][lists[name].user.isin(users)].reset_index(drop=True)
         pd.testing.assert_frame_equal(
-            lists["both"][mask].drop(columns="arms").reset_index(drop=True), alone, check_exact=True
+            lists["both"][mask].drop(columns="arms").reset_index(drop=True), own_lists, check_exact=True
         )

@@ -55,21 +55,21 @@ def test_unchanged_users_keep_their_lists_to_the_bit(
     events.at[user_event, "user"], events.at[user_event, "item"], events.at[user_event, "age"] = user, None, 77
     events.at[item_event, "user"], events.at[item_event, "item"], events.at[item_event, "price"] = None, item, 123.0
     _add_events(spark, ws, events)
-    done = run_stage(ScoreCandidates(), s, ws, DS).manifest
-    assert done.rows["users"] == users
-    assert done.rows["users_scored"] == len(touched) + 1
-    assert done.rows["users_kept"] == users - len(touched) - 1 > 0
-    assert done.rows["pairs"] == int(scores_before.user.isin([*touched, user]).sum())
-    assert done.facts["incremental"] == {"before": {"ds": DS, "key": first.key}}
+    manifest = run_stage(ScoreCandidates(), s, ws, DS).manifest
+    assert manifest.rows["users"] == users
+    assert manifest.rows["users_scored"] == len(touched) + 1
+    assert manifest.rows["users_kept"] == users - len(touched) - 1 > 0
+    assert manifest.rows["pairs"] == int(scores_before.user.isin([*touched, user]).sum())
+    assert manifest.facts["incremental"] == {"before": {"ds": DS, "key": first.key}}
     scores_after = scores(spark, ws)
 
     full = Workspace(tmp_path / "full")
     shutil.copytree(ws.home, full.home)
-    alone = run_stage(ScoreCandidates(), spec(**settings), full, DS).manifest
-    assert "users_scored" not in alone.rows
+    full_manifest = run_stage(ScoreCandidates(), spec(**settings), full, DS).manifest
+    assert "users_scored" not in full_manifest.rows
     pd.testing.assert_frame_equal(scores_after, scores(spark, full), check_exact=True)
-    both = scores_after.merge(scores_before, on=["user", "item"], suffixes=("", "_before"))
-    differ = both[both.score != both.score_before]
+    merged = scores_after.merge(scores_before, on=["user", "item"], suffixes=("", "_before"))
+    differ = merged[merged.score != merged.score_before]
     # The network as it starts may not look at the price; who is older has other scores.
     assert {user} <= set(differ.user) <= {user, *touched}
 

@@ -62,8 +62,8 @@ def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: 
     pd.testing.assert_frame_equal(stored.drop(["item_row"]).to_pandas(), expected)
 
     # Cut otherwise it is the same; another value is another.
-    again = ItemTable.write(ctx, spark, frame.coalesce(1), local(tmp_path / "items"))
-    assert again.fingerprint == item_table.fingerprint
+    rewritten = ItemTable.write(ctx, spark, frame.coalesce(1), local(tmp_path / "items"))
+    assert rewritten.fingerprint == item_table.fingerprint
     changed_table = ItemTable.write(
         ctx, spark, frame.replace(prices[1] or 0.5, 0.25, "price"), local(tmp_path / "other")
     )

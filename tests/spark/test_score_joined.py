@@ -76,10 +76,10 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
         for embeddings in ({"rows": "mapped"}, {"rows": "joined"}, auto)[: 2 if "candidates" in way else 3]:
             if results:  # so that there is no run before to compare with
                 ws.manifest("shop", DS, "score").remove()
-            done = run_stage(ScoreCandidates(), spec(model="neural", embeddings=embeddings, **way), ws, DS).manifest
-            assert done.rows.get("users_scored") in (None, done.rows["users"])
+            manifest = run_stage(ScoreCandidates(), spec(model="neural", embeddings=embeddings, **way), ws, DS).manifest
+            assert manifest.rows.get("users_scored") in (None, manifest.rows["users"])
             results.append(scores(spark, ws))
-            joined = done.facts["model"].get("joined")
+            joined = manifest.facts["model"].get("joined")
             if embeddings == {"rows": "mapped"}:
                 assert joined is None
                 continue
@@ -103,15 +103,15 @@ def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
     ws.manifest("shop", DS, "score").remove()
     ws.mapped("shop").remove()
     command = [sys.executable, "-m", "tests.spark.joined_side", str(ws.home), str(tmp_path / "scores")]
-    done = subprocess.run(command, cwd=checkout(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    completed = subprocess.run(command, cwd=checkout(), capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-8000:]
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "scores"), mapped, check_exact=True)
     assert len(mapped) > 100
 
     full_model = load_model(ws.locate(manifest_of(ws, "train").output("model").name))
     assert full_model.dynamic is not None
     rows = sum(len(w) for w in full_model.embeddings.weights) + sum(len(t) for t in full_model.dynamic.tables)
-    reports = pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
+    reports = pd.DataFrame(json.loads(completed.stdout.splitlines()[-1]))
     by_executor = reports.groupby("executor")["rows"].max()
     assert len(by_executor) == 2
     assert by_executor.max() == manifest_of(ws, "score").facts["model"]["joined"]["most_rows_of_a_task"] < rows / 2

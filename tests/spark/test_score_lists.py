@@ -49,14 +49,14 @@ def test_lists_by_rules_say_why_and_how_likely(
         "freshness": {"days": days, "boost": 0.02},
         "explore": {"epsilon": 0.3},
     }
-    done = run_stage(
+    manifest = run_stage(
         ScoreCandidates(), spec(model="baseline", item=everything, rerank=rules, rank_depth=25), ws, DS
     ).manifest
     actual = scores(spark, ws)
     assert list(actual.columns) == [*plain.columns, "propensity", "reason"]
     earlier = scores(spark, ws, "2026-01-03")
     assert earlier[["propensity", "reason"]].isna().all(axis=None)
-    assert (done.rows["scores"], len(earlier)) == (len(plain), 1)
+    assert (manifest.rows["scores"], len(earlier)) == (len(plain), 1)
 
     expected_scores = expected(spark, ws, shop_events, "baseline", k=25, limit=10**6)
     fresh = expected_scores.item.map(age) < pd.Timedelta(days=days)
@@ -82,14 +82,14 @@ def test_lists_by_rules_say_why_and_how_likely(
     assert actual.reason.tolist() == [words[Rule(r)] for r in listed.rule]
     assert {"score", "explore", "new_item"} <= set(actual.reason)
     unmet = {name: listed.unmet["new_items", name] for name in ("lists", "impossible")}
-    assert done.facts["unmet_rules"] == {"new_items": unmet}
+    assert manifest.facts["unmet_rules"] == {"new_items": unmet}
     assert actual[actual.reason == "explore"].propensity.max() < 0.1
 
     # Without the rules again the table keeps its columns, and they are null.
     run_stage(ScoreCandidates(), s, ws, DS)
-    again = scores(spark, ws)
-    pd.testing.assert_frame_equal(again[plain.columns], plain, check_exact=True)
-    assert again.propensity.isna().all()
+    without_rules = scores(spark, ws)
+    pd.testing.assert_frame_equal(without_rules[plain.columns], plain, check_exact=True)
+    assert without_rules.propensity.isna().all()
 
 
 def test_candidates_are_counted_before_they_are_written(
@@ -112,9 +112,9 @@ def test_candidates_are_counted_before_they_are_written(
         with pytest.raises(RuntimeError, match=r"scores of .* are of items that"):
             run_stage(ScoreCandidates(), s, ws, DS)
     assert DeltaLog(ws.table("shop", "scores")).version == version_before
-    done = run_stage(ScoreCandidates(), s, ws, DS).manifest
+    manifest = run_stage(ScoreCandidates(), s, ws, DS).manifest
     assert DeltaLog(ws.table("shop", "scores")).version == (version_before or 0) + (version_before is not None)
-    assert done.facts["candidates"]["violations"] == 0
+    assert manifest.facts["candidates"]["violations"] == 0
     actual = scores(spark, ws)
     clicked = clicked_pairs(shop_events)
     every = expected(spark, shop, shop_events, "baseline", k=100, limit=12)
@@ -122,5 +122,5 @@ def test_candidates_are_counted_before_they_are_written(
     pairs = list(zip(actual.user, actual.item, strict=True))
     assert not clicked & set(pairs)
     assert actual.score.tolist() == [score_of[pair] for pair in pairs]
-    assert (set(actual.source), len(actual)) == ({"liked"}, done.rows["scores"])
+    assert (set(actual.source), len(actual)) == ({"liked"}, manifest.rows["scores"])
     assert not (ws.spark_local / "score" / "shop").exists()

@@ -46,9 +46,9 @@ def test_registered_models_score_other_days_and_tables(
     with pytest.raises(UserError, match=r"needs stage 'train', which has not finished.*--model @champion"):
         run_stage(ScoreCandidates(), spec(), ws, DS)
     for model_name in ("@champion", first, int(first)):
-        done = run_stage(ScoreCandidates(), spec(model=model_name), ws, DS)
-        assert done.manifest.facts["model"]["version"] == "t"
-        assert done.manifest.facts["model"]["registered"] == {"name": "shop", "version": first}
+        outcome = run_stage(ScoreCandidates(), spec(model=model_name), ws, DS)
+        assert outcome.manifest.facts["model"]["version"] == "t"
+        assert outcome.manifest.facts["model"]["registered"] == {"name": "shop", "version": first}
     actual, expected_scores = scores(spark, ws), expected(spark, shop, shop_events, "train")
     np.testing.assert_allclose(actual.score, expected_scores.score, rtol=1e-5)
     for model_name, message in (("@challenger", "no alias 'challenger'"), ("99", "no version 99")):
@@ -81,9 +81,9 @@ def test_registered_models_score_other_days_and_tables(
     assert score_table(ctx, scoring_model(ctx), spark, csv, local(tmp_path / "of_csv")) == 61
     of_csv = pd.read_parquet(tmp_path / "of_csv")
     assert list(of_csv.columns) == ["item", "user", "score", "model_version"]
-    both = of_csv.merge(scored, on=["user", "item"], suffixes=("", "_of_table"))
-    assert len(both) == 61
-    np.testing.assert_allclose(both.score, both.score_of_table, rtol=1e-6)
+    merged = of_csv.merge(scored, on=["user", "item"], suffixes=("", "_of_table"))
+    assert len(merged) == 61
+    np.testing.assert_allclose(merged.score, merged.score_of_table, rtol=1e-6)
     for text, message in (
         ("user,item,note\n1,a,1\n", r"pairs\.csv has a column 'note', which table\.columns does not declare"),
         ("user\n1\n", "read .*'item', which .*pairs.csv lacks"),
@@ -101,8 +101,11 @@ def test_registered_models_score_other_days_and_tables(
     types = {c: TYPES[c] for c in ("user", "item", "age", "home.city", "likes", "price", "hour")}
     frame = to_spark(spark, complete_rows, types).coalesce(1)
     frame.write.format("delta").save(str(tmp_path / "whole"))
-    alone = Context(s, ws, DS, {})  # no day is needed
-    assert score_table(alone, scoring_model(alone), spark, local(tmp_path / "whole"), local(tmp_path / "rows")) == 60
+    without_day = Context(s, ws, DS, {})  # no day is needed
+    assert (
+        score_table(without_day, scoring_model(without_day), spark, local(tmp_path / "whole"), local(tmp_path / "rows"))
+        == 60
+    )
     rows = spark.read.format("delta").load(str(tmp_path / "rows")).toPandas()
     by_pair = dict(zip(zip(every.user, every.item, strict=True), every.score, strict=True))
     np.testing.assert_allclose(rows.score, [by_pair[p] for p in zip(rows.user, rows.item, strict=True)], rtol=1e-5)

@@ -24,7 +24,7 @@ from tests.score_support import DS, clicked_pairs, expected, manifest_of, scores
 
 def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
     s = spec(model="baseline")
-    done = run_stage(ScoreCandidates(), s, shop, DS).manifest
+    manifest = run_stage(ScoreCandidates(), s, shop, DS).manifest
     actual, expected_scores = scores(spark, shop), expected(spark, shop, shop_events, "baseline")
     pd.testing.assert_frame_equal(
         actual[["user", "item", "rank", "score"]], expected_scores, check_dtype=False, check_exact=True
@@ -34,10 +34,10 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
     assert list(actual.columns) == ["ds", "user", "item", "rank", "score", "model_version"]
     assert set(actual.model_version) == {manifest_of(shop, "baseline").key}
     users, _ = sides(shop_events, 12)
-    assert done.rows == {"users": len(users), "candidates": 12, "pairs": 12 * len(users), "scores": 5 * len(users)}
-    assert done.facts["model"]["stage"] == "baseline"
-    assert done.peak_memory_mib["worker"] > 50
-    assert done.facts["sample"][0] == actual.iloc[0].to_dict()
+    assert manifest.rows == {"users": len(users), "candidates": 12, "pairs": 12 * len(users), "scores": 5 * len(users)}
+    assert manifest.facts["model"]["stage"] == "baseline"
+    assert manifest.peak_memory_mib["worker"] > 50
+    assert manifest.facts["sample"][0] == actual.iloc[0].to_dict()
     assert run_stage(ScoreCandidates(), s, shop, DS).skipped
 
     # Another day's rows stay; a run that died after its commit is made again, with nothing doubled.
@@ -46,10 +46,10 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
     table = shop.table("shop", "scores")
     spark.createDataFrame(other_day, types).write.format("delta").mode("append").save(str(table))
     shop.manifest("shop", DS, "score").remove()
-    again = run_stage(ScoreCandidates(), s, shop, DS).manifest
+    rerun = run_stage(ScoreCandidates(), s, shop, DS).manifest
     pd.testing.assert_frame_equal(scores(spark, shop), actual, check_exact=True)
     assert len(scores(spark, shop, "2026-01-04")) == 1
-    assert again.key == done.key
+    assert rerun.key == manifest.key
 
     # A lost data file is noticed, and mended.
     for path in (table.local_path() / f"ds={DS}").glob("*.parquet"):
@@ -61,8 +61,8 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
 
 
 def test_neural(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
-    done = run_stage(ScoreCandidates(), spec(model="neural"), shop, DS).manifest
-    assert done.facts["model"]["version"] == "t"
+    manifest = run_stage(ScoreCandidates(), spec(model="neural"), shop, DS).manifest
+    assert manifest.facts["model"]["version"] == "t"
     actual, expected_scores = scores(spark, shop), expected(spark, shop, shop_events, "train")
     # A matrix product's last bits depend on the batch's size, so near ties may change places.
     np.testing.assert_allclose(actual.score, expected_scores.score, rtol=1e-5)
@@ -91,8 +91,8 @@ def test_ranks_by_a_product_of_tasks(
         s = spec(model="neural")
         assert s.score is not None
         s = s.model_copy(update={"score": s.score.model_copy(update={"output": output})})
-        done = run_stage(ScoreCandidates(), s, ws, DS).manifest
-        assert done.facts["model"].get("output") == output
+        manifest = run_stage(ScoreCandidates(), s, ws, DS).manifest
+        assert manifest.facts["model"].get("output") == output
         results.append(scores(spark, ws))
         expected_scores = expected(spark, ws, shop_events, "train", output=output)
         np.testing.assert_allclose(results[-1].score, expected_scores.score, rtol=1e-5)

@@ -41,9 +41,9 @@ def test_vectors_multiply_to_the_models_logits(
     with pytest.raises(UserError, match="a table of vectors is for models in retrieval form, and DLRM is none"):
         run_stage(ExportVectors(), spec(), ws, DS)
     save_two_tower(ws)
-    done = run_stage(ExportVectors(), spec(), ws, DS).manifest
+    manifest = run_stage(ExportVectors(), spec(), ws, DS).manifest
     users, items = sides(shop_events, 10**6)
-    assert done.rows == {"users": len(users), "items": len(items)}
+    assert manifest.rows == {"users": len(users), "items": len(items)}
 
     def vectors_of(side: str) -> dict[Any, Any]:
         table = spark.read.format("delta").load(str(ws.table("shop", f"{side}_vectors"))).toPandas()
@@ -69,9 +69,9 @@ def test_vectors_multiply_to_the_models_logits(
     unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in vectors["item"].items()}
     of_user = {u: rows.set_index("item").score for u, rows in answers.groupby("user")}
     lists = scores(spark, ws)
-    both = lists.merge(answers, on=["user", "item"])
-    np.testing.assert_allclose(both.score_x, both.score_y, rtol=1e-5)
-    assert len(both) == len(lists)
+    merged = lists.merge(answers, on=["user", "item"])
+    np.testing.assert_allclose(merged.score_x, merged.score_y, rtol=1e-5)
+    assert len(merged) == len(lists)
     for user, rows in lists.groupby("user"):
         score, chosen = of_user[user], rows.item.tolist()
         relevance = (score - score.min()) / (score.max() - score.min())
@@ -84,13 +84,13 @@ def test_vectors_multiply_to_the_models_logits(
     # A run that died behind its first commit is made again, with nothing doubled; now of rows that Spark joins in.
     monkeypatch.setattr("headrace.score.joined_tables._PART_ROWS", 9)  # many parts
     ws.manifest("shop", DS, "vectors").remove()
-    assert run_stage(ExportVectors(), spec(embeddings={"rows": "joined"}), ws, DS).manifest.rows == done.rows
+    assert run_stage(ExportVectors(), spec(embeddings={"rows": "joined"}), ws, DS).manifest.rows == manifest.rows
     for side, old_vectors in vectors.items():
-        again = vectors_of(side)
-        assert again.keys() == old_vectors.keys()
+        new_vectors = vectors_of(side)
+        assert new_vectors.keys() == old_vectors.keys()
         # But for the last bit, which depends on how many rows there are in a batch.
         for key, vector in old_vectors.items():
-            np.testing.assert_allclose(again[key], vector, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(new_vectors[key], vector, rtol=1e-5, atol=1e-6)
     _check_vector_items(
         spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), vectors
     )
@@ -130,10 +130,10 @@ def _check_vector_items(
     )
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
-    left = rows.where(F.col(ITEM_ROW) != 3)
+    remaining_items = rows.where(F.col(ITEM_ROW) != 3)
     folder, maps = ws.handed_on("shop", "score", local_scratch=False) / "vectors", ws.mapped("shop")
     fields = SimpleNamespace(
-        ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx), run_folder=folder, maps=maps
+        ctx=ctx, spark=spark, users=users, items=remaining_items, model=scoring_model(ctx), run_folder=folder, maps=maps
     )
     context = cast(CandidateContext, fields)
     source = VectorItems(context, VectorSource(k=4), "liked")
@@ -171,8 +171,8 @@ def _check_vector_items(
     assert same_source.facts == source.facts
     # The index, of one cell of so few items: what it finds, and what is said of it.
     indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
-    same = [set(a) == set(lists[user]) for user, a in listed(indexed, 2).items()]
-    assert np.mean(same) > 0.9
+    agreement = [set(a) == set(lists[user]) for user, a in listed(indexed, 2).items()]
+    assert np.mean(agreement) > 0.9
     assert indexed.facts["index"] == "ivf"
     assert 0.9 <= indexed.facts["recall"] <= 1
     assert indexed.facts["recall_users"] > 30

@@ -96,11 +96,13 @@ def test_trees_learn_from_rows_that_the_first_model_has_not_learned(
 
     test = columns_of(ws, features, "test")
     predictions = predictor.predict(test)
-    for split, same in (("valid", True), ("train", False)):
+    for split, are_equal in (("valid", True), ("train", False)):
         rows = columns_of(ws, features, split)
-        alone = xgb.XGBClassifier(n_estimators=6, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
-        alone.fit(matrix(rows), rows["click"])
-        assert np.allclose(predictions, alone.predict_proba(matrix(test))[:, 1], atol=1e-5) == same
+        reference_model = xgb.XGBClassifier(
+            n_estimators=6, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1
+        )
+        reference_model.fit(matrix(rows), rows["click"])
+        assert np.allclose(predictions, reference_model.predict_proba(matrix(test))[:, 1], atol=1e-5) == are_equal
     # The first model's answer is one of the columns, and looked at.
     importance = {e["feature"]: e["weight"] for e in m.facts["importance"]}
     assert importance["dlrm: label"] > 0

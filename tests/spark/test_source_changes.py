@@ -129,10 +129,10 @@ def test_days_are_what_the_feed_has_of_them(spark: SparkSession, ws: Workspace, 
     assert ingest(spec, ws, D1).started == first.started
     day_by_day = Workspace(ws.home / "day-by-day")
     for ds in (D1, D2, D3):
-        again = ingest(spec, day_by_day, ds)
+        rerun = ingest(spec, day_by_day, ds)
         if ds != D1:
             ingest(spec, ws, ds)
-    assert versions(again) == versions(manifest)
+    assert versions(rerun) == versions(manifest)
     for split, rows_of in dataset(spec, day_by_day, D3).items():
         pd.testing.assert_frame_equal(rows_of, frames[split])
     for split, rows_of in dataset_of(spec, day_by_day, D2).items():
@@ -157,9 +157,9 @@ def test_changes_that_are_ignored_or_refused(spark: SparkSession, ws: Workspace,
     spec = spec_of(table, changed_days={"updates": "ignore"})
     for ds in (D1, D3):
         ingest(spec, copy_ws, ds)
-    left = rows[~rows["id"].isin([5, 6, 7, 10, 18])]
+    remaining = rows[~rows["id"].isin([5, 6, 7, 10, 18])]
     frames = dataset(spec, copy_ws, D3)
-    assert (ids(frames), prices(frames)) == (expected(left), prices_of(left, frames))
+    assert (ids(frames), prices(frames)) == (expected(remaining), prices_of(remaining, frames))
     nameless = spec.model_copy(update={"table": spec.table.model_copy(update={"keys": ()})})
     with pytest.raises(UserError, match=r"told apart by their keys: declare table\.keys"):
         ingest(nameless, Workspace(ws.home / "nameless"), D1)

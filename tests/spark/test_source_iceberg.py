@@ -154,8 +154,8 @@ def test_rows_deleted_by_merge_on_read(spark: SparkSession, ws: Workspace, wareh
     spark.sql(f"UPDATE {name} SET click = 1 - click WHERE id IN (7, 10, 13)")
     late = make_rows(5, 1000, D2).rename(columns={"price": "cost"})
     frame(spark, late).select(*spark.table(name).columns).writeTo(name).append()
-    again = ingest(spec, ws, D3)
-    changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
+    rerun = ingest(spec, ws, D3)
+    changed = pd.DataFrame(rerun.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
     current = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
     local_day = current["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
@@ -190,10 +190,10 @@ def test_rows_deleted_by_equality(spark: SparkSession, ws: Workspace, warehouse:
 
     spec = make_spec({"format": "iceberg", "path": str(warehouse / "db" / "equality"), "day": {"time": "ts"}})
     ingest(spec, ws, D3)
-    left = pd.concat([rows[rows["user"] != "u3"], after])
-    assert 0 < len(left) - 40 < 300
-    assert sorted(r["id"] for r in spark.table(name).collect()) == sorted(left["id"])
-    assert ids(dataset(spec, ws, D3)) == expected(left)
+    remaining = pd.concat([rows[rows["user"] != "u3"], after])
+    assert 0 < len(remaining) - 40 < 300
+    assert sorted(r["id"] for r in spark.table(name).collect()) == sorted(remaining["id"])
+    assert ids(dataset(spec, ws, D3)) == expected(remaining)
 
 
 def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: Workspace, warehouse: Path) -> None:
@@ -279,11 +279,11 @@ def test_a_catalog_that_alone_knows_the_newest_version(spark: SparkSession, ws: 
     with pytest.raises(UserError, match="is known to its catalog alone: give its name"):
         ingest(make_spec({"format": "iceberg", "path": place["path"]}), ws, D3)
     frame(spark, make_rows(9, 1000, D3)).writeTo("service.db.events").append()
-    left = rows[rows["id"] % 7 != 0]
-    assert ids(dataset(spec, ws, D3)) == expected(left)
-    again = ingest(spec, ws, D3)
-    assert again.facts["changed_days"] == [{"ds": D3, "late": 9, "updated": 0, "deleted": 0}]
-    assert ids(dataset(spec, ws, D3)) == expected(pd.concat([left, make_rows(9, 1000, D3)]))
+    remaining = rows[rows["id"] % 7 != 0]
+    assert ids(dataset(spec, ws, D3)) == expected(remaining)
+    rerun = ingest(spec, ws, D3)
+    assert rerun.facts["changed_days"] == [{"ds": D3, "late": 9, "updated": 0, "deleted": 0}]
+    assert ids(dataset(spec, ws, D3)) == expected(pd.concat([remaining, make_rows(9, 1000, D3)]))
     with pytest.raises(UserError, match=r"Spark finds no table service\.db\.nothing"):
         ingest(make_spec({"table": "service.db.nothing"}), ws, D3)
 

@@ -125,9 +125,9 @@ def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location,
         store_cases[str(tmp_path / "s3" / "iceberg")] = {"source": named}
     command = [sys.executable, "-m", "tests.spark.s3_source_side", json.dumps(store_cases)]
     environ = {k: v for k, v in os.environ.items() if k != "HEADRACE_CACHE"}
-    done = subprocess.run(command, cwd=checkout(), env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-    assert "MetricsConfig" not in done.stderr  # of what S3A counts
+    completed = subprocess.run(command, cwd=checkout(), env=environ, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-8000:]
+    assert "MetricsConfig" not in completed.stderr  # of what S3A counts
     for name in cases:
         disk_ws, store_ws = Workspace(tmp_path / "disk" / name), Workspace(tmp_path / "s3" / name)
         assert results_of(store_ws) == results_of(disk_ws)

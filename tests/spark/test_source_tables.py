@@ -132,8 +132,8 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     spark.sql(f"UPDATE delta.`{path}` SET click = 1 - click WHERE id IN (7, 10, 13)")
     late = make_rows(5, 1000, D2).rename(columns={"price": "cost"})
     frame(spark, late).write.format("delta").mode("append").save(str(path))
-    again = ingest(spec, ws, D3)
-    changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
+    rerun = ingest(spec, ws, D3)
+    changed = pd.DataFrame(rerun.facts["changed_days"]).set_index("ds").sum()
     assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
     current = pd.concat([remaining[~remaining["id"].isin([1, 4])], late])
     local_day = current["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
@@ -167,8 +167,8 @@ def test_a_folder_of_parquet(spark: SparkSession, ws: Workspace, tmp_path: Path)
         file.unlink()
     with pytest.raises(UserError, match=f"of {D2} are others than when ingest ran"):
         dataset(spec.model_copy(update={"features": spec.features.model_copy(update={"window_days": 1})}), ws, D3)
-    again = ingest(spec, ws, D3)
-    assert again.facts["changed_days"] == [{"ds": D2, "late": 0, "updated": 0, "deleted": 100}]
+    rerun = ingest(spec, ws, D3)
+    assert rerun.facts["changed_days"] == [{"ds": D2, "late": 0, "updated": 0, "deleted": 100}]
 
 
 def test_a_table_of_sparks_catalog(spark: SparkSession, ws: Workspace) -> None:

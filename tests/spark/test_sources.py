@@ -244,8 +244,8 @@ def test_movielens_ratings(spark: SparkSession, ws: Workspace) -> None:
     assert (first["ts"], first["rating"]) == (datetime(2000, 12, 31, 22, 0, 1), 2.0)
     drawn = [r for r in rows if r["label"] == 0]
     assert all(r["rating"] is None and r["_copy"] > 0 for r in drawn)
-    again = read(spark, Workspace(ws.home / "again"), spec, {"ratings.dat": "\n".join(lines) + "\n"})
-    assert splits(again) == pairs
+    reread = read(spark, Workspace(ws.home / "again"), spec, {"ratings.dat": "\n".join(lines) + "\n"})
+    assert splits(reread) == pairs
 
 
 NCF = {
