@@ -114,8 +114,14 @@ $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, Avro)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+# A JVM maps the archive whose class path its own begins with: one with the jars of S3, and one without.
+ARCHIVE_CLASSES = bash -c 'set -o pipefail; $(PYTHON) scripts/archive_classes.py $(1) 2>&1 | { grep -v "^WARNING: Using incubator\|spark.local.dir will be" || true; }'
 $(STAMPS)/classes: scripts/archive_classes.py python/lake/spark/session.py $(STAMPS)/jars $(STAMPS)/package
-	@$(STEP) "archive Spark's classes, so that every stage starts faster" bash -c 'set -o pipefail; $(PYTHON) scripts/archive_classes.py build/spark/classes.jsa 2>&1 | { grep -v "^WARNING: Using incubator\|spark.local.dir will be" || true; }'
+	@$(STEP) "archive Spark's classes, so that every stage starts faster" $(call ARCHIVE_CLASSES,build/spark/classes.jsa)
+	@touch $@
+
+$(STAMPS)/classes-s3: scripts/archive_classes.py python/lake/spark/session.py $(STAMPS)/jars $(STAMPS)/package $(STAMPS)/s3
+	@$(STEP) "archive Spark's classes with those of S3" $(call ARCHIVE_CLASSES,build/spark/classes-s3.jsa --s3)
 	@touch $@
 
 $(STAMPS)/iceberg: build.gradle $(STAMPS)/tools
@@ -175,7 +181,7 @@ native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
 iceberg: $(STAMPS)/iceberg
 clickhouse: $(STAMPS)/clickhouse
-s3: $(STAMPS)/s3
+s3: $(STAMPS)/s3 $(STAMPS)/classes-s3
 s3proxy: $(STAMPS)/s3proxy
 hadoop: $(STAMPS)/hadoop
 rapids: $(STAMPS)/rapids
@@ -238,7 +244,7 @@ setup-test:
 setup-test-all:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads-test-all
 	@$(MAKE) -j4 $(ALL_READS) lint
-	@$(MAKE) $(STAMPS)/s3
+	@$(MAKE) $(STAMPS)/classes-s3
 
 # More processes than cores: many tests wait, for JVMs, for ranks and for deadlines. A process may take 3 GB.
 TEST_PROCESSES ?= 4

@@ -336,9 +336,15 @@ def jars_dir() -> Path:
     return installation() / "build" / "jars"
 
 
-def class_archive() -> Path:
-    """Return the JVM's class-data archive of Spark, which `make env` builds; it need not exist."""
-    return installation() / "build" / "spark" / "classes.jsa"
+def class_archive(*, with_s3: bool = False) -> Path:
+    """Return the JVM's class-data archive of Spark; it need not exist.
+
+    A JVM maps an archive only if its class path begins with that of the archive.
+
+    Args:
+        with_s3: the archive for a class path with the jars of S3, which `make s3` builds; else that of `make env`.
+    """
+    return installation() / "build" / "spark" / ("classes-s3.jsa" if with_s3 else "classes.jsa")
 
 
 def rapids_dir() -> Path:

@@ -1,14 +1,15 @@
 """Write the class archive that Spark's JVMs map instead of loading and verifying ~15,000 classes from jars.
 
-    python scripts/archive_classes.py FILE
+    python scripts/archive_classes.py FILE [--s3]
 
 Starts a session, does a little of what the stages do (Delta, CSV, JSON, Parquet, windows, joins, a Python worker), and
-lets the JVM archive on its exit what it has loaded: https://openjdk.org/jeps/350. The file is whole or not there.
+lets the JVM archive on its exit what it has loaded: https://openjdk.org/jeps/350. The file is whole or not there. With
+--s3 the class path has the jars of Spark's file system for S3, as that of a session has which reads from S3.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def work(spark: SparkSession, folder: Path) -> None:
     same.write.format("delta").mode("overwrite").save(table)
 
 
-def main(target: Path) -> None:
+def main(target: Path, with_s3: bool) -> None:
     """Make the archive."""
     target.unlink(missing_ok=True)  # or this session would use it, and the new one hold only what it lacks
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,8 +51,12 @@ def main(target: Path) -> None:
     option = f"-XX:ArchiveClassesAtExit={partial} -XX:TieredStopAtLevel=1 -Xlog:disable -Xlog:all=error:stderr"
     with tempfile.TemporaryDirectory() as folder:
         conf = Spark(master="local[2]", driver_memory="1g", properties={"spark.driver.defaultJavaOptions": option})
-        with session(conf, Workspace(Path(folder) / "home"), "archive classes") as spark:
+        # No bucket is opened: a session of a workspace that names one has the jars on its class path.
+        ws = Workspace(Path(folder) / "home", reads=("s3://bucket/folder",) if with_s3 else ())
+        with session(conf, ws, "archive classes") as spark:
             gateway = spark.sparkContext._gateway
+            if with_s3:
+                spark._jvm.java.lang.Class.forName("org.apache.hadoop.fs.s3a.S3AFileSystem")  # type: ignore[union-attr]
             work(spark, Path(folder))
         jvm = gateway.proc
         gateway.shutdown()
@@ -61,4 +66,8 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--s3", action="store_true")
+    arguments = parser.parse_args()
+    main(arguments.file.resolve(), arguments.s3)

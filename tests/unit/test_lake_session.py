@@ -11,6 +11,7 @@ import pytest
 from headrace.config import Spark
 from headrace.errors import UserError
 from headrace.lake.spark import requirements as object_stores
+from headrace.lake.spark import session as spark_session
 from headrace.lake.spark.session import properties
 from headrace.storage import location_of
 from headrace.storage.objects import copies
@@ -52,6 +53,9 @@ def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatc
     monkeypatch.setattr(copies, "_of_workspace", [])
     environ = dict(os.environ)
     monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
+    monkeypatch.setattr(spark_session, "class_archive", lambda *, with_s3: tmp_path / f"{with_s3}.jsa")
+    for with_s3 in (False, True):
+        (tmp_path / f"{with_s3}.jsa").touch()
     local = make_spec({"format": "delta", "path": "/lake/events"})
     assert Workspace(tmp_path).of(local).is_local
     assert "HEADRACE_CACHE" not in "".join(properties(Spark(), Workspace(tmp_path).of(local)))
@@ -74,7 +78,11 @@ def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatc
     assert settings["spark.executorEnv.HEADRACE_CACHE"] == str(tmp_path / "cache")
     assert "spark.executorEnv.HEADRACE_CACHE" not in properties(Spark(master="spark://head:7077"), ws)
     assert "hadoop-aws-1.jar" in settings["spark.driver.extraClassPath"]
-    assert "hadoop-aws-1.jar" not in properties(Spark(), Workspace(tmp_path))["spark.driver.extraClassPath"]
+    plain = properties(Spark(), Workspace(tmp_path))
+    assert "hadoop-aws-1.jar" not in plain["spark.driver.extraClassPath"]
+    # A JVM maps the archive that was made with its class path.
+    assert f"{tmp_path}/True.jsa" in settings["spark.driver.defaultJavaOptions"]
+    assert f"{tmp_path}/False.jsa" in plain["spark.driver.defaultJavaOptions"]
 
 
 def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
