@@ -29,17 +29,19 @@ class Lane:
     Attributes:
         expression: markers of its tests, as pytest's option -m reads them.
         examples: factor for the `max_examples` of each property test.
+        draws: whether a run takes one part of DRAWN; else all of its tests that the expression selects.
     """
 
     expression: str
     examples: float = 1.0
+    draws: bool = False
 
 
 LANES: Mapping[str, Lane] = {
     "quick": Lane("not (slow or service or rack or long or extra)", examples=0.3),
-    "all": Lane("not long"),
+    "all": Lane("not long", examples=0.5, draws=True),
     # `hypothesis` is the marker that hypothesis itself gives to property tests.
-    "long": Lane("long or hypothesis", examples=40),
+    "long": Lane("long or drawn or hypothesis", examples=40),
 }
 
 #: A shorter lane runs at least this many examples, or all of a test that has fewer.
@@ -110,6 +112,56 @@ QUICK_JVM: Mapping[str, str] = {
     "tests/e2e/test_day.py::test_running_again_changes_nothing": "a small day by the command line",
 }
 
+#: Tests of which each run of lane `all` takes one of DRAWN_PARTS parts, as the run's seed says; lane `long` takes all.
+#: How their node ids begin, the longest first. They compare further kinds of tables, machines and models, by programs
+#: of their own or in large plans: what they have in common with the others is tested by those, in each run.
+DRAWN: tuple[str, ...] = (
+    "tests/dags/test_dags.py::test_a_real_day_and_again",
+    "tests/gpu_plan/",
+    "tests/spark/test_score_joined.py",
+    "tests/spark/test_own_scratch.py",
+    "tests/spark/test_backfill.py",
+    "tests/spark/test_packed_environment.py",
+    "tests/spark/test_source_changes.py",
+    "tests/dags/test_yarn.py",
+    "tests/spark/test_source_in_s3.py",
+    "tests/rack/test_day.py",
+    "tests/spark/test_source_delta_features.py",
+    "tests/dags/test_dags.py::test_a_worker_that_reaches_neither_store_nor_environment",
+    "tests/spark/test_baseline_stage.py",
+    "tests/spark/test_source_iceberg.py",
+    "tests/spark/test_ingest_both_ways.py",
+    "tests/spark/test_vocabulary_frames.py",
+    "tests/spark/test_score_experiments.py",
+    "tests/rack/test_cluster.py",
+    "tests/spark/test_source_delta_rs.py",
+    "tests/spark/test_ingest_arrow.py::test_arrow_takes_what_spark_would[c",
+    "tests/spark/test_features_tables.py::test_nothing_of_the_future_is_seen_by_spark",
+    "tests/fault/test_cluster.py",
+    "tests/spark/test_delta_log.py::test_spark_reads_every_kept_version_after_files_of_the_log_went",
+    "tests/spark/test_outcomes_stage.py",
+    "tests/spark/test_score_vectors.py",
+    "tests/fault/test_power_cut.py::test_the_rerun_after_a_random_moment_gives_the_undisturbed_day",
+    "tests/unit/test_gpu.py::test_by_the_interpreter",
+    "tests/spark/test_drift_stage.py",
+    "tests/spark/test_features_sources.py",
+    "tests/spark/test_delta_frame.py",
+    "tests/spark/test_arrow_frame.py",
+    "tests/spark/test_score_incremental.py",
+    "tests/spark/test_source_folders.py",
+    "tests/spark/test_redact_checkpoints.py",
+    "tests/spark/test_iceberg_erasure.py",
+    "tests/spark/test_iceberg_fencing.py",
+    "tests/spark/test_publish_files.py",
+    "tests/spark/test_features_bodies.py",
+    "tests/spark/test_gate_stages.py",
+    "tests/spark/test_score_registered.py",
+    "tests/spark/test_second_stage.py",
+    "tests/spark/test_features_append.py",
+    "tests/spark/test_features_stateless.py",
+)
+DRAWN_PARTS = 3
+
 #: What a test says that skips because an installation is missing: a target of the Makefile.
 _MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
 
@@ -120,7 +172,20 @@ def markers_of(nodeid: str, fixtures: Iterable[str], markers: Iterable[str]) -> 
     added |= {m for fixture in fixtures for m in FIXTURES.get(fixture, ())}
     if nodeid.startswith(SLOW) or ("jvm" in added | set(markers) and not nodeid.startswith(tuple(QUICK_JVM))):
         added.add("slow")
+    if part_of(nodeid) is not None:
+        added.add("drawn")
     return added
+
+
+def part_of(nodeid: str) -> int | None:
+    """Return the part of DRAWN that has a test, from 0 to DRAWN_PARTS - 1; None for tests that each run takes."""
+    place = next((place for place, prefix in enumerate(DRAWN) if nodeid.startswith(prefix)), None)
+    return None if place is None else place % DRAWN_PARTS
+
+
+def _drawn_part() -> int:
+    """Return the part of DRAWN that this run takes: all processes of a run share the seed."""
+    return int(os.environ.get(SEED, "0")) % DRAWN_PARTS
 
 
 def scale_examples(test: Callable[..., Any], factor: float) -> None:
@@ -151,10 +216,16 @@ class LanePlugin:
 
     def pytest_report_header(self) -> str:
         lane = f"lane: {self.name} ({self._lane.expression}); " if self._lane else ""
-        return f"{lane}{SEED}={os.environ.get(SEED, '')} draws the same kill points again"
+        if self._lane and self._lane.draws:
+            lane += f"part {_drawn_part() + 1} of {DRAWN_PARTS} of the drawn tests; "
+        return f"{lane}{SEED}={os.environ.get(SEED, '')} draws the same tests and kill points again"
 
     @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self._lane and self._lane.draws:
+            not_drawn = [item for item in items if part_of(item.nodeid) not in (None, _drawn_part())]
+            config.hook.pytest_deselected(items=not_drawn)
+            items[:] = [item for item in items if part_of(item.nodeid) in (None, _drawn_part())]
         scaled: set[int] = set()
         for item in items:
             marks = {mark.name for mark in item.iter_markers()}

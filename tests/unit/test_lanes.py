@@ -15,7 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.workspace import checkout
-from tests.lanes import FIXTURES, FOLDERS, LANES, QUICK_JVM, SLOW, VARIABLE, markers_of, scale_examples
+from tests.lanes import (
+    DRAWN,
+    DRAWN_PARTS,
+    FIXTURES,
+    FOLDERS,
+    LANES,
+    QUICK_JVM,
+    SEED,
+    SLOW,
+    VARIABLE,
+    markers_of,
+    part_of,
+    scale_examples,
+)
 
 
 def lanes_of(markers: set[str]) -> set[str]:
@@ -28,7 +41,7 @@ def lanes_of(markers: set[str]) -> set[str]:
 
 def test_whatever_markers_a_test_has_it_is_in_a_lane(pytestconfig: pytest.Config) -> None:
     names = [re.match(r"\w+", line)[0] for line in pytestconfig.getini("markers")]  # type: ignore[index]
-    own_markers = ["jvm", "service", "slow", "rack", "long", "extra"]
+    own_markers = ["jvm", "service", "slow", "rack", "long", "extra", "drawn"]
     assert set(own_markers) <= set(names)
     for markers in map(
         set, chain.from_iterable(combinations([*own_markers, "hypothesis"], n) for n in range(len(own_markers) + 2))
@@ -39,6 +52,7 @@ def test_whatever_markers_a_test_has_it_is_in_a_lane(pytestconfig: pytest.Config
         assert ("all" in lanes) == ("long" not in markers)
     assert lanes_of(set()) == {"quick", "all"}
     assert lanes_of({"hypothesis", "slow"}) == {"all", "long"}
+    assert lanes_of({"drawn", "slow"}) == {"all", "long"}
 
 
 def test_each_lane_has_its_target() -> None:
@@ -49,10 +63,10 @@ def test_each_lane_has_its_target() -> None:
 
 def test_what_the_tables_name_is_here() -> None:
     assert [f for f in FOLDERS if not any((checkout() / f).glob("test_*.py"))] == []
-    for prefix in [*QUICK_JVM, *SLOW]:
+    for prefix in [*QUICK_JVM, *SLOW, *DRAWN]:
         file, _, function = prefix.partition("::")
         if not function:
-            assert any(checkout().glob(f"{prefix}*.py")), prefix
+            assert any(checkout().glob(f"{prefix}*" if prefix.endswith(".py") else f"{prefix}*.py")), prefix
             continue
         assert f"\ndef {function.partition('[')[0]}(" in (checkout() / file).read_text()
     conftest = (checkout() / "conftest.py").read_text()
@@ -66,6 +80,13 @@ def test_who_uses_spark_is_slow_unless_it_is_named() -> None:
     assert markers_of("tests/unit/test_any.py", [], ["jvm"]) == {"slow"}
     assert markers_of("tests/unit/test_any.py", ["tmp_path"], []) == set()
     assert markers_of("tests/rack/test_any.py", [], []) == {"jvm", "rack", "extra", "slow"}
+
+
+def test_what_is_drawn_is_slow_and_each_part_has_some() -> None:
+    assert all("slow" in markers_of(f"{prefix}::test_any", ["spark"], []) for prefix in DRAWN)
+    assert {part_of(prefix) for prefix in DRAWN} == set(range(DRAWN_PARTS))
+    assert part_of("tests/unit/test_lanes.py::test_what_is_drawn") is None
+    assert not [prefix for prefix in QUICK_JVM if part_of(prefix) is not None]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +139,7 @@ def test_lacks_a_gpu(): pytest.skip("no GPU")
     [
         ("", {"passed": 6, "skipped": 2, "examples": 20}),
         ("quick", {"passed": 4, "skipped": 1, "failed": 1, "deselected": 2, "examples": 6}),
-        ("all", {"passed": 5, "skipped": 1, "failed": 1, "deselected": 1, "examples": 20}),
+        ("all", {"passed": 5, "skipped": 1, "failed": 1, "deselected": 1, "examples": 10}),
         ("long", {"passed": 3, "deselected": 5}),
     ],
 )
@@ -142,6 +163,31 @@ def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) ->
         counted["examples"] = int(examples[1])
     assert counted == expected, ran.stdout + ran.stderr
     assert ("mark the test `extra`" in ran.stdout) == (lane in ("quick", "all"))
+
+
+def test_three_seeds_take_each_drawn_test_once(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(7))\ndef test_drawn(n): pass\ndef test_each_run(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from tests import lanes\nlanes.DRAWN = tuple(f'test_some.py::test_drawn[{n}' for n in range(7))\n"
+        "def pytest_configure(config): config.pluginmanager.register(lanes.LanePlugin('all'))\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    drawn\n    slow\n    long\n")
+    taken: list[str] = []
+    for seed in range(100, 100 + DRAWN_PARTS):
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "no:xdist", "."],
+            env=os.environ | {"PYTHONPATH": str(checkout()), SEED: str(seed)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        tests = re.findall(r"test_some.py::(\S+)", ran.stdout)
+        assert "test_each_run" in tests, ran.stdout + ran.stderr
+        taken += [test for test in tests if test != "test_each_run"]
+    assert sorted(taken) == [f"test_drawn[{n}]" for n in range(7)]
 
 
 def test_a_lane_that_there_is_not(tmp_path: Path) -> None:
