@@ -112,6 +112,9 @@ FRAGMENTS = frozenset(
 #: Vague names that stay, by file: they are keys of files or of a protocol.
 SERIALIZED = {
     ("python/score/experiments/assignment.py", "at"),  # a field of the record of a stopped arm
+    # Fields of `headrace doctor --json`.
+    ("python/cli/doctor.py", "found"),
+    ("python/cli/doctor.py", "what"),
     ("python/generate/site.py", "shown"),  # a field of site/<ds>.json
     ("python/schema.py", "of"),  # a method of the datasets' public schema
     ("python/library/workflow.py", "before"),  # an argument of `Workflow.fit`

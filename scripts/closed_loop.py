@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
-from headrace.commands.experiment import status
-from headrace.commands.generate import generate
-from headrace.commands.simulate_site import simulate_site
+from headrace.cli.experiment import show_experiment
+from headrace.cli.generate import generate_days, simulate_day
 from headrace.config import Spec, load_spec
 from headrace.generate.click_model import ClickModel, probability
 from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
@@ -95,7 +94,7 @@ def main() -> None:
     ws = Workspace(args.home)
     settings = [*_SETTINGS, f"generate.rows_per_day={args.rows}"]
     spec = load_spec("clicks", settings)
-    generate(spec, ws, [_day(number) for number in range(_RANDOM_DAYS)], force=False, spark=False)
+    generate_days(spec, ws, [_day(number) for number in range(_RANDOM_DAYS)], force=False, spark=False)
     last = _day(_RANDOM_DAYS - 1 + args.days)
     with shared_session(spec.spark, ws, "closed loop", begin=True) as tidy:
 
@@ -111,7 +110,7 @@ def main() -> None:
             run((*_JUDGED, "features", *network, "baseline", "score", "publish"), ds)
             # By now the warehouse may have newer lists than those that this day was shown.
             if not site_path(ws.landing("clicks"), following).is_file():
-                simulate_site(spec, ws, following, force=False)
+                simulate_day(spec, ws, following, force=False)
         run(_JUDGED, last)
     impressions = [_impressions(ws, spec, _day(_RANDOM_DAYS - 1 + number)) for number in range(args.days)]
     stop = stopped(ws, "clicks", _NAME, _WEAK)
@@ -119,7 +118,7 @@ def main() -> None:
     if stop is not None:
         print(f"\narm {stop.arm} stopped from {stop.ds} on, by {stop.by}: {stop.reason}")
     print(f"\n$ headrace experiment status {_NAME} clicks", flush=True)
-    status(ws, _NAME, "clicks", None, settings, as_json=False)
+    show_experiment(ws, _NAME, "clicks", None, settings, as_json=False)
     if args.plot:
         _plot(impressions, stop, args.plot)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands import screen
+from headrace.cli import app, screen
 from headrace.config import Spec
 from headrace.errors import RefusedError, UserError
 from headrace.jobs import stages, submit

@@ -4,8 +4,8 @@ The modules are in the order in which help lists their commands.
 """
 # ruff: noqa: F401, I001
 
-from headrace.cli import data, stages, registry, score, experiment, inspect, tune, compare, submitters, warehouse
-from headrace.cli import housekeeping, export, serve, repository
+from headrace.cli import init, generate, reference, run, features, registry, score, experiment, status, lineage, plan
+from headrace.cli import doctor, tune, compare, submitters, warehouse, housekeeping, export, serve, repository
 from headrace.cli.root import app
 
 __all__ = ["app", "main"]

@@ -1,14 +1,24 @@
-"""`headrace export`."""
+"""`headrace export`: a registered model as ONNX graphs, programs of torch, or in a model repository of Triton."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headrace.cli.options import VAR, Home, Overlays, Pipeline, Sets, examples, overrides, workspace
-from headrace.cli.root import app
+from headrace.cli.root import VAR, Home, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.screen import out
+from headrace.errors import UserError
+from headrace.storage import Location, StoreAway, local
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.export.triton.config import Options
+    from headrace.registry.versions import Version
 
 
 class Tables(StrEnum):
@@ -111,7 +121,6 @@ def export(
 
     What cannot be exported is said before anything is written.
     """
-    from headrace.commands.export import export as command
     from headrace.errors import UserError
     from headrace.storage import local, local_folder
 
@@ -121,9 +130,8 @@ def export(
         if retrieval is not None or items is not None or item_key is not None:
             raise UserError("--retrieval, --items and --item-key go with --format triton")
         graphs: Literal["onnx", "torch"] = "torch" if form is Format.torch else "onnx"
-        command(workspace(home), pipeline, model, folder, tables.value, settings, graphs, trained)
+        export_model(workspace(home), pipeline, model, folder, tables.value, settings, graphs, trained)
         return
-    from headrace.commands.export_triton import TwoStages, export_triton
     from headrace.export.triton.config import Batching, Options
 
     stages = None
@@ -136,3 +144,254 @@ def export(
     export_triton(
         workspace(home), pipeline, model, folder, tables.value, options, settings, trained, as_version, stages
     )
+
+
+GraphFormat = Literal["onnx", "torch"]
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+def export_model(
+    ws: Workspace,
+    pipeline: str,
+    version_or_alias: str,
+    to: Location,
+    precision: Precision,
+    overrides: Sequence[str] = (),
+    form: GraphFormat = "onnx",
+    stage: str | None = None,
+) -> None:
+    """Write a model into a folder, which appears whole; an export that is there is replaced.
+
+    Args:
+        ws: the workspace.
+        pipeline: a shipped pipeline's name or a YAML file.
+        version_or_alias: a version's number, or `@` and an alias.
+        to: the folder; those above it are made.
+        precision: of the embedding tables' rows.
+        overrides: `key=value` for the spec.
+        form: of the graphs.
+        stage: that trained the model; see `model_version`.
+
+    Raises:
+        UserError: there is no such model, it cannot be exported, the folder is something else or cannot be
+            written, ONNX is not installed.
+    """
+    name, registered = model_version(ws, pipeline, version_or_alias, overrides, stage)
+    if to.exists() and not (to / "export.json").is_file():
+        raise UserError(f"{to} is there and is no export: choose another folder")
+    try:
+        to.parent.make_dir()
+        with tempfile.TemporaryDirectory(dir=to.parent.local_path(), prefix=".export-") as scratch:
+            with to.new_folder() as folder:
+                kind, faults = write_export(registered, folder, local(scratch), precision, form)
+    except StoreAway:
+        raise
+    except OSError as e:
+        raise UserError(f"{to} cannot be written: {e}") from e
+    day = f" of {registered.ds}" if registered.ds else ""
+    size = sum(file.size() for file in to.files()) / 2**20
+    tables = "" if kind == "xgboost" else f", tables {precision}"
+    out.print(f"version {registered.version} of '{name}'{day} ({kind}): {to}{tables}, {size:,.1f} MiB")
+    for fault in faults:
+        out.print(f"no graph of the features: {fault}")
+
+
+def write_export(
+    registered: Version, folder: Location, scratch: Location, precision: Precision, form: GraphFormat = "onnx"
+) -> tuple[str, list[str]]:
+    """Fill a folder with an export of a registered model.
+
+    Args:
+        registered: the model.
+        folder: empty.
+        scratch: for tables while they are put together, on the same disk.
+        precision: of the embedding tables' rows.
+        form: of the graphs.
+
+    Returns:
+        the model's class; why there is no graph of the features, of format ONNX, where there is none.
+
+    Raises:
+        UserError: the model cannot be exported, ONNX is not installed.
+    """
+    from headrace.models.predictor import read_meta
+
+    kind = str(read_meta(registered.source)["kind"])
+    if kind == "second_stage" or (kind == "xgboost" and form == "torch"):
+        raise UserError(f"version {registered.version} is of the kind '{kind}', which cannot be exported as {form}")
+    write = _writer(kind, form)
+    if kind == "xgboost":
+        write(registered.source, folder)
+    else:
+        from headrace.models.mapped import load_mapped
+        from headrace.models.saved import read_card
+
+        card = read_card(registered.source)
+        write(load_mapped(registered.source, scratch), card, folder, precision)
+        kind = card.kind
+    if form == "torch":
+        return kind, []
+    from headrace.export.features.graph_file import add_features
+    from headrace.features.workflow.fitted import FittedWorkflow
+
+    try:
+        workflow = FittedWorkflow.load(registered.source / "workflow")
+    except UserError as e:  # the model's own graph needs none
+        return kind, [str(e)]
+    return kind, add_features(folder, workflow)
+
+
+def _writer(kind: str, form: GraphFormat) -> Callable[..., object]:
+    if form == "torch":
+        from headrace.export.torch_model import write_torch
+
+        return write_torch
+    try:
+        if kind == "xgboost":
+            from headrace.export.tree_graph import write_xgboost
+
+            return write_xgboost
+        from headrace.export.onnx_model import write_onnx
+    except ModuleNotFoundError as e:
+        raise UserError(f"{e.name} is not installed: run `make onnx`") from None
+    return write_onnx
+
+
+def model_version(
+    ws: Workspace, pipeline: str, version_or_alias: str, overrides: Sequence[str] = (), stage: str | None = None
+) -> tuple[str, Version]:
+    """Return the name of a pipeline's registered model, and one of its versions.
+
+    Args:
+        ws: the workspace.
+        pipeline: a shipped pipeline's name or a YAML file.
+        version_or_alias: a version's number, or `@` and an alias.
+        overrides: `key=value` for the spec.
+        stage: that trained it; None: the one whose models the gate chooses from, else `train`.
+
+    Raises:
+        UserError: there is none, or its folder is gone.
+    """
+    from headrace.config import load_spec
+    from headrace.registry.versions import registered_name
+
+    spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
+    name = registered_name(spec.pipeline, stage or ("train" if spec.gate is None else spec.gate.stage))
+    return name, _version(ws, name, version_or_alias)
+
+
+def _version(ws: Workspace, name: str, version_or_alias: str) -> Version:
+    from headrace.registry.versions import champion, numbered
+
+    registered = (
+        champion(ws, name, version_or_alias[1:])
+        if version_or_alias.startswith("@")
+        else numbered(ws, name, version_or_alias)
+    )
+    if registered is None:
+        missing = (
+            f"alias '{version_or_alias[1:]}'" if version_or_alias.startswith("@") else f"version {version_or_alias}"
+        )
+        raise UserError(f"the registry {ws.registry_uri} has no {missing} of model '{name}'")
+    if not registered.source.is_dir():
+        raise UserError(
+            f"{registered.source}, version {registered.version} of model '{name}', is gone: choose another one"
+        )
+    return registered
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """Second pipeline, which retrieves the items that the first one ranks.
+
+    Attributes:
+        pipeline: of the model in retrieval form.
+        model: its version, or `@` and an alias.
+        items: a Parquet file of the items.
+        key: its column that names them.
+        list_length: items of a user's list.
+    """
+
+    pipeline: str
+    model: str
+    items: Location
+    key: str
+    list_length: int
+
+
+def export_triton(
+    ws: Workspace,
+    pipeline: str,
+    version_or_alias: str,
+    to: Location,
+    precision: Precision,
+    options: Options,
+    overrides: Sequence[str] = (),
+    stage: str | None = None,
+    version: int | None = None,
+    stages: TwoStages | None = None,
+) -> None:
+    """Add a version of a model, or of two stages, to a model repository.
+
+    Args:
+        ws: the workspace.
+        pipeline: a shipped pipeline's name or a YAML file.
+        version_or_alias: a version's number, or `@` and an alias.
+        to: the repository; made where it is not.
+        precision: of the embedding tables' rows.
+        options: of the repository's models.
+        overrides: `key=value` for the spec.
+        stage: that trained the model.
+        version: in the repository; None: the registry's.
+        stages: what finds the items that the model ranks.
+
+    Raises:
+        UserError: a model is not there or cannot be exported, the repository has other models of these names, the
+            folder cannot be written, ONNX is not installed.
+    """
+    from headrace.config import load_spec
+
+    name, registered = model_version(ws, pipeline, version_or_alias, overrides, stage)
+    second = None if stages is None else model_version(ws, stages.pipeline, stages.model)
+    if to.exists() and (not to.is_dir() or (to / "export.json").is_file()):
+        raise UserError(f"{to} is there and is no model repository: choose another folder")
+    catalogue = None
+    try:
+        from headrace.export.triton.repository import write_repository
+        from headrace.export.triton.two_stage import Catalogue, ExportedModel, write_two_stage
+    except ModuleNotFoundError as e:
+        raise UserError(f"{e.name} is not installed: run `make onnx`") from None
+    if stages is not None:
+        catalogue = Catalogue.read(stages.items, stages.key)
+    number = version or int(registered.version)
+    short = load_spec(pipeline, overrides).pipeline
+    try:
+        to.parent.make_dir()
+        with tempfile.TemporaryDirectory(dir=to.parent.local_path(), prefix=f".{to.name}.export-") as scratch:
+            place = local(scratch)
+            exported = place / "ranking"
+            kind, faults = write_export(registered, _new_folder(exported), _new_folder(place / "tables"), precision)
+            if second is None or stages is None or catalogue is None:
+                write_repository(exported, registered.source, to, name=short, version=number, options=options)
+            else:
+                near = place / "retrieval"
+                write_export(second[1], _new_folder(near), _new_folder(place / "tables-2"), precision)
+                retrieval = ExportedModel(near, second[1].source, load_spec(stages.pipeline).pipeline)
+                ranker = ExportedModel(exported, registered.source, short)
+                write_two_stage(
+                    retrieval, ranker, catalogue, to, version=number, list_length=stages.list_length, options=options
+                )
+    except StoreAway:
+        raise
+    except OSError as e:
+        raise UserError(f"{to} cannot be written: {e}") from e
+    asked_as = short if stages is None else f"{short}.two_stage"
+    out.print(f"version {registered.version} of '{name}' ({kind}) is version {number} of {asked_as} in {to}")
+    for fault in faults:
+        out.print(f"features by the Python back end: {fault}")
+
+
+def _new_folder(folder: Location) -> Location:
+    folder.make_dir()
+    return folder

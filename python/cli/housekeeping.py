@@ -1,14 +1,19 @@
-"""Commands that remove: `gc`, `forget`."""
+"""`headrace gc`, `headrace forget`: commands that remove."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import VAR, Home, Json, Pipeline, Sets, examples, workspace
-from headrace.cli.root import app
+from headrace.cli.root import VAR, Home, Json, Pipeline, Sets, app, examples, workspace
+from headrace.cli.screen import out, print_json, table
+
+if TYPE_CHECKING:
+    from headrace.jobs.housekeeping.forget.persons import Place
 
 
 @app.command(
@@ -29,9 +34,30 @@ def gc(
     that no kept version names, days beyond the warehouse's retention. Models with an alias stay. The manifests stay,
     and say what was removed when: `status` and `lineage` show it, and `run` makes the day again.
     """
-    from headrace.commands.gc import gc as command
+    from headrace.config import load_spec
+    from headrace.jobs.housekeeping.collect import collect
 
-    command(workspace(home), pipeline, delete, sets or [], as_json)
+    spec = load_spec(pipeline, sets or [])
+    ws = workspace(home).of(spec)
+    steps = []
+    steps_table = table("kind", "what", ">MiB", "why")
+    for step in collect(spec, ws, datetime.now(UTC), delete):
+        steps.append(step)
+        steps_table.add_row(step.kind, step.name, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
+    if as_json:
+        records = [{"kind": s.kind, "what": s.name, "bytes": s.size, "reason": s.reason} for s in steps]
+        print_json({"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete, "steps": records})
+        return
+    if steps:
+        out.print(steps_table)
+    # What is joined is written anew first, and goes when no version names it any more.
+    total = sum(s.size for s in steps if s.kind != "compaction") / 2**20
+    if delete:
+        out.print(f"{len(steps)} removed, {total:,.1f} MiB")
+    elif steps:
+        out.print(f"{len(steps)} can go, {total:,.1f} MiB. Nothing was changed: add --delete to remove them")
+    else:
+        out.print("nothing can go")
 
 
 @app.command(
@@ -57,6 +83,52 @@ def forget(
     are yours are named, not touched. The same command ends what was interrupted. Exit code 75: what is left goes with
     the same command later, as it says; 2: something is left to be done by hand.
     """
-    from headrace.commands.forget import forget as command
+    from headrace.config import load_spec
+    from headrace.jobs.housekeeping.forget import erase
+    from headrace.jobs.housekeeping.forget.persons import Place, read_persons
 
-    command(workspace(home), pipeline, column, values, delete, sets or [], as_json)
+    spec = load_spec(pipeline, sets or [])
+    ws = workspace(home).of(spec)
+    persons, now = read_persons(spec, column, values), datetime.now(UTC)
+    places: list[Place] = []
+    document: dict[str, Any] = {"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete}
+    try:
+        if not delete:
+            places += erase.found_places(spec, ws, persons, now)
+        for step in erase.forget(spec, ws, persons, now) if delete else ():
+            if isinstance(step, Place):
+                places.append(step)
+            else:
+                request, file = step
+                document |= {"request": request.model_dump(mode="json"), "proof": str(file)}
+    finally:
+        _show_places(places, document, delete, as_json)
+
+
+def _show_places(places: Sequence[Place], document: dict[str, Any], delete: bool, as_json: bool) -> None:
+    if as_json:
+        names = ("rows", "rewritten", "removed", "size", "note", "left", "later")
+        print_json(
+            document
+            | {
+                "places": [
+                    {"kind": p.kind, "what": p.name, **{name: getattr(p, name) for name in names}} for p in places
+                ]
+            }
+        )
+        return
+    places_table = table("kind", "what", ">rows", ">written again", ">removed", "")
+    for p in places:
+        counts = (f"{n:,}" if n else "–" for n in (p.rows, p.rewritten, p.removed))
+        places_table.add_row(p.kind, p.name, *counts, "; ".join(x for x in (p.left, p.note) if x))
+    if places:
+        out.print(places_table)
+    erasable = sum(p.act is not None for p in places)
+    if delete:
+        out.print(f"{erasable} places erased; proof: {document.get('proof', 'none, it did not end')}")
+    elif erasable:
+        out.print(f"{erasable} places have some. Nothing was changed: add --delete to erase them")
+    elif any(p.left for p in places):
+        out.print("nothing is left of them but what must be done by hand, or by a later run")
+    else:
+        out.print("nothing is left of them")

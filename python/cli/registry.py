@@ -1,15 +1,30 @@
-"""Commands about registered models: `models`, `gate`, `promote`, `rollback`."""
+"""`headrace models`, `headrace gate`, `headrace promote`, `headrace rollback`: registered models and their champion."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, examples, overrides, workspace
-from headrace.cli.root import app
+from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.run import resolve, run_stages
+from headrace.cli.screen import out, plain, print_json, table
+from headrace.cli.verdict import show_verdict
+from headrace.errors import UserError
+from headrace.quality.report import facts
 from headrace.stages import STAGES
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.config import Spec
+    from headrace.manifest import Manifest
+    from headrace.registry.promotion import Promotion
+    from headrace.registry.versions import Version
+
 
 _PANEL = "Stages, in the day's order"
 Reason = Annotated[
@@ -36,9 +51,7 @@ def models(
     home: Home = VAR,
 ) -> None:
     """Show registered models: version, day, aliases, verdict, metrics, size; who has decided about them, and why."""
-    from headrace.commands.registry import models as command
-
-    command(workspace(home), pipeline, None if stage is None else stage.value, sets or [], as_json)
+    show_models(workspace(home), pipeline, None if stage is None else stage.value, sets or [], as_json)
 
 
 @app.command(
@@ -58,9 +71,7 @@ def gate(
 
     The same as `run --from gate --to gate`, with a table.
     """
-    from headrace.commands.registry import gate as command
-
-    raise typer.Exit(command(pipeline, workspace(home), ds, overrides(overlays, sets), as_json))
+    raise typer.Exit(judge_day(pipeline, workspace(home), ds, overrides(overlays, sets), as_json))
 
 
 @app.command(
@@ -90,12 +101,11 @@ def promote(
     did so, when and why is kept with it and logged.
     """
     if version is None:
-        from headrace.commands.run import run as run_stages
+        from headrace.cli.run import run_stages as run_stages
 
         raise typer.Exit(run_stages(pipeline, workspace(home), ds, overrides(overlays, sets), "promote", "promote"))
-    from headrace.commands.registry import override as command
 
-    command(workspace(home), pipeline, version, reason, overrides(overlays, sets), allow_older)
+    promote_version(workspace(home), pipeline, version, reason, overrides(overlays, sets), allow_older)
 
 
 @app.command(
@@ -111,6 +121,190 @@ def rollback(
     home: Home = VAR,
 ) -> None:
     """Take the champion back, and give its place to an earlier version; scoring goes on with that one."""
-    from headrace.commands.registry import rollback as command
+    roll_back_champion(workspace(home), pipeline, to, reason or "", sets or [])
 
-    command(workspace(home), pipeline, to, reason or "", sets or [])
+
+#: Metrics of the table on the screen.
+_METRICS = ("auc", "log_loss", "calibration", "hr_at_k", "ndcg_at_k")
+_STATUS_STYLES = {"promoted": "green", "overridden": "yellow", "refused": "red", "rolled_back": "red"}
+
+
+def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Show the registered versions of a pipeline, the newest first.
+
+    Args:
+        ws: the workspace.
+        pipeline: a shipped pipeline's name or a YAML file.
+        stage: whose models (train, baseline, second_stage); None: those that the gate judges.
+        overrides: `key=value` for the spec.
+        as_json: print JSON.
+
+    Raises:
+        UserError: there is none.
+    """
+    from headrace.config import load_spec
+    from headrace.registry.versions import aliases, versions
+
+    spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
+    name = _name(spec, stage)
+    registered, alias_versions = versions(ws, name), aliases(ws, name)
+    if not registered:
+        raise UserError(f"no version of model '{name}' is registered. Run: headrace run {spec.argument} --ds DATE")
+    records = [
+        _version_record(ws, spec, v, alias_versions)
+        for v in sorted(registered, key=lambda v: (v.ds or "", int(v.version)), reverse=True)
+    ]
+    if as_json:
+        print_json({"model": name, "versions": records})
+        return
+    names = [n for n in _METRICS if any(n in t["metrics"] for t in records)]
+    saved = [facts.saved_rows(t["saved"]) for t in records]
+    embeddings = ["embeddings"] if any(saved) else []
+    headings = [*(f">{n}" for n in names), ">on disk", *embeddings, "decided by"]
+    rows_table = table("version", "day", "aliases", "verdict", *headings)
+    for t, rows in zip(records, saved, strict=True):
+        status = t["status"] or "–"
+        size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
+        by = f"{t['by']}: {t['reason']}" if t["by"] else ""
+        row = [
+            t["version"],
+            t["ds"] or "–",
+            ", ".join(t["aliases"]),
+            plain(status, style=_STATUS_STYLES.get(status, "")),
+        ]
+        more = [size, *([rows] if embeddings else []), by]
+        rows_table.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
+    out.print(rows_table)
+
+
+def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions: Mapping[str, str]) -> dict[str, Any]:
+    from headrace.manifest import Manifest
+    from headrace.registry.promotion import DECIDED_AT, DECIDED_BY, REASON
+
+    gate = None if version.ds is None else Manifest.load(ws.manifest(spec.pipeline, version.ds, "gate"))
+    tags = version.tags
+    return {
+        "version": version.version,
+        "ds": version.ds,
+        "key": version.key,
+        "aliases": [alias for alias, number in alias_versions.items() if number == version.version],
+        "status": version.status,
+        "verdict": None if gate is None else _verdict(gate, version.key),
+        "metrics": dict(version.metrics),
+        "bytes": sum(f.size() for f in version.source.files()) if version.source.is_dir() else None,
+        "saved": _saved(ws, spec, version),
+        "by": tags.get(DECIDED_BY),
+        "at": tags.get(DECIDED_AT),
+        "reason": tags.get(REASON),
+        "lineage": {
+            tag.removeprefix("headrace."): tags[tag]
+            for tag in ("headrace.dataset", "headrace.train_days", "headrace.warm_start", "headrace.warm_start_version")
+            if tag in tags
+        },
+    }
+
+
+def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None:
+    """Bytes of the saved embeddings and of a whole copy, of a model that may hold changed rows alone."""
+    from headrace.manifest import Manifest
+
+    for stage in ("train", "challenger") if version.ds is not None else ():
+        manifest = Manifest.load(ws.manifest(spec.pipeline, str(version.ds), stage))
+        if manifest is not None and any(o.kind == "model" and o.version == version.key for o in manifest.outputs):
+            return dict(facts.mapping(manifest.facts.get("saved"))) or None
+    return None
+
+
+def _verdict(gate: Manifest, key: str) -> str | None:
+    """Return the verdict of a day's gate on the model of a key: the day's, or its challenger."""
+    if facts.mapping(gate.facts.get("model")).get("key") == key:
+        return str(gate.facts.get("verdict"))
+    challenger = facts.mapping(gate.facts.get("challenger"))
+    return str(challenger.get("verdict")) if challenger.get("key") == key else None
+
+
+def promote_version(
+    ws: Workspace, pipeline: str, version: str, reason: str | None, overrides: Sequence[str], allow_older: bool
+) -> None:
+    """Make a version the champion, whatever its verdict.
+
+    Raises:
+        UserError: no reason; see registry.promotion.promote.
+    """
+    from headrace.config import load_spec
+    from headrace.registry.promotion import promote
+
+    if reason is None or not reason.strip():
+        raise UserError("say why: --reason TEXT; it is kept with the version and in the log of promotions")
+    spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
+    name = _name(spec, None)
+    _show_promotion(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
+
+
+def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str, overrides: Sequence[str]) -> None:
+    """Take the alias back from the champion, and give it to an earlier version.
+
+    Raises:
+        UserError: see registry.promotion.roll_back.
+    """
+    from headrace.config import load_spec
+    from headrace.registry.promotion import roll_back
+
+    spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
+    name = _name(spec, None)
+    _show_promotion(ws, spec, name, roll_back(ws, name, to, reason))
+
+
+def _show_promotion(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
+    from headrace.registry.versions import CHAMPION, versions
+
+    by_version = {v.version: v for v in versions(ws, name)}
+    previous = "none" if done.previous is None else f"version {done.previous}, of {by_version[done.previous].ds}"
+    assert done.now is not None
+    out.print(
+        f"the alias {CHAMPION} of {name} is at version {done.now}, of {by_version[done.now].ds} (before: {previous})",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(f"logged in {ws.promotions(name)}", markup=False, soft_wrap=True)
+    if spec.score is not None and spec.gate is not None:
+        again = f"headrace run {spec.argument} --ds DATE --from score"
+        out.print(f"To score a day anew with it: {again}", markup=False, soft_wrap=True)
+
+
+def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Judge a day's model, and show every rule.
+
+    Returns:
+        the exit code: 3 where it is refused.
+
+    Raises:
+        UserError: the stage before has not finished, or there is no section `gate`.
+    """
+    from headrace.manifest import Manifest
+
+    spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
+    if as_json:
+        with redirect_stdout(sys.stderr):
+            code = run_stages(pipeline, ws, day, overrides, "gate", "gate", show_results=False)
+    else:
+        code = run_stages(pipeline, ws, day, overrides, "gate", "gate", show_results=False)
+    manifest = Manifest.load(ws.manifest(spec.pipeline, day, "gate"))
+    if manifest is not None:
+        if as_json:
+            print_json({"pipeline": spec.pipeline, "ds": day, "key": manifest.key, **manifest.facts})
+        else:
+            show_verdict(manifest)
+    return code
+
+
+def _name(spec: Spec, stage: str | None) -> str:
+    from headrace.registry.versions import registered_name
+
+    if stage is not None:
+        return registered_name(spec.pipeline, stage)
+    return registered_name(spec.pipeline, "train" if spec.gate is None else spec.gate.stage)

@@ -1,15 +1,17 @@
-"""`headrace repository ...`."""
+"""`headrace repository ...`: versions of models that `headrace serve` reads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.cli.groups import Group
-from headrace.cli.options import examples
-from headrace.cli.root import app
+from headrace.cli.root import Group, app, examples
+from headrace.cli.screen import out
+from headrace.errors import UserError
+from headrace.storage import Location, local
 
 _group = typer.Typer(cls=Group, no_args_is_help=True, help="Versions of models for `headrace serve`.")
 app.add_typer(_group, name="repository", rich_help_panel=None)
@@ -32,8 +34,6 @@ def push(
     keep: Annotated[int, typer.Option("--keep", min=2, help="Versions of a model that stay.", metavar="N")] = 7,
 ) -> None:
     """Add exports as the next version of their models, and release them together."""
-    from headrace.commands.repository import push_folders
-
     push_folders(repository, folders, delta, keep)
 
 
@@ -44,22 +44,79 @@ def delta(
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", metavar="DIR")],
 ) -> None:
     """Write what has changed between two versions: what a day's push has to carry to a server."""
-    from headrace.commands.repository import make_delta
-
     make_delta(base, new, to)
 
 
 @_group.command(epilog=examples("headrace repository rollback models"))
 def rollback(repository: _Repository) -> None:
     """Release again what was released before, all models of it together."""
-    from headrace.commands.repository import rollback as command
-
-    command(repository)
+    roll_back_release(repository)
 
 
 @_group.command(epilog=examples("headrace repository show models"))
 def show(repository: _Repository) -> None:
     """List the versions that are there, and those that are released."""
-    from headrace.commands.repository import show as command
+    show_repository(repository)
 
-    command(repository)
+
+def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
+    """Folders by model, of `MODEL=DIR`. Raises UserError: something else, or no folder."""
+    folders: dict[str, Location] = {}
+    for pair in pairs:
+        model, is_pair, folder = pair.partition("=")
+        if not is_pair or not model or model in folders:
+            raise UserError(f"'{pair}': expected MODEL=DIR, each model once")
+        if not (place := local(folder)).is_dir():
+            raise UserError(f"{folder}, for model '{model}', is no folder")
+        folders[model] = place
+    return folders
+
+
+def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int) -> None:
+    """Push folders or deltas, and say their version."""
+    from headrace.serve.repository import push, push_deltas
+
+    version = (push_deltas if deltas else push)(local(repository), folders_by_model(pairs), keep)
+    out.print(f"version {version} of {', '.join(folders_by_model(pairs))} is released in {repository}")
+
+
+def make_delta(base: Path, new: Path, delta: Path) -> None:
+    """Write a delta, and say its size beside the new version's."""
+    from headrace.serve.delta import write_delta
+
+    if delta.exists() and not (delta / "delta.json").is_file():
+        raise UserError(f"{delta} is there and is no delta: choose another folder")
+    size = write_delta(local(base), local(new), local(delta))
+    full_size = sum(f.size() for f in local(new).files())
+    out.print(f"{delta}: {size / 2**20:,.2f} MiB, for {full_size / 2**20:,.2f} MiB in {new}")
+
+
+def roll_back_release(repository: Path) -> None:
+    """Have the release before served, and say which it is."""
+    from headrace.serve.repository import roll_back
+
+    models = roll_back(local(repository))
+    out.print(f"released in {repository}: {_release_text(models)}")
+
+
+def show_repository(repository: Path) -> None:
+    """Say what is there."""
+    from headrace.serve.repository import read_releases, read_repository
+
+    try:
+        contents = read_repository(repository)
+    except OSError as e:
+        raise UserError(f"{repository} cannot be read: {e}") from None
+    for model, versions in contents.versions.items():
+        out.print(f"{model}: versions {', '.join(map(str, versions)) or 'none'}")
+    releases = read_releases(local(repository))
+    out.print(
+        f"released: {_release_text(releases.now)}" if releases.now else "nothing is released: the newest are served"
+    )
+    if releases.earlier:
+        out.print(f"before: {_release_text(releases.earlier[0])}")
+
+
+def _release_text(models: object) -> str:
+    assert isinstance(models, dict)
+    return ", ".join(f"{model} {version}" for model, version in models.items())

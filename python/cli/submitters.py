@@ -1,15 +1,17 @@
-"""Commands for other submitters than `headrace run`: `spark-properties`, `pack`."""
+"""`headrace spark-properties`, `headrace pack`: what other submitters than `headrace run` need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Home, Pipeline, Sets, examples, workspace
-from headrace.cli.root import app
-from headrace.storage import local, location_of
+from headrace.cli.root import VAR, Home, Pipeline, Sets, app, examples, workspace
+from headrace.cli.screen import out
+from headrace.errors import UserError
+from headrace.storage import Location, local, location_of
 
 
 @app.command(
@@ -51,6 +53,26 @@ def pack(
 
     With spark.properties {spark.archives: FILE#environment, spark.pyspark.python: ./environment/bin/python}.
     """
-    from headrace.commands.pack import pack as run
+    pack_environment(location_of(out, "FILE"), leave_out or [])
 
-    run(location_of(out, "FILE"), leave_out or [])
+
+_MIB = 2**20
+
+
+def pack_environment(file: Location, left_out: Sequence[str]) -> None:
+    """Write the archive and say how to use it.
+
+    Raises:
+        UserError: the file's name is not one that Spark unpacks, or a package cannot go along.
+    """
+    from headrace.jobs.pack.archive import pack as write
+
+    if not file.name.endswith((".tar.gz", ".tgz")):
+        raise UserError(f"{file}: Spark unpacks archives by their names; call it .tar.gz")
+    packed = write(file, left_out)
+    for dependent, package in packed.missed:
+        out.print(f"without {package}, which {dependent} needs", markup=False)
+    size = f"{file.size() / _MIB:,.0f} MiB, {packed.unpacked / _MIB:,.0f} unpacked"
+    out.print(f"{file}: {packed.packages} packages, {packed.files:,} files, {size}", markup=False, soft_wrap=True)
+    properties = f"{{spark.archives: {file}#environment, spark.pyspark.python: ./environment/bin/python}}"
+    out.print(f"spark.properties: {properties}", markup=False, soft_wrap=True)

@@ -1,14 +1,19 @@
-"""`headrace warehouse ...`."""
+"""`headrace warehouse`: the embedded PostgreSQL, and a look at what is published."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.groups import Group
-from headrace.cli.options import VAR, Ds, Home, MaybePipeline, Pipeline, examples, workspace
-from headrace.cli.root import app
+from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Pipeline, app, examples, workspace
+from headrace.cli.screen import out, psql_table
+from headrace.errors import UserError
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.config import Spec, Warehouse
+
 
 warehouse_app = typer.Typer(cls=Group, no_args_is_help=True, help="The embedded PostgreSQL, and what is published.")
 app.add_typer(warehouse_app, name="warehouse")
@@ -17,25 +22,39 @@ app.add_typer(warehouse_app, name="warehouse")
 @warehouse_app.command("start", epilog=examples("headrace warehouse start"))
 def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     """Start the embedded PostgreSQL and leave it running; say how to open it."""
-    from headrace.commands.warehouse import start
+    from headrace.publish.embedded import server
+    from headrace.publish.postgres.server import psql_info
 
-    start(workspace(home), pipeline)
+    ws, conf = workspace(home), _embedded(pipeline)
+    state = server.start(ws, conf.port, conf.database, conf.user)
+    out.print(f"PostgreSQL runs on 127.0.0.1:{state.port} (process {state.pid}); data: {state.data}", soft_wrap=True)
+    out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
+    out.print("stop it:  headrace warehouse stop")
 
 
 @warehouse_app.command("stop", epilog=examples("headrace warehouse stop"))
 def warehouse_stop(home: Home = VAR) -> None:
     """Stop the embedded PostgreSQL."""
-    from headrace.commands.warehouse import stop
+    from headrace.publish.embedded import server
 
-    stop(workspace(home))
+    state = server.stop(workspace(home))
+    out.print("PostgreSQL is in use and stops with its last user" if state.running else "PostgreSQL is stopped")
 
 
 @warehouse_app.command("status", epilog=examples("headrace warehouse status"))
 def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     """Say whether the embedded PostgreSQL runs and how to open it."""
-    from headrace.commands.warehouse import status
+    from headrace.publish.embedded import server
+    from headrace.publish.postgres.server import psql_info
 
-    status(workspace(home), pipeline)
+    ws, conf = workspace(home), _embedded(pipeline)
+    state = server.status(ws)
+    if not state.running:
+        out.print(f"PostgreSQL does not run (data: {state.data}). Start it: headrace warehouse start", soft_wrap=True)
+        return
+    until = "until `headrace warehouse stop`" if state.keeps_running else "until its last user is done"
+    out.print(f"PostgreSQL runs on 127.0.0.1:{state.port} (process {state.pid}) {until}")
+    out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
 
 
 @warehouse_app.command("sample", epilog=examples("headrace warehouse sample clicks --ds 2026-01-08 --rows 20"))
@@ -46,14 +65,61 @@ def warehouse_sample(
     home: Home = VAR,
 ) -> None:
     """Show the first published scores of a day as psql would; default: of the newest day."""
-    from headrace.commands.warehouse import sample
+    from headrace.config import load_spec, parse_ds
+    from headrace.publish.opening import open_target
 
-    sample(workspace(home), pipeline, ds, rows)
+    spec = load_spec(pipeline)
+    ws = workspace(home).of(spec)
+    if spec.publish is None:
+        raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
+    day = parse_ds(ds) if ds else _newest(ws, spec)
+    again = f"Run: headrace run {spec.argument} --ds {day}"
+    with open_target(spec, ws) as target:
+        try:
+            sampled_rows = target.sample(day, rows)
+        except UserError as e:
+            raise UserError(f"{e}. {again}") from None
+    if not sampled_rows:
+        raise UserError(f"{target.label} has no scores of {day}. {again}")
+    out.print(f"SELECT * FROM {target.label} WHERE ds = '{day}' LIMIT {rows};", markup=False)
+    out.print(psql_table(sampled_rows), markup=False, soft_wrap=True)
 
 
 @warehouse_app.command("drop-kept", epilog=examples("headrace warehouse drop-kept clicks"))
 def warehouse_drop_kept(pipeline: Pipeline, home: Home = VAR) -> None:
     """Drop staged scores that failed their audit and were kept for a look."""
-    from headrace.commands.warehouse import drop_kept
+    from headrace.config import load_spec
+    from headrace.publish.opening import open_target
 
-    drop_kept(workspace(home), pipeline)
+    spec = load_spec(pipeline)
+    ws = workspace(home).of(spec)
+    if spec.publish is None:
+        raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
+    with open_target(spec, ws) as target:
+        dropped = target.drop_kept()
+    for label in dropped:
+        out.print(f"dropped {label}", markup=False, soft_wrap=True)
+    if not dropped:
+        out.print("nothing was kept")
+
+
+def _warehouse_of(pipeline: str | None) -> Warehouse:
+    from headrace.config import Warehouse, load_spec
+
+    spec = load_spec(pipeline) if pipeline else None
+    return spec.publish.warehouse if spec and spec.publish else Warehouse()
+
+
+def _newest(ws: Workspace, spec: Spec) -> str:
+    days = [d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, "publish").is_file()]
+    if not days:
+        raise UserError(f"'{spec.pipeline}' has published nothing yet. Run: headrace run {spec.argument} --ds DATE")
+    return days[-1]
+
+
+def _embedded(pipeline: str | None) -> Warehouse:
+    conf = _warehouse_of(pipeline)
+    if conf.kind != "embedded":
+        kind = f"the PostgreSQL at {conf.host}" if conf.kind == "postgres" else f"a warehouse of kind {conf.kind}"
+        raise UserError(f"pipeline '{pipeline}' publishes to {kind}, which is yours to start and stop")
+    return conf

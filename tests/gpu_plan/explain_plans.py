@@ -18,7 +18,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, Window
 from pyspark.sql import functions as F
 
-from headrace.commands import plan
+from headrace.cli import plan
 from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
@@ -117,7 +117,7 @@ def main(out: Path) -> None:
             rows.drop("l").write.csv(f"{folder}/csv")
             explained["written as csv"] = _all(explainer.ran())
 
-            gate = plan.check(explainer, Workspace(Path(folder) / "gate"), plan.shipped(), ())
+            gate = plan.check_plans(explainer, Workspace(Path(folder) / "gate"), plan.shipped_pipelines(), ())
             explained["gate"] = [[s.subject, s.step, s.green, s.faults()] for s in gate]
 
             OPERATORS.builtin.update(quarter=f"{__name__}:Quarter", unseen=f"{__name__}:Unseen")  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.commands import doctor
+from headrace.cli import doctor
 from headrace.machine import native
 from headrace.udfs import library
 

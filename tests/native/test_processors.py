@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.commands import doctor
+from headrace.cli import doctor
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.update_rules import fused_step

@@ -12,7 +12,7 @@ import deltalake
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.commands.scaffold.table_sample import delta_rows
+from headrace.cli.scaffold.table_sample import delta_rows
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, click_log, kept_rows, utc

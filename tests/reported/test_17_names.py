@@ -220,9 +220,9 @@ def test_rows_of_a_file_get_the_published_scores(day: Day, spark: SparkSession, 
 def exported(day: Day) -> Path:
     """A repository of `headrace serve` with the day's model."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
-    from headrace.commands.export import export
+    from headrace.cli.export import export_model
 
-    export(day.ws, pipeline_path(day), "1", local(day.folder / "models" / "names" / "1"), "fp32")
+    export_model(day.ws, pipeline_path(day), "1", local(day.folder / "models" / "names" / "1"), "fp32")
     return day.folder / "models"
 
 
@@ -267,7 +267,7 @@ def test_an_export_takes_and_gives_the_columns(day: Day, exported: Path) -> None
 
 @pytest.mark.slow
 def test_triton_takes_the_columns(day: Day, exported: Path) -> None:
-    from headrace.commands.export_triton import export_triton
+    from headrace.cli.export import export_triton
     from headrace.export.triton.config import Options
     from tests.triton_support import Repository, read_config
 

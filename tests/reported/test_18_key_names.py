@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.commands.dry_run import dry_run
-from headrace.commands.run import run
+from headrace.cli.run import dry_run, run_stages
 from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.jobs.spec_check import check_spec
@@ -130,7 +129,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(tmp_path: Path, case: str) -> No
     data, message = REFUSED[case]
     path = tmp_path / "pipeline.yaml"
     path.write_text(yaml.safe_dump(data))
-    for command in (dry_run, run):
+    for command in (dry_run, run_stages):
         with pytest.raises(UserError, match=message):
             command(str(path), Workspace(tmp_path), DAY, [], "ingest", "publish")
 

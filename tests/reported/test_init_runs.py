@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.commands.init import init
-from headrace.commands.scaffold.roles import Named
+from headrace.cli.init import write_pipeline
+from headrace.cli.scaffold.roles import Named
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.workspace import Workspace
@@ -34,7 +34,7 @@ def run_to_features(generated: GeneratedInput, ws: Workspace, folder: Path) -> s
     """
     file = folder / "pipeline.yaml"
     try:
-        init(str(generated.path), file, None, Named(), force=False)
+        write_pipeline(str(generated.path), file, None, Named(), force=False)
     except UserError as e:
         return f"init: {e}"
     try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.commands.summary import data_lines
+from headrace.cli.summary import data_lines
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest

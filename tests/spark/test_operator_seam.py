@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headrace as hr
-from headrace.commands.reference import page
+from headrace.cli.reference import page
 from headrace.config import Chain
 from headrace.features.ops import OPERATORS
 from headrace.storage import local

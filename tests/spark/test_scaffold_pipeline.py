@@ -11,8 +11,8 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from headrace.commands.init import init
-from headrace.commands.scaffold.roles import Named
+from headrace.cli.init import write_pipeline
+from headrace.cli.scaffold.roles import Named
 from headrace.config import load_spec
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.stages import load_stage
@@ -31,7 +31,7 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
     data["outcome"] = np.where(data.pop("clicked") == 1, "click", "view")
     file = tmp_path / "log.csv.gz"
     data.to_csv(file)
-    init(str(file), tmp_path / "log.yaml", None, Named(), force=False)
+    write_pipeline(str(file), tmp_path / "log.yaml", None, Named(), force=False)
     spec = load_spec(tmp_path / "log.yaml", ["features.min_row_groups=1"])
     assert spec.ds is not None
     loaded = run_stage(load_stage("ingest"), spec, ws, spec.ds).manifest
@@ -85,7 +85,7 @@ def test_a_table_with_other_names_than_its_files(spark: SparkSession, ws: Worksp
     }
     with spark_settings(spark, catalog if form == "iceberg" else {}):
         by_spark(spark, data, folder, form)
-    init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
+    write_pipeline(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
     assert "Rows that are deleted are among those looked at" in (tmp_path / "p.yaml").read_text()
     spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
     assert spec.source.model_dump(exclude_defaults=True) == {"format": form, "path": str(folder)}
@@ -111,7 +111,7 @@ def test_a_table_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_pat
             write_deltalake(str(folder), table, mode="append")
         else:
             rows.to_parquet(folder / f"{k}.parquet", index=False, coerce_timestamps="us")
-    init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
+    write_pipeline(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
     spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
     assert spec.ds == "2026-03-03"
     run_stage(load_stage("ingest"), spec, ws, spec.ds)

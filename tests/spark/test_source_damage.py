@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headrace.commands.summary import data_lines
+from headrace.cli.summary import data_lines
 from headrace.errors import UserError
 from headrace.lake.spark.errors import exit_message
 from headrace.quality.report.blocks import Cell, Day, Table

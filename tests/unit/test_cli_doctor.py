@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.commands import doctor
+from headrace.cli import doctor
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.lake.spark import requirements as object_stores

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.commands.dry_run import PlannedStage, dry_run
+from headrace.cli.run import PlannedStage, dry_run
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace, checkout
@@ -30,7 +30,7 @@ def test_before_the_first_run_all_would_run(yard: Yard) -> None:
     assert f"clicks, {DS}: 9 of 9 stages would run" in result.output
     assert (yard.submitted, yard.home.exists()) == ([], False)
     plans = planned(yard)
-    assert {p.why for p in plans.values()} == {"not yet run for this date"}
+    assert {p.reason for p in plans.values()} == {"not yet run for this date"}
     assert plans["ingest"].reads == (f"landing/clicks/{DS} (landing, version v1)",)
     assert plans["ingest"].writes == ("lake/clicks/events", "lake/clicks/quarantine")
     assert plans["features"].reads == ("what ingest makes",)
@@ -48,8 +48,8 @@ def test_what_is_done_stays_and_what_changed_runs(yard: Yard) -> None:
     yard.fakes["ingest"].source = "v2"
     plans = planned(yard)
     assert all(p.runs for p in plans.values())
-    assert plans["ingest"].why == "its inputs or its part of the spec have changed"
-    assert plans["features"].why == "if what ingest makes is new"
+    assert plans["ingest"].reason == "its inputs or its part of the spec have changed"
+    assert plans["features"].reason == "if what ingest makes is new"
     # What would run is what does run.
     assert yard.run().exit_code == 0
     assert yard.submitted == list(CLICKS_STAGES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.commands.generate import wanted_days
+from headrace.cli.generate import requested_days
 from headrace.config import load_spec
 from headrace.errors import UserError
 from tests.cli_support import Yard, make_yard
@@ -32,7 +32,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     ],
 )
 def test_days_to_generate(days: int | None, start: str | None, until: str | None, first: str, count: int) -> None:
-    generated = wanted_days(load_spec("clicks"), days, start, until)
+    generated = requested_days(load_spec("clicks"), days, start, until)
     assert (generated[0], len(generated), len(set(generated))) == (first, count, count)
     if until:
         assert generated[-1] == until
@@ -49,7 +49,7 @@ def test_days_to_generate(days: int | None, start: str | None, until: str | None
 )
 def test_days_that_make_no_sense(days: int | None, start: str | None, until: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        wanted_days(load_spec("clicks"), days, start, until)
+        requested_days(load_spec("clicks"), days, start, until)
 
 
 def test_generate_writes_files_once_and_prints_the_ceiling(yard: Yard) -> None:

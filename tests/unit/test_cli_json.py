@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.commands import doctor, plan
+from headrace.cli import doctor, plan
 from headrace.jobs.gpu_plan.gate import LOG, StepPlans
 from headrace.manifest import Manifest
 from headrace.stage import run_lock
@@ -98,7 +98,7 @@ def test_sharding_plan(yard: Yard) -> None:
 
 def test_gpu_plan() -> None:
     steps = [StepPlans("operator log", "transform", ()), StepPlans("x", "fit", (), "no plan"), StepPlans("x", LOG, ())]
-    report = {"on_gpu": False, "steps": [plan.as_record(s) for s in steps]}
+    report = {"on_gpu": False, "steps": [plan.step_record(s) for s in steps]}
     assert fields(report) == promised("plan --gpu")
     assert [s["on_gpu"] for s in report["steps"]] == [True, False, None]  # type: ignore[index]
     assert report["steps"][1]["faults"] == ["no plan"]  # type: ignore[index]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.commands.summary import quality_lines
+from headrace.cli.summary import quality_lines
 from headrace.manifest import Manifest
 from headrace.stage import run_lock
 from headrace.workspace import Workspace

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.commands.watch import describe
+from headrace.cli.status import describe
 from headrace.config import load_spec
 from headrace.jobs.observe import running
 from headrace.jobs.observe.application import Observation

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands import compare as command
-from headrace.commands import screen
+from headrace.cli import app, screen
+from headrace.cli import compare as command
 from headrace.config import ModelVariant, Spec, build_spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -329,7 +328,7 @@ def test_the_command_shows_a_table_and_json(
         run_stage(Compare(), load_spec(pipeline, overrides), ws, ds)
         return 0
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "run_stages", run)
     monkeypatch.setattr(command, "out", screen.Console(highlight=False, width=400))
     place = ["--ds", DS, "--home", str(ws.home)]
     missing = CliRunner().invoke(app, ["compare", str(pipeline), *place])

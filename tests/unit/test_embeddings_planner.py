@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.cli.plan import plan_sharding, show_sharding
 from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
-from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
@@ -358,7 +358,7 @@ def test_tables_that_do_not_fit_a_gpu_are_cached(capsys: pytest.CaptureFixture[s
     assert planned.load.carried.min() > 0
     assert planned.load.host.sum() == 3_000_000 * 64 * 8
     assert ((planned.load.memory + planned.load.buffers) / GIB > 0.4).all()
-    show(planned, "big")
+    show_sharding(planned, "big")
     output = capsys.readouterr().out
     assert f"fp32, {user.cached:.1%} on GPU" in output
     assert "in host" in output
@@ -400,7 +400,7 @@ def test_hundreds_of_tables_on_thousands_of_ranks() -> None:
 
 @pytest.mark.parametrize("world", [8, 64])
 def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
-    planned = sharding(Workspace(tmp_path), None, "mlperf", None, world, 80.0, [])
+    planned = plan_sharding(Workspace(tmp_path), None, "mlperf", None, world, 80.0, [])
     output = capsys.readouterr().out
     assert "204,184,588 rows" in output
     assert "expected time" in output
@@ -421,7 +421,7 @@ def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], 
 
 def test_settings_of_declared_tables(tmp_path: object) -> None:
     def seconds(*sets: str) -> float:
-        planned = sharding(Workspace(tmp_path), None, "criteo-1tb", None, 16, None, sets)
+        planned = plan_sharding(Workspace(tmp_path), None, "criteo-1tb", None, 16, None, sets)
         return float(planned.load.seconds(planned.work.settings).max())
 
     slow = ["train.sharding.network_gbps=0.1", "train.sharding.node_gbps=0.1"]
@@ -443,8 +443,8 @@ def test_what_cannot_be_even_is_planned_all_the_same() -> None:
 
 def test_tables_must_be_said(tmp_path: object) -> None:
     with pytest.raises(UserError, match="say which tables"):
-        sharding(Workspace(tmp_path), None, None, None, 8, None, [])
+        plan_sharding(Workspace(tmp_path), None, None, None, 8, None, [])
     with pytest.raises(UserError, match="pipeline 'clicks' has no dataset"):
-        sharding(Workspace(tmp_path), "clicks", None, None, 8, None, [])
+        plan_sharding(Workspace(tmp_path), "clicks", None, None, 8, None, [])
     with pytest.raises(UserError, match="no tables 'mlpref'; shipped: criteo-1tb, mlperf, mlperf-onehot"):
         load_tables("mlpref")

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from headrace import config
+from headrace.cli.export import export_model as export_command
 from headrace.comm.base import Collective, LocalCollective, run_ranks
-from headrace.commands.export import export as export_command
 from headrace.errors import UserError
 from headrace.models.mapped import load_mapped
 from headrace.models.predictor import load_predictor

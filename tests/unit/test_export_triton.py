@@ -230,13 +230,12 @@ def test_the_python_step_needs_neither_spark_nor_torch(tmp_path: Path) -> None:
 
 def test_a_registered_model_by_the_command(tmp_path: Path) -> None:
     """Trees as ONNX with their features, and in a repository; what is wrong is named."""
-    from headrace.commands.export import export
-    from headrace.commands.export_triton import TwoStages, export_triton
+    from headrace.cli.export import TwoStages, export_model, export_triton
 
     ws, saved = Workspace(tmp_path / "home"), support.saved_trees(tmp_path / "home", 1)
     register(ws, registered_name("clicks", "baseline"), local(saved), {}, "k", ds="2026-01-01")
     to, options, batch = tmp_path / "out", repository.Options(), rows()
-    export(ws, "clicks", "1", local(to / "onnx"), "fp32", stage="baseline")
+    export_model(ws, "clicks", "1", local(to / "onnx"), "fp32", stage="baseline")
     record = read_record(local(to / "onnx"))
     assert sorted(record.graphs) == ["features", "model"]
     assert record.graphs["features"].inputs[0].dtype == "int64"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from headrace.commands.simulate_site import published_lists
-from headrace.commands.simulate_site import simulate_site as command
+from headrace.cli.generate import published_lists
+from headrace.cli.generate import simulate_day as command
 from headrace.config import Spec, Warehouse, load_spec
 from headrace.errors import UserError
 from headrace.generate import generate

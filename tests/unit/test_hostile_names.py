@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.cli.export import write_export
 from headrace.comm.base import LocalCollective
-from headrace.commands.export import write_export
 from headrace.config import Chain, Model, build_spec
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.commands.dry_run import PlannedStage, dry_run
+from headrace.cli.run import PlannedStage, dry_run
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.jobs.day_range import days_of, submissions, turns
@@ -147,7 +147,7 @@ def test_a_dry_run_of_a_range_says_what_would_run_and_in_which_order(yard: Yard)
     assert not any(p.runs for p in planned(yard, "train"))
     # A day that is done stays so as far as it can be known: another day's model may be what it begins with.
     Workspace(yard.home).manifest("clicks", "2026-01-04", "train").local_path().unlink()
-    of_train = {p.ds: (p.runs, p.why) for p in planned(yard, "train") if p.stage == "train"}
+    of_train = {p.ds: (p.runs, p.reason) for p in planned(yard, "train") if p.stage == "train"}
     assert of_train == {
         DS: (False, "done with the same inputs"),
         "2026-01-04": (True, "not yet run for this date"),

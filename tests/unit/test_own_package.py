@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace import plugins
 from headrace.cli import app
-from headrace.commands.dry_run import dry_run
+from headrace.cli.run import dry_run
 from headrace.config import Spec, Warehouse, build_spec
 from headrace.config.formats import FILE_FORMATS
 from headrace.config.source import LandingSource, TableSource

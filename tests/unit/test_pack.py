@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli import submitters
-from headrace.commands import pack as command
 from headrace.errors import UserError
 from headrace.jobs.pack import contents
 from headrace.jobs.pack.archive import Packed
@@ -156,7 +155,7 @@ def test_the_command_says_how_spark_is_told_of_the_archive(
         out.put_text("")
         return Packed(packages=1, files=1, unpacked=0, missed=())
 
-    monkeypatch.setattr(command, "write", write)
+    monkeypatch.setattr("headrace.jobs.pack.archive.pack", write)
     archive = f"{folder or tmp_path}/environment.tar.gz"
     submitters.pack(archive, [])
     assert location_of(archive).exists()

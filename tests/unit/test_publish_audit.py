@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from headrace.commands.psql_text import psql_table
+from headrace.cli.screen import psql_table
 from headrace.config import Warehouse
 from headrace.errors import UserError
 from headrace.publish.audit import Limits, day_checks

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from headrace.commands.reference import COMMAND, page
+from headrace.cli.reference import COMMAND, page
 from headrace.config import Spec, load_spec
 from headrace.config.documentation import Key, keys_of
 from headrace.workspace import checkout

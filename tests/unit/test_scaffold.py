@@ -20,11 +20,10 @@ import yaml
 from pyarrow import orc
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands import screen
-from headrace.commands.init import init
-from headrace.commands.scaffold.columns import profile
-from headrace.commands.scaffold.roles import Named
+from headrace.cli import app, screen
+from headrace.cli.init import write_pipeline
+from headrace.cli.scaffold.columns import profile
+from headrace.cli.scaffold.roles import Named
 from headrace.config import Spec, load_spec
 from headrace.config.source import LandingSource
 from headrace.errors import UserError
@@ -39,7 +38,7 @@ from tests.storage_homes import memory_home
 
 def written(path: Path | str, target: Path, **named: str) -> Spec:
     """The pipeline of some data; its features bind, too."""
-    init(str(path), target, None, Named(**named), force=False)
+    write_pipeline(str(path), target, None, Named(**named), force=False)
     spec = load_spec(target)
     Workflow.from_spec(spec)
     return spec
@@ -247,8 +246,8 @@ def test_of_large_files_in_a_store_a_part_is_fetched(
 ) -> None:
     """The number of rows of text and Avro, which do not store it, is an estimate."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("hdfs",))
-    monkeypatch.setattr("headrace.commands.scaffold.text_sample.SAMPLE_BYTES", 100_000)
-    monkeypatch.setattr("headrace.commands.scaffold.table_sample.SAMPLE_ROWS", 1_000)
+    monkeypatch.setattr("headrace.cli.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.cli.scaffold.table_sample.SAMPLE_ROWS", 1_000)
     # As if it were of gigabytes.
     monkeypatch.setattr(store, "_SMALL", 1)
     monkeypatch.setattr(store, "BLOCK", 32 << 10)
@@ -456,7 +455,7 @@ def test_a_column_that_says_the_label(tmp_path: Path) -> None:
 
 def test_large_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning, and the end for the last day; the number of rows is an estimate."""
-    monkeypatch.setattr("headrace.commands.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.cli.scaffold.text_sample.SAMPLE_BYTES", 100_000)
     clicks(20_000, 9).to_csv(tmp_path / "log.csv", index=False)
     spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
     assert spec.ds == "2026-03-09"
@@ -496,7 +495,7 @@ def test_what_a_user_can_mend(tmp_path: Path, files: dict[str, str], named: dict
 def test_names_that_yaml_would_read_otherwise(tmp_path: Path) -> None:
     data = clicks(300, 2).rename(columns={"slot": "no", "country": "a: b # c"})
     data.to_csv(tmp_path / "log.csv", index=False)
-    init(str(tmp_path / "log.csv"), tmp_path / "p.yaml", None, Named(), force=False)
+    write_pipeline(str(tmp_path / "log.csv"), tmp_path / "p.yaml", None, Named(), force=False)
     text = (tmp_path / "p.yaml").read_text()
     spec = load_spec(tmp_path / "p.yaml")
     assert "no" in types(spec)
@@ -620,7 +619,7 @@ def test_unsigned_integers_are_numbers(tmp_path: Path) -> None:
 def test_a_label_that_cannot_be_declared_is_said_to_be_there(tmp_path: Path) -> None:
     folder = parquet_log(tmp_path / "log", odd=pa.array([b"x", b"y"] * 30))
     with pytest.raises(UserError, match=r"--label odd: such a column cannot be declared \(of type binary\)"):
-        init(str(folder), tmp_path / "p.yaml", None, Named(label="odd"), force=False)
+        write_pipeline(str(folder), tmp_path / "p.yaml", None, Named(label="odd"), force=False)
 
 
 def test_a_named_column_has_one_role(tmp_path: Path) -> None:
@@ -631,7 +630,7 @@ def test_a_named_column_has_one_role(tmp_path: Path) -> None:
         (Named(user="usr_id"), "--user usr_id: no such column; did you mean 'user_id'"),
     ):
         with pytest.raises(UserError, match=message):
-            init(str(folder), tmp_path / "p.yaml", None, named, force=False)
+            write_pipeline(str(folder), tmp_path / "p.yaml", None, named, force=False)
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])
@@ -653,7 +652,7 @@ def test_the_day_to_run_is_the_newest_partition(tmp_path: Path, capsys: pytest.C
     data = clicks(300, 3)
     data["dt"] = [t[:10] for t in data["ts"]]
     data.to_parquet(tmp_path / "log", partition_cols=["dt"], index=False)
-    init(str(tmp_path / "log"), tmp_path / "p.yaml", None, Named(), force=False)
+    write_pipeline(str(tmp_path / "log"), tmp_path / "p.yaml", None, Named(), force=False)
     assert "--ds 2026-03-03 --dry-run" in capsys.readouterr().out
 
 
@@ -714,7 +713,7 @@ def test_lines_that_are_no_rows_are_counted(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / f"log.{form}"
     head = ["user_id,item_id,clicked"] if form == "csv" else []
     path.write_text("\n".join([*head, *good, *bad]) + "\n")
-    init(str(path), tmp_path / "p.yaml", None, Named(), force=False)
+    write_pipeline(str(path), tmp_path / "p.yaml", None, Named(), force=False)
     printed = capsys.readouterr().out
     assert "60 rows, all looked at" in printed
     assert "25 further lines could not be read: they go to quarantine" in printed

@@ -12,8 +12,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands import screen
+from headrace.cli import app, screen
 from headrace.config import Spec, build_spec, load_overlay, load_spec
 from headrace.config.load import flow
 from headrace.errors import UserError

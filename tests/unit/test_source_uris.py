@@ -15,8 +15,8 @@ import yaml
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.commands.init import init
-from headrace.commands.scaffold.roles import Named
+from headrace.cli.init import write_pipeline
+from headrace.cli.scaffold.roles import Named
 from headrace.config import LandingSource, Spec, TableSource, load_spec
 from headrace.errors import EXIT_USER_ERROR
 from headrace.features.table_ops.external import ExternalReader, pin
@@ -178,7 +178,7 @@ def test_init_and_what_it_writes(place: Spelling, stores: None, tmp_path: Path, 
         rows = pa.Table.from_pandas(data.assign(ts=pd.to_datetime(data["ts"])), preserve_index=False)
         deltalake.write_deltalake(str(tmp_path / "events"), rows)
         folder.copy_from(local(tmp_path / "events"))
-    init(place.written, tmp_path / "init.yaml", "shop", Named(), force=False)
+    write_pipeline(place.written, tmp_path / "init.yaml", "shop", Named(), force=False)
     source = load_spec(tmp_path / "init.yaml").source
     if isinstance(source, LandingSource):
         assert source.path == f"{place.name}/{{ds}}.csv"

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.cli.groups import Group
+from headrace.cli.root import Group
 from headrace.config import LandingSource
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.jobs import run_stage

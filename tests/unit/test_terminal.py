@@ -24,9 +24,8 @@ from rich.tree import Tree
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands import screen
-from headrace.commands.psql_text import psql_table
+from headrace.cli import app, screen
+from headrace.cli.screen import psql_table
 from headrace.config import load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.jobs.output import copy_output
@@ -91,10 +90,12 @@ def test_every_table_and_line_of_the_console(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_commands_print_by_the_console_alone() -> None:
     """Rich's own texts in cells pass by `visible` until they are drawn, and would break the columns."""
-    for path in sorted((checkout() / "python" / "commands").glob("*.py")):
+    for path in sorted((checkout() / "python" / "cli").glob("*.py")):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         names = {ast.unparse(call.func) for call in calls}
         forbidden = {"print", "Text", "typer.echo", "sys.stdout.write", "sys.stderr.write", "Console"}
+        # Texts of typer's own: the version, the word at Ctrl-C; a path for other programs.
+        forbidden -= {"typer.echo"} if path.name in ("root.py", "submitters.py") else set()
         assert path.name == "screen.py" or not names & forbidden, (path, names & forbidden)
 
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from headrace.cli.plan import plan_sharding
 from headrace.comm.base import Collective, LocalCollective, run_ranks
-from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
 from headrace.dataset.negatives import NegativeSampler
 from headrace.embeddings.dynamic.rows import DynamicReport, bytes_for
@@ -255,7 +255,7 @@ def test_a_plan_names_the_tables_beside_it(
     mixed.save(home.manifest("clicks", coded.ds, "features"))
     try:
         limits = "train.embeddings.dynamic={user: {max_rows: 1000, memory_mib: 64}}"
-        planned = sharding(home, "clicks", None, coded.ds, 4, None, [limits])
+        planned = plan_sharding(home, "clicks", None, coded.ds, 4, None, [limits])
     finally:
         coded.save(home.manifest("clicks", coded.ds, "features"))
     assert [t.name for t in planned.plan.tables] == ["item"]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace.commands import export, export_triton
+from headrace.cli import export
+from headrace.cli import export as export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.export.triton.config import Options
 from headrace.jobs import run_stage
@@ -181,7 +182,7 @@ def test_exports_say_that_the_store_is_away(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(module, "model_version", lambda *args: ("clicks", SimpleNamespace(version="1")))
         monkeypatch.setattr(module, "write_export", away)
     with pytest.raises(StoreAway, match=r"^is away$"):
-        export.export(ws, "clicks", "1", to, "fp32")
+        export.export_model(ws, "clicks", "1", to, "fp32")
     pytest.importorskip("onnx")
     with pytest.raises(StoreAway, match=r"^is away$"):
         export_triton.export_triton(ws, "clicks", "1", to, "fp32", Options())

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.commands.scaffold.columns import ColumnProfile
-from headrace.commands.scaffold.roles import Roles, Treatment, window_days
-from headrace.commands.scaffold.sample import Sample
+from headrace.cli.scaffold.columns import ColumnProfile
+from headrace.cli.scaffold.roles import Roles, Treatment, window_days
+from headrace.cli.scaffold.sample import Sample
 from headrace.config.load import flow
 
 _WIDTH = 118

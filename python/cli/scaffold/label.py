@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.commands.scaffold.columns import ColumnProfile
-from headrace.commands.scaffold.names import POSITIVE, RATINGS, label_rank, words
+from headrace.cli.scaffold.columns import ColumnProfile
+from headrace.cli.scaffold.names import POSITIVE, RATINGS, label_rank, words
 from headrace.errors import UserError, nearest
 from headrace.schema import quoted_names as quote_names
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.commands.scaffold.names import is_identifier, is_item, is_time, is_user
+from headrace.cli.scaffold.names import is_identifier, is_item, is_time, is_user
 from headrace.schema import EpochUnit, path_of
 
 _INTEGER = r"^[+-]?\d{1,19}$"

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.commands.scaffold.columns import ColumnProfile, text_facts
-from headrace.commands.scaffold.label import Label, find_label, leak
-from headrace.commands.scaffold.names import (
+from headrace.cli.scaffold.columns import ColumnProfile, text_facts
+from headrace.cli.scaffold.label import Label, find_label, leak
+from headrace.cli.scaffold.names import (
     is_identifier,
     is_item,
     is_key,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.commands.scaffold.file_rows import FileFormat, file_rows
-from headrace.commands.scaffold.stored_names import StoredNames
+from headrace.cli.scaffold.file_rows import FileFormat, file_rows
+from headrace.cli.scaffold.stored_names import StoredNames
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.protocol import check_listable

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headrace.commands.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
-from headrace.commands.scaffold.text_sample import csv_rows, json_rows, sample_bytes
+from headrace.cli.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
+from headrace.cli.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 from headrace.errors import UserError
 from headrace.lake.landing.compression import COMPRESSIONS, without_ending
 from headrace.storage import Location, is_uri, local, local_folder, location_of
@@ -43,7 +43,7 @@ _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 class Sample:
     """Sample of the data, and what was seen of the rest."""
 
-    #: Text columns as text: headrace.commands.scaffold.columns says what is in them.
+    #: Text columns as text: headrace.cli.scaffold.columns says what is in them.
     rows: pa.Table
     #: The keys of the section `source`, in order.
     source: Mapping[str, Any]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from headrace.commands.screen import out, plain, table
-from headrace.config import Spec
+from headrace.cli.screen import out, plain, table
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
-from headrace.registry.promotion import OVERRIDDEN, champion_of_day
-from headrace.registry.versions import numbered
 from headrace.stages import STAGES
 from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.config import Spec
+    from headrace.manifest import Manifest
+
 
 _REFUSED = "refused"
 
@@ -26,15 +27,15 @@ def show_verdict(gate: Manifest) -> None:
     for judged in (gate.facts, challenger):
         rows_table = table("rule", "", "figure")
         for rule in facts.records(judged.get("rules")):
-            rows_table.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
+            rows_table.add_row(str(rule.get("key")), _rule_state(rule), str(rule.get("text")))
         if judged:
             out.print()
             out.print(rows_table)
-            said = of_challenger(gate) if judged is challenger else sentence(gate)
-            out.print(said, markup=False, soft_wrap=True)
+            text = of_challenger(gate) if judged is challenger else sentence(gate)
+            out.print(text, markup=False, soft_wrap=True)
 
 
-def _state(rule: Mapping[str, Any]) -> Text:
+def _rule_state(rule: Mapping[str, Any]) -> Text:
     passed = rule.get("passed")
     if passed is None:
         return plain("not judged", style="dim")
@@ -44,19 +45,19 @@ def _state(rule: Mapping[str, Any]) -> Text:
 def sentence(gate: Manifest) -> str:
     """Return the verdict in a sentence."""
     model, champion = facts.mapping(gate.facts.get("model")), facts.mapping(gate.facts.get("champion"))
-    beside = f"beside version {champion['version']}, the champion" if champion else "there is no champion yet"
+    comparison = f"beside version {champion['version']}, the champion" if champion else "there is no champion yet"
     name = f"{gate.facts.get('registered')} version {model.get('version')} of {gate.ds}"
     rows = f"{facts.count(gate.facts.get('rows'))} rows of {gate.facts.get('split')}"
-    return f"{name}: {gate.facts.get('verdict')} ({rows}; {beside})"
+    return f"{name}: {gate.facts.get('verdict')} ({rows}; {comparison})"
 
 
 def of_challenger(gate: Manifest) -> str:
     """Return the verdict on the day's challenger in a sentence; empty where none was judged."""
-    found = facts.mapping(gate.facts.get("challenger"))
-    if not found:
+    challenger = facts.mapping(gate.facts.get("challenger"))
+    if not challenger:
         return ""
-    becomes = ", and becomes champion" if found.get("becomes_champion") else ""
-    return f"the challenger, version {found.get('version')}: {found.get('verdict')}{becomes}"
+    becomes = ", and becomes champion" if challenger.get("becomes_champion") else ""
+    return f"the challenger, version {challenger.get('version')}: {challenger.get('verdict')}{becomes}"
 
 
 def broken_rules(gate: Manifest) -> list[str]:
@@ -67,10 +68,13 @@ def broken_rules(gate: Manifest) -> list[str]:
 
 def is_refused(ws: Workspace, gate: Manifest | None) -> bool:
     """Return whether a day's model was refused, and nobody has overruled that."""
+    from headrace.registry.promotion import OVERRIDDEN
+    from headrace.registry.versions import numbered
+
     if gate is None or gate.facts.get("verdict") != _REFUSED:
         return False
-    found = numbered(ws, str(gate.facts["registered"]), str(gate.facts["model"]["version"]))
-    return found is None or found.status != OVERRIDDEN
+    version = numbered(ws, str(gate.facts["registered"]), str(gate.facts["model"]["version"]))
+    return version is None or version.status != OVERRIDDEN
 
 
 def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequence[str]) -> int:
@@ -85,6 +89,9 @@ def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequen
     Returns:
         the exit code: refused, or done.
     """
+    from headrace.manifest import Manifest
+    from headrace.registry.promotion import champion_of_day
+
     if "gate" not in stages or not STAGES["gate"].applies(spec):
         return EXIT_DONE
     code = EXIT_DONE

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from headrace.commands.screen import out
-from headrace.config import Spec
-from headrace.config.documentation import Key, keys_of, meaning_of
-from headrace.config.model_args import MODEL_ARGS
-from headrace.features.ops import OPERATORS
-from headrace.features.table_ops import TABLE_OPERATORS
+from headrace.cli.root import app, examples
+from headrace.cli.screen import out
+
+if TYPE_CHECKING:
+    from headrace.config.documentation import Key
+
+
+@app.command(epilog=examples("headrace reference > docs/reference.md", "headrace reference | less"))
+def reference() -> None:
+    """Print every key of a pipeline's YAML and every operator: type, default, meaning (docs/reference.md)."""
+    out.print(page(), markup=False, soft_wrap=True, end="")
+
 
 #: The command that writes the page anew.
 COMMAND = "headrace reference > docs/reference.md"
@@ -26,13 +33,14 @@ change goes there.
 """
 
 
-def reference() -> None:
-    """Print the page."""
-    out.print(page(), markup=False, soft_wrap=True, end="")
-
-
 def page() -> str:
     """Return the whole page."""
+    from headrace.config import Spec
+    from headrace.config.documentation import keys_of
+    from headrace.config.model_args import MODEL_ARGS
+    from headrace.features.ops import OPERATORS
+    from headrace.features.table_ops import TABLE_OPERATORS
+
     places: dict[type[BaseModel], list[str]] = {Spec: []}
     # Sections in the order in which the file names them, each before those within it.
     order: list[type[BaseModel]] = []
@@ -42,9 +50,9 @@ def page() -> str:
         if model not in order:
             order.append(model)
         inner = [(m, _place(place, key)) for key in keys_of(model) for m in key.models]
-        for m, at in inner:
-            if at not in places.setdefault(m, []):
-                places[m].append(at)
+        for m, inner_place in inner:
+            if inner_place not in places.setdefault(m, []):
+                places[m].append(inner_place)
         waiting = [*inner, *waiting]
     parts = [_INTRODUCTION, *(_section(m, keys_of(m), places=places[m]) for m in order)]
     operators = "Operators {}, written `name` or `name: {{key: value}}`."
@@ -62,6 +70,8 @@ def _place(outer: str, key: Key) -> str:
 def _section(
     model: type[BaseModel], keys: Sequence[Key], level: str = "##", title: str = "", places: Sequence[str] = ()
 ) -> str:
+    from headrace.config.documentation import meaning_of
+
     lines = [f"{level} {title or model.__name__}", ""]
     if places:
         lines += [f"At {', '.join(f'`{p}`' for p in places)}.", ""]
@@ -75,6 +85,8 @@ def _section(
 
 
 def _by_name(heading: str, introduction: str, known: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    from headrace.config.documentation import keys_of
+
     yield f"## {heading}\n\n{introduction}\n"
     documented: set[type[BaseModel]] = set()
     for name, op in sorted(known.items()):

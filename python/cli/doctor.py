@@ -15,11 +15,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from headrace.commands.screen import out, plain, print_json, table
-from headrace.config import load_spec
+import typer
+
+from headrace.cli.root import VAR, Home, Json, MaybePipeline, app, examples, workspace
+from headrace.cli.screen import out, plain, print_json, table
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.lake.spark.requirements import how_to_get_s3, java_program
 from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
+
+
+@app.command(epilog=examples("headrace doctor", "headrace doctor clicks"))
+def doctor(pipeline: MaybePipeline = None, as_json: Json = False, home: Home = VAR) -> None:
+    """Look for everything that headrace needs; exit code 1 when something needed is missing.
+
+    With a pipeline its warehouse is tried, too.
+    """
+    raise typer.Exit(diagnose(workspace(home), pipeline, as_json))
+
 
 #: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.
 State = Literal["ok", "missing", "optional", "warning"]
@@ -40,7 +51,7 @@ class Finding:
     todo: str = ""
 
 
-def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) -> int:
+def diagnose(ws: Workspace, pipeline: str | None = None, as_json: bool = False) -> int:
     """Print the findings; 1 when something needed is missing."""
     findings = list(examine(ws, pipeline))
     missing = [f.what for f in findings if f.state == "missing"]
@@ -58,6 +69,8 @@ def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) ->
 
 def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
     """All findings, in the order in which things are installed."""
+    from headrace.config import load_spec
+
     checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, iceberg, native, horovod, shared_memory]
     for check in checks:
         yield from check()
@@ -79,6 +92,8 @@ def python() -> Iterator[Finding]:
 
 def java() -> Iterator[Finding]:
     """Look for a JDK 17 or 21 where spark-submit does: JAVA_HOME, then PATH."""
+    from headrace.lake.spark.requirements import java_program
+
     home = os.environ.get("JAVA_HOME")
     program = java_program()
     todo = "install a JDK 17 or 21" + (
@@ -190,6 +205,8 @@ def iceberg() -> Iterator[Finding]:
 
 def s3(ws: Workspace) -> Iterator[Finding]:
     """Spark's file system for S3: for a lake, a store or a source there."""
+    from headrace.lake.spark.requirements import how_to_get_s3
+
     name = "Spark's S3A"
     if present := [p.name for p in s3_dir().glob("*.jar")]:
         yield Finding(name, "ok", f"{len(present)} jars in {s3_dir()}")
@@ -264,21 +281,21 @@ def horovod() -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         yield Finding("Horovod", "missing", f"did not load in {_SECONDS} s", "try again when the machine is less busy")
         return
-    said = next((line.split() for line in ran.stdout.splitlines() if line.startswith("headrace ")), None)
-    if ran.returncode or said is None:
+    versions_line = next((line.split() for line in ran.stdout.splitlines() if line.startswith("headrace ")), None)
+    if ran.returncode or versions_line is None:
         reason = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
         todo = "`make env` builds it anew; it must match torch and Python"
         yield Finding("Horovod", "missing", f"does not load: {reason}", todo)
         return
-    _, number, gloo, nccl, mpi = said
+    _, number, gloo, nccl, mpi = versions_line
     names = (("Gloo", gloo), (f"NCCL {nccl_version(nccl)}", nccl), ("MPI", mpi))
     flavours = [n for n, v in names if v not in ("False", "0")]
     good = "Gloo" in flavours
-    found = f"{number} with {', '.join(flavours) or 'no controller'}"
+    description = f"{number} with {', '.join(flavours) or 'no controller'}"
     todo = "" if good else "build it with HOROVOD_WITH_GLOO=1"
     if good and nccl in ("False", "0") and shutil.which("nvidia-smi"):
         todo = "`make env HOROVOD=nccl`, for ranks on GPUs"
-    yield Finding("Horovod", "ok" if good else "missing", found, todo)
+    yield Finding("Horovod", "ok" if good else "missing", description, todo)
 
 
 def nccl_version(code: str) -> str:
@@ -344,6 +361,7 @@ def gpu() -> Iterator[Finding]:
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     """Look for the embedded server's programs, or ask the pipeline's own warehouse for an answer."""
+    from headrace.config import load_spec
     from headrace.publish.embedded import processes, server
     from headrace.publish.opening import open_target
     from headrace.publish.postgres.server import connect

@@ -5,21 +5,64 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from headrace.commands.scaffold.columns import ColumnProfile, profile
-from headrace.commands.scaffold.pipeline_yaml import partition_day, pipeline_yaml
-from headrace.commands.scaffold.roles import Named, Roles, find_roles
-from headrace.commands.scaffold.sample import Sample, take_sample
-from headrace.commands.screen import out, plain, table
-from headrace.config import load_spec
-from headrace.config.section import NAME
+import typer
+
+from headrace.cli.root import app, examples
+from headrace.cli.screen import out, plain, table
 from headrace.errors import UserError
-from headrace.features.workflow.workflow import Workflow
-from headrace.score.columns import check_columns
 from headrace.storage import local
 
+if TYPE_CHECKING:
+    from headrace.cli.scaffold.columns import ColumnProfile
+    from headrace.cli.scaffold.roles import Named, Roles
+    from headrace.cli.scaffold.sample import Sample
 
-def init(path: str, target: Path | None, name: str | None, named: Named, force: bool) -> None:
+
+@app.command(
+    epilog=examples(
+        "headrace init clicks.csv.gz",
+        "headrace init '/data/clicks/*/*.jsonl' -o clicks.yaml --label clicked",
+        "headrace init census.data --label income --positive '>50K'",
+        "headrace init /lake/events",
+        "headrace init s3://bucket/events",
+    )
+)
+def init(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE_OR_PATH",
+            help="A file, a folder, a glob in quotes, or the folder of a table, which may be in a store (s3://...).",
+        ),
+    ],
+    target: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The pipeline's file; default: NAME.yaml here.", metavar="FILE")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The pipeline's name; default: the path's.", metavar="NAME")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.", metavar="COLUMN")] = None,
+    positive: Annotated[str | None, typer.Option(help="The label's value that means 1.", metavar="VALUE")] = None,
+    time: Annotated[str | None, typer.Option(help="The column of the event's time.", metavar="COLUMN")] = None,
+    key: Annotated[str | None, typer.Option(help="The column that numbers the rows.", metavar="COLUMN")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="The column of the users that items are scored for.", metavar="COLUMN")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="The column of the items that are scored.", metavar="COLUMN")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Look at data of your own and write a pipeline for it, with a comment at each choice.
+
+    CSV, JSON lines, Parquet, ORC, Avro, Delta and Iceberg. Types, missing values, the label, the time, users and items
+    are told from a part of the rows, by names and values; the options say what you know better. The pipeline runs as
+    it is.
+    """
+    from headrace.cli.scaffold.roles import Named
+
+    write_pipeline(path, target, name, Named(label, positive, time, key, user, item), force)
+
+
+def write_pipeline(path: str, target: Path | None, name: str | None, named: Named, force: bool) -> None:
     """Look at data, write a pipeline for it, and print what was found.
 
     Args:
@@ -32,6 +75,15 @@ def init(path: str, target: Path | None, name: str | None, named: Named, force: 
     Raises:
         UserError: nothing is there, no label is likely, or the pipeline's file is there already.
     """
+    from headrace.cli.scaffold.columns import profile
+    from headrace.cli.scaffold.pipeline_yaml import pipeline_yaml
+    from headrace.cli.scaffold.roles import find_roles
+    from headrace.cli.scaffold.sample import take_sample
+    from headrace.config import load_spec
+    from headrace.config.section import NAME
+    from headrace.features.workflow.workflow import Workflow
+    from headrace.score.columns import check_columns
+
     if name is not None and not NAME.fullmatch(name):
         raise UserError(f"--name {name}: a pipeline's name must match {NAME.pattern}")
     sample = take_sample(path)
@@ -58,6 +110,8 @@ def init(path: str, target: Path | None, name: str | None, named: Named, force: 
 
 def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
     """Return the newest day among the paths of files, or of the partitions that are days."""
+    from headrace.cli.scaffold.pipeline_yaml import partition_day
+
     if sample.newest_day is not None:
         return sample.newest_day
     partition = partition_day(sample, columns)
@@ -73,12 +127,12 @@ def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> Non
     out.print()
     rows_table = table("column", "type", ">nulls", ">values", "for", "why")
     for c in columns:
-        use, why = _use(c, roles)
+        use, reason = _use(c, roles)
         style = {"label": "bold green", "-": "dim"}.get(use, "")
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         values = "" if c.fault else f"{c.distinct:,}"
         rows_table.add_row(
-            plain(c.name), plain("" if c.fault else c.type), nulls, values, plain(use, style=style), plain(why)
+            plain(c.name), plain("" if c.fault else c.type), nulls, values, plain(use, style=style), plain(reason)
         )
     out.print(rows_table)
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from headrace.commands.screen import out, table
-from headrace.config import Spec
-from headrace.manifest import Manifest
+from headrace.cli.screen import out, table
 from headrace.quality.report import facts
-from headrace.quality.report.stage import read_truth
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.config import Spec
+    from headrace.manifest import Manifest
+
 
 _SAMPLE_ROWS = 10
 
 
 def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:
     """Return the manifests of a day, in order."""
+    from headrace.manifest import Manifest
+
     return {s: m for s in ORDER if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
 
 
 def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
     """Print the results of a day. `states`: what this run did, by stage."""
+    from headrace.quality.report.stage import read_truth
+
     manifests = manifests_of(ws, spec.pipeline, ds)
     out.print()
     rows_table = table("stage", "state", ">rows", ">time", ">peak memory")
@@ -63,16 +70,17 @@ def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
     lines = []
     for name, of_source in {"": ingest, **facts.mapping(ingest.get("sources"))}.items():
         source = f"source {name}, " if name else ""
-        for one in facts.records(facts.mapping(of_source).get("bad_files")):
+        for record in facts.records(facts.mapping(of_source).get("bad_files")):
             file = (
-                f"file {one.get('file')} of {one.get('table')}" if "table" in one else f"landing file {one.get('file')}"
+                f"file {record.get('file')} of {record.get('table')}"
+                if "table" in record
+                else f"landing file {record.get('file')}"
             )
-            lines.append(f"warning: {source}{file} was left out: {one.get('reason')}")
-        for one in facts.records(facts.mapping(of_source).get("drift")):
-            if one.get("ds") == ds and one.get("change") != "new":
-                lines.append(
-                    f"warning: {source}column '{one.get('column')}' is {one.get('change')}: {one.get('detail')}"
-                )
+            lines.append(f"warning: {source}{file} was left out: {record.get('reason')}")
+        for record in facts.records(facts.mapping(of_source).get("drift")):
+            if record.get("ds") == ds and record.get("change") != "new":
+                change = f"{record.get('change')}: {record.get('detail')}"
+                lines.append(f"warning: {source}column '{record.get('column')}' is {change}")
     return ["", *lines] if lines else []
 
 
@@ -86,22 +94,22 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
         if auc is None and not ranking:
             continue
         share = facts.ceiling_share(auc, ceiling)
-        told = f"  {facts.percent(share)} of the way from 0.5 to the ceiling" if share is not None else ""
+        share_text = f"  {facts.percent(share)} of the way from 0.5 to the ceiling" if share is not None else ""
         value = f"{auc:.4f}" if auc is not None else "–     "
-        lines.append(f"{name:<8}{value}{told}{'  ' + ', '.join(ranking) if ranking else ''}")
+        lines.append(f"{name:<8}{value}{share_text}{'  ' + ', '.join(ranking) if ranking else ''}")
     if lines and ceiling is not None:
         lines.append(f"{'ceiling':<8}{ceiling:.4f}  the AUC of the probabilities that the clicks were drawn from")
     return ["", "AUC on the validation split", *lines] if lines else []
 
 
 def _show_sample(publish: Manifest) -> None:
-    from headrace.commands.psql_text import psql_table
+    from headrace.cli.screen import psql_table
     from headrace.publish.target import described
 
     if left_out := publish.rows.get("left_out"):
         named = "; ".join(described(dict(key)) for key in facts.records(publish.facts.get("left_out")))
         out.print(f"\nleft out  {left_out:,} rows whose keys the target cannot hold: {named}", markup=False)
     sample = facts.records(publish.facts.get("sample"))[:_SAMPLE_ROWS]
-    where = publish.facts.get("table", "scores")
-    out.print(f"\nSELECT * FROM {where} WHERE ds = '{publish.ds}' LIMIT {len(sample)};", markup=False)
+    table_name = publish.facts.get("table", "scores")
+    out.print(f"\nSELECT * FROM {table_name} WHERE ds = '{publish.ds}' LIMIT {len(sample)};", markup=False)
     out.print(psql_table(sample), markup=False, soft_wrap=True)

@@ -1,1 +1,0 @@
-"""Work of the command line's commands: one file each, imported when the command is called."""
