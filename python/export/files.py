@@ -321,7 +321,7 @@ def write_items(exported: ExportedNetwork, folder: Location, precision: Precisio
 
 
 def _vectors(exported: ExportedNetwork, stored: dict[str, Tensor], codes: range, precision: Precision) -> Tensor:
-    """float32 [codes, D]."""
+    """Return the vectors of items by code: float32 [codes, D]."""
     network, item, rows = exported.network, str(exported.network.item), len(codes)
     embeddings: dict[str, Tensor | JaggedTensor] = {}
     for w in exported.lookups:

@@ -57,7 +57,7 @@ def vectors_name(lookup: str) -> str:
 
 
 def ids_name(feature: str) -> str:
-    """Ids of a feature, int64 [rows], or of a list [values], without nulls."""
+    """Return the name of a feature's ids: int64 [rows], or for a list [values], without nulls."""
     return f"{RESERVED}ids.{feature}"
 
 
@@ -103,7 +103,7 @@ class ExportedNetwork:
         return (MODEL, QUERY, ITEM) if is_retrieval else (MODEL,)
 
     def outputs(self, graph: str) -> tuple[str, ...]:
-        """Names of what a graph gives."""
+        """Return the names of a graph's outputs."""
         if graph != MODEL:
             return (QUERY_VECTOR if graph == QUERY else ITEM_VECTOR,)
         return tuple(self.model.tasks.specs) or (ONLY_TASK,)
@@ -137,7 +137,7 @@ class NetworkGraphs(nn.Module):
         self._arguments = exported.arguments
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """float32 [rows] of each task, as `Predictor.predict_tasks`; or vectors float32 [rows, D]."""
+        """Return float32 [rows] for each task, as `Predictor.predict_tasks`, or vectors float32 [rows, D]."""
         (exported,) = self._exported
         model, network = exported.model, exported.network
         inputs = self._inputs({a.name: x for a, x in zip(self._arguments, tensors, strict=True)})
@@ -220,7 +220,7 @@ def traced(module: nn.Module, arguments: Sequence[Argument], kind: str) -> torch
 
 
 def traced_onnx(exported: ExportedNetwork) -> Any:
-    """All graphs of a network as one ONNX model (`onnx.ModelProto`), inputs and outputs by their names.
+    """Return all graphs of a network as one ONNX model (`onnx.ModelProto`) with named inputs and outputs.
 
     Raises:
         UserError: torch's exporter cannot trace it, or has no ONNX operator for what it does; says where.

@@ -105,7 +105,7 @@ def write_onnx(
 
 
 def _check_names(schema: DatasetSchema, graph: Any) -> None:
-    """Names are unique in a graph: its inputs are the features'."""
+    """Check that no feature has a name that the graph uses: names are unique in a graph."""
     internal_names = {name for node in graph.node for name in node.output} | {x.name for x in graph.initializer}
     internal_names |= {x.name for x in graph.output}
     names = [f.name for kind in (Kind.CONTINUOUS, Kind.CATEGORICAL) for f in schema.of(kind)]
@@ -160,7 +160,7 @@ def _needed(graph: Any, outputs: Collection[str]) -> tuple[list[Any], set[str]]:
 
 
 def _read_by(node: Any) -> Sequence[str]:
-    """Names that a node reads, those of graphs within it too."""
+    """Return the names that a node reads, including those of graphs within it."""
     names = list(node.input)
     for attribute in node.attribute:
         inner = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
@@ -309,7 +309,7 @@ class LookupNodes:
         return self._add("Where", [known, vectors, self._constant(id_files.absent.numpy())])
 
     def _decoded(self, part: TablePart, positions: str | None) -> str:
-        """Rows of a part as float32: those at `places`, or all."""
+        """Add a part's rows as float32, those at `positions` or all."""
 
         def selected(block: FileBlock) -> str:
             name = self._block(block)
@@ -325,7 +325,7 @@ class LookupNodes:
         return self._add("Add", [self._add("Mul", [rows, scale]), offset])
 
     def _pooled(self, not_null: str, rows: str, pooling: str) -> str:
-        """One vector [B, D] of the rows [B, L, D] of a list, of which those of nulls do not count; zeros of none."""
+        """Add one vector [B, D] for each list of rows [B, L, D]: nulls do not count, an empty list gives zeros."""
         axis = self._constant(np.array([1]))
         mask = self._last_axis(not_null)
         counts = self._add("Cast", [not_null], to=TensorProto.FLOAT)

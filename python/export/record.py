@@ -130,6 +130,6 @@ def read_record(folder: Location) -> ExportRecord:
 
 
 def file_sizes(folder: Location) -> dict[str, int]:
-    """Bytes of the files of an export, by name, but of its record."""
+    """Return the size in bytes of each file of an export, except its record."""
     names = sorted(f.below(folder) for f in folder.files())
     return {name: (folder / name).size() for name in names if name != RECORD}

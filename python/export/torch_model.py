@@ -206,7 +206,7 @@ class LookupsAndNetwork(nn.Module):
 
 
 def _rows(ids: Tensor, table: TableFiles, blocks: Mapping[str, Tensor]) -> Tensor:
-    """float32 [..., D] of ids of any shape."""
+    """Return the rows of ids of any shape: float32 [..., D]."""
     if table.ids is None:
         return _rows_of_codes(ids, table.parts, blocks)
     return _rows_of_raw_ids(ids, table.ids, table.parts, blocks)
@@ -239,7 +239,7 @@ def _rows_of_raw_ids(
 
 
 def _decoded(part: TablePart, positions: Tensor | None, blocks: Mapping[str, Tensor]) -> Tensor:
-    """Rows of a part as float32: those at `places`, or all."""
+    """Return a part's rows as float32, those at `positions` or all."""
     rows = blocks[part.matrix.name] if positions is None else blocks[part.matrix.name][positions]
     if part.grid is None:
         return rows.float()
@@ -248,7 +248,7 @@ def _decoded(part: TablePart, positions: Tensor | None, blocks: Mapping[str, Ten
 
 
 def _pooled(not_null: Tensor, rows: Tensor, pooling: str) -> Tensor:
-    """One vector [B, D] of the rows [B, L, D] of a list, of which those of nulls do not count; zeros of none."""
+    """Return one vector [B, D] for each list of rows [B, L, D]: nulls do not count, an empty list gives zeros."""
     mask, number = not_null.unsqueeze(-1), not_null.sum(1, keepdim=True)
     if pooling == "max":
         return torch.where(number > 0, torch.where(mask, rows, -torch.inf).amax(1), 0.0)

@@ -147,7 +147,7 @@ class _Nodes:
 
 
 def _matrix(nodes: _Nodes, schema: DatasetSchema) -> list[Any]:
-    """`headrace.models.xgboost_model.matrix` of the features; the graph's inputs."""
+    """Add the nodes of `headrace.models.xgboost_model.matrix` and return the graph's inputs."""
     features = matrix_features(schema)
     if taken := [f.name for f in features if f.name.startswith("tree.") or f.name in _RESERVED]:
         raise UserError(f"the graph of the trees has these names for itself: {', '.join(taken)}; rename these features")
@@ -165,7 +165,7 @@ def _matrix(nodes: _Nodes, schema: DatasetSchema) -> list[Any]:
 
 
 def _codes(nodes: _Nodes, f: Feature) -> str:
-    """Codes as float32 [rows, length], NaN in place of 0."""
+    """Add codes as float32 [rows, length], with NaN in place of 0."""
     first = nodes.constant(np.array([1]))
     if not f.is_list:
         codes = nodes.add("Unsqueeze", f.name, first)
@@ -198,7 +198,7 @@ def _margin(learner: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def _ensemble(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Attributes of TreeEnsemble. XGBoost sends members of a set to the right: their true branch is the right one."""
+    """Return the attributes of TreeEnsemble. XGBoost sends members of a set to the right: their true branch."""
     out: dict[str, list[Any]] = {name: [] for name in _INTEGERS}
     splits: list[float] = []
     modes: list[int] = []

@@ -56,7 +56,7 @@ def check_columns(
 
 
 def key_types(spec: Spec, score: Score) -> dict[str, str]:
-    """Delta's types of the keys of users and items, by column."""
+    """Return Delta's types of the keys of users and items, by column."""
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 

@@ -25,7 +25,7 @@ from headrace.stage import Context
 
 
 def with_listed(side: DataFrame, entity: Entity, events: DataFrame, rows: DataFrame) -> DataFrame:
-    """One side with the keys that a source lists besides, each with what its newest row has of the columns.
+    """Return one side with the further keys that a source lists, each with the columns of its newest row.
 
     Args:
         side: the key and the columns, of those that are active (`entity.limit` of them at most).
@@ -94,7 +94,7 @@ class ActiveEvents:
 
     @contextmanager
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
-        """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day.
+        """Give (users, items) as `newest`; columns of table operators that read the past are as of the end of the day.
 
         With those besides that a side's named source lists (`with_listed`).
 
@@ -135,7 +135,7 @@ class ActiveEvents:
         return with_listed(side, entity, self.events, self.sources(SourceRead(entity.from_, "table")))
 
     def _lookup_rows(self, kind: str, entity: Entity, types: Mapping[str, ValueType]) -> DataFrame:
-        """One row for each key, that of its newest event but at the end of the day and without a label."""
+        """Return a row for each key: its newest event, moved to the end of the day and without a label."""
         spec = self.ctx.spec
         time = spec.table.event_time
         assert time is not None
@@ -174,7 +174,7 @@ def replace_columns(entity: Entity, columns: tuple[str, ...]) -> Entity:
 
 
 def newest(spec: Spec, events: DataFrame, entity: Entity) -> DataFrame:
-    """One row for each key that has an event in the training rows: the key and the entity's columns.
+    """Return the key and the entity's columns, a row for each key with an event in the training rows.
 
     The columns are those of the key's newest event up to ds (validation days included: it is what is known on that
     day), by event time, then by place in the source. With a limit: the keys with the most events in the training rows,
@@ -199,7 +199,7 @@ def newest(spec: Spec, events: DataFrame, entity: Entity) -> DataFrame:
 
 
 def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> DataFrame:
-    """Items with `events`, how many they have in the training rows, and `first_event`, the time of the first up to ds.
+    """Return items with `events`, their number in the training rows, and `first_event`, the time of the first up to ds.
 
     Both are null of items without any.
     """
@@ -213,7 +213,7 @@ def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> 
 
 
 def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str) -> DataFrame:
-    """(key, seen): for each user, the items with a label of 1 - up to ds with a split by time, else in train."""
+    """Return (key, seen): for each user, the items with a label of 1 - up to ds with a split by time, else in train."""
     rows = events.where(col(user_key).isNotNull() & col(item_key).isNotNull())
     rows = rows.where(col(spec.features.label).cast("double") == 1.0)
     if spec.features.split.by != "time":

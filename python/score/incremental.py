@@ -148,7 +148,7 @@ def _version(library: str) -> str | None:
 
 
 def with_hashes(users: DataFrame, items: ItemTable, other_inputs: Mapping[str, Any]) -> DataFrame:
-    """Users with INPUT_HASHES.
+    """Return users with INPUT_HASHES.
 
     Args:
         users: the key, the user's columns and perhaps `__seen`, or `__items` and `__sources`.
@@ -203,7 +203,7 @@ class _Lists:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each bit changes all others: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Mix the bits so that each changes all others: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -104,7 +104,7 @@ class ItemFeatures:
         return ItemFeatures(folder, files, ends, parts, hosts)
 
     def open(self) -> Columns:
-        """Features by name, mapped: [rows] each, or lists of them."""
+        """Return the features by name, mapped: [rows] each, or lists of them."""
         return _opened(self)
 
     def first(self, rows: int) -> Columns:

@@ -33,7 +33,7 @@ from headrace.storage import Location
 
 
 def row_hashes(frame: DataFrame, columns: Sequence[str], names: Sequence[str], *first: Column) -> list[Column]:
-    """64-bit hashes of some columns, as many as `names`, independent of each other: bigint each, never null.
+    """Return independent 64-bit hashes of some columns, one for each of `names`: bigint each, never null.
 
     Args:
         frame: has the columns.
@@ -54,7 +54,7 @@ def _hashed(type_: DataType, value: Column) -> list[Column]:
 
 
 def _exact(type_: DataType, value: Column, is_array: bool) -> Column:
-    """-0 and 0 have one hash: as text they differ."""
+    """Return values whose hashes differ if they do: -0 and 0 have one hash, but differ as text."""
     if not isinstance(type_, (FloatType, DoubleType)):
         return value
     return F.transform(value, lambda x: x.cast("string")) if is_array else value.cast("string")
@@ -218,7 +218,7 @@ class ItemTable:
         return item_rows
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """DataFrame (item_row int, the key, the columns), a partition for each part."""
+        """Return a frame (item_row int, the key, the columns) with a partition for each part."""
         names = [n for n in self.schema.names if n not in HASHES]
         fields = [pa.field("c0", pa.int32())]
         fields += [pa.field(f"c{i}", self.schema.field(n).type) for i, n in enumerate(names, 1)]
@@ -315,12 +315,12 @@ def _fingerprint(sums: Iterable[list[int]]) -> str:
 
 @lru_cache(maxsize=4)
 def _mapped(table: ItemTable) -> pa.Table:
-    """Kept open, for tasks ask for it again and again."""
+    """Map the files and keep them open, since tasks read them repeatedly."""
     return _map(table.folder, table.parts)
 
 
 def _map(folder: Location, parts: tuple[ItemPart, ...]) -> pa.Table:
-    """Files as one table."""
+    """Map files as one table."""
     files = [pa.ipc.open_file(pa.memory_map(str((folder / p.file).local_path()))) for p in parts]
     return pa.concat_tables([f.read_all() for f in files])
 

@@ -376,7 +376,8 @@ def map_with_table_rows(
     schema: StructType | str,
     received: ReceivedRows | None = None,
 ) -> DataFrame:
-    """`frame.mapInArrow(work, schema)`, each part a partition, whose task's model has the rows that the part looks up.
+    """Return `frame.mapInArrow(work, schema)` with a partition for each part, whose task's model has the rows that it
+    looks up.
 
     Args:
         spark: the session.

@@ -67,7 +67,7 @@ def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gp
 
 
 def _no_room(folder: Location, sizes: dict[str, int], room: float, maps: Location) -> UserError:
-    """Tables that are to be mapped do not fit."""
+    """Return the error for tables that are to be mapped and do not fit."""
     largest = ", ".join(f"{name} {_mib(sizes[name])}" for name in sorted(sizes, key=sizes.__getitem__)[:-4:-1])
     return UserError(
         f"the tables of the model {folder} take {_mib(sum(sizes.values()))} MiB ({largest}), and a host may map "
@@ -77,7 +77,7 @@ def _no_room(folder: Location, sizes: dict[str, int], room: float, maps: Locatio
 
 
 def _room(settings: ScoreEmbeddings, mapped_folder: Location) -> float:
-    """Bytes of tables that a host may map."""
+    """Return the bytes of tables that a host may map."""
     if settings.mapped_mib is not None:
         return settings.mapped_mib * 2**20
     if (mapped_folder / "tables").is_dir():  # already mapped by an earlier run
@@ -120,7 +120,7 @@ class ReceivedRows:
 
     @staticmethod
     def empty(context: SparkContext, tables: Iterable[str]) -> ReceivedRows:
-        """Nothing brought yet."""
+        """Return counts of zero rows."""
         empty: dict[int, tuple[int, int, int]] = {}
         return ReceivedRows(tuple(sorted(tables)), context.accumulator(empty, ByPartition()))
 
@@ -161,7 +161,7 @@ class Partitioning:
 
     @staticmethod
     def by_range(number: Column, end: int, count: int) -> Partitioning:
-        """Rows that have numbers from 0 to below `end`, in their order: those of a part are below those of the next."""
+        """Return parts of rows numbered 0 to `end` - 1, in order: a part's numbers are below those of the next."""
         first = F.floor(number.cast("bigint") * F.lit(count) / F.lit(end))
         return Partitioning(F.least(first, F.lit(count - 1)).cast("int"), count, number)
 

@@ -118,7 +118,7 @@ def _network(predictor: Any, model: Location) -> NetworkPredictor:
 
 
 def _as_unknown(codes: NDArray[Any] | JaggedArray) -> NDArray[Any]:
-    """Null's code 0 becomes 1, that of values out of the vocabulary."""
+    """Replace null's code 0 by 1, the code of values out of the vocabulary."""
     assert isinstance(codes, np.ndarray)
     return np.where(codes == 0, np.ones_like(codes), codes)
 
@@ -132,7 +132,7 @@ def map_vectors(
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """`frame.mapInArrow(work, schema)`, where rows of the model's tables are joined in with those of each part.
+    """Return `frame.mapInArrow(work, schema)`; joined tables' rows reach each part's task first.
 
     Args:
         spark: the session.

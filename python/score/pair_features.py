@@ -64,11 +64,11 @@ class PairFeatures:
         return tuple(c for c in self.item if c in read)
 
     def user_columns(self, batch: pa.RecordBatch) -> Columns:
-        """Features of users; `batch` has the key and the user's columns."""
+        """Return features of users; `batch` has the key and the user's columns."""
         return self._columns(batch, self.of_user)
 
     def item_columns(self, batch: pa.RecordBatch) -> Columns:
-        """Features of items and the context; `batch` has the key and the item's columns."""
+        """Return features of items and the context; `batch` has the key and the item's columns."""
         return self._columns(batch, self.of_item)
 
     def cross_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
@@ -83,11 +83,11 @@ class PairFeatures:
         return self._columns(_side_by_side(users, items), self.of_pair)
 
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
-        """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
+        """Return all features of pairs (row i: users[i], items[i]), transformed as whole rows like in training."""
         return self.row_columns(_side_by_side(users, items))
 
     def row_columns(self, rows: pa.RecordBatch) -> Columns:
-        """All features of rows that have the columns of both sides."""
+        """Return all features of rows that have the columns of both sides."""
         return self._columns(rows, [f.name for f in self.fitted.features])
 
     def side_columns(self, batch: pa.RecordBatch, side: Literal["user", "item"]) -> Columns:

@@ -104,7 +104,7 @@ def best_of_lists(
 
 
 def ranks(offsets: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Ranks from 1 of rows in lists that begin at offsets [n + 1]: int32 [offsets[-1]]."""
+    """Return the ranks from 1 of rows in lists that begin at offsets [n + 1]: int32 [offsets[-1]]."""
     total = int(offsets[-1])
     ranks: NDArray[np.int32] = (np.arange(total) - np.repeat(offsets[:-1], np.diff(offsets)) + 1).astype(np.int32)
     return ranks
@@ -169,7 +169,7 @@ def score_batches(
     count: Callable[[int], None],
     unmet: Counter[tuple[str, str]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Users to their best items: of all items, or of the candidates of each.
+    """Rank the items of users: all items, or the candidates of each.
 
     Args:
         task: the items and the model.
@@ -217,7 +217,7 @@ def score_batches(
 
 
 def blocks(lengths: NDArray[np.int64], block_pairs: int) -> Iterator[range]:
-    """Users one after the other, as many as have `block_pairs` pairs together; one at least."""
+    """Yield ranges of consecutive users that have up to `block_pairs` pairs together; one user at least."""
     ends = np.cumsum(lengths)
     start = 0
     while start < len(lengths):
@@ -293,7 +293,7 @@ class _Pairs:
 
 
 def _filled_up(rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Rows [n], n above 0, and the last one again, up to a multiple of `_FULL_ROWS`."""
+    """Return rows [n], n above 0, padded with the last one to a multiple of `_FULL_ROWS`."""
     return np.pad(rows, (0, -len(rows) % _FULL_ROWS), mode="edge")
 
 

@@ -62,7 +62,7 @@ class _Rows:
         return loaded_model(self.model, self.threads, self.output, self.maps, joined=self.joined)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches with the columns `names`, to those that are kept and the scores."""
+        """Yield batches of the columns to keep and the scores, from batches with the columns `names`."""
         predictor, fitted = self.load()
         for batch in batches:
             scores = pa.array(predict_rows(predictor, fitted, batch, self.context), pa.float32())

@@ -211,7 +211,7 @@ def _users_by_model(
 
 @contextmanager
 def _users_and_items(active: ActiveEvents, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
-    """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
+    """Give (users, items). Users, perhaps with seen items, are computed once and kept until the context ends."""
     with active.entities(score.user, score.item) as (users, items):
         # Candidates exclude seen items already.
         if score.exclude_seen and score.candidates is None:

@@ -34,7 +34,7 @@ RETRIEVAL = native.Interface(
 
 
 def top_k(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Columns of the k highest scores of each row, best first; of equal scores, the lower column first.
+    """Return the columns of each row's k highest scores, best first; among equal scores the lower column first.
 
     A score and its column become one int64 that sorts as wanted: no two are equal, so a partition (linear in the
     number of columns) finds the same k every time.

@@ -162,7 +162,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
 
 
 def vector_batches(vectors: ModelVectors, key: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Users, or items, to their vectors.
+    """Compute the vectors of users or items.
 
     Args:
         vectors: the model, and whose batches these are.

@@ -24,7 +24,7 @@ MOST_TEXTS = 4_000_000
 
 
 def codes(graph: GraphWriter, x: Value, lookup: Lookup, most_integers: int = MOST_INTEGERS) -> str:
-    """`Lookup.codes` of values that are there: int64 of the same shape, OOV_CODE of what the vocabulary lacks."""
+    """Add the nodes of `Lookup.codes`: int64 of the values' shape, OOV_CODE for values that the vocabulary lacks."""
     if x.kind == "bool":
         both_codes = lookup.codes(pa.array([True, False]))
         yes, no = (graph.constant(int(c), np.int64) for c in both_codes)
@@ -109,7 +109,7 @@ def xxhash64_integers(graph: GraphWriter, x: str, seed: str | None = None) -> st
 
 
 def bucket(graph: GraphWriter, hashes: str, buckets: int) -> str:
-    """1 .. buckets of hashes."""
+    """Return hashes as buckets 1 to `buckets`."""
     left = graph.add("Mod", hashes, graph.constant(buckets, np.int64))
     return graph.add("Add", left, graph.constant(1, np.int64))
 

@@ -111,7 +111,7 @@ def made_of(features: Iterable[Feature]) -> set[str]:
 
 
 def to_batch(columns: Sequence[RawColumn], tensors: Tensors) -> pa.RecordBatch:
-    """Tensors as rows that `FittedWorkflow.transform_batch` takes; the scalars may also be [rows, 1], texts bytes.
+    """Convert tensors to the rows that `FittedWorkflow.transform_batch` takes; scalars may be [rows, 1], texts bytes.
 
     Raises:
         UserError: a tensor is missing, or has another type or shape.
@@ -147,7 +147,7 @@ def _named(column: RawColumn, values: NDArray[Any], missing: NDArray[np.bool_]) 
 
 
 def _values(column: RawColumn, x: pa.Array) -> NDArray[Any]:
-    """Flat values, any number (of reals NaN, of texts the empty one) in place of nulls."""
+    """Return flat values with any number (NaN for reals, the empty text for texts) in place of nulls."""
     if column.has_nan:
         return np.asarray(x.to_numpy(zero_copy_only=False), column.dtype)
     if column.type.element == "decimal":
@@ -228,7 +228,7 @@ class FeaturesStep:
 
     @staticmethod
     def from_workflow(workflow: FittedWorkflow, names: Sequence[str] | None = None) -> FeaturesStep:
-        """`names`: of the features that are made; None: all."""
+        """Return the step for the features `names`, or for all of them if None."""
         features = tuple(f for f in workflow.features if names is None or f.name in names)
         return FeaturesStep(workflow, raw_columns(workflow.workflow, made_of(features)), features)
 

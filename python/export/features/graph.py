@@ -159,7 +159,7 @@ def doubles(graph: GraphWriter, x: Value) -> str:
 
 
 def integers(graph: GraphWriter, x: Value) -> str:
-    """Integers and booleans as int64."""
+    """Return integers and booleans as int64."""
     return graph.cast(x.name, INT64) if x.kind == "bool" else x.name
 
 

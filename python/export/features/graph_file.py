@@ -156,7 +156,7 @@ def _entered(graph: GraphWriter, column: RawColumn) -> Value:
 
 
 def _absent(graph: GraphWriter, type_: ValueType) -> Value:
-    """One missing value in the place of a column that is not asked for."""
+    """Return one missing value in place of a column that the graph does not read."""
     shape = (1, 1) if type_.is_list else (1,)
     length = graph.constant([1], np.int64) if type_.is_list else None
     if type_.element in ("float", "double"):

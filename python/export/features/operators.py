@@ -191,7 +191,7 @@ def _scaled(low: str, width: Callable[[State], float]) -> Callable[[Step, str, V
 
 
 def _intervals(step: Step, x: Value, edges: list[float], compare: str) -> Value:
-    """One more than the edges that are below, or not above."""
+    """Return the code of each value's interval: 1 plus the number of edges below it, or not above it."""
     graph, number = step.graph, doubles(step.graph, x)
     over = graph.add(compare, graph.unsqueeze(number, -1), graph.constant(edges, np.float64))
     count = graph.add("ReduceSum", _int64(graph, over), graph.constant([-1], np.int64), keepdims=0)
@@ -256,7 +256,7 @@ def list_slice(step: Step, name: str, x: Value) -> Value:
 
 @each_column()
 def pad(step: Step, name: str, x: Value) -> Value:
-    """[rows, length], 0 for what is missing and behind each list's end: the chain's end."""
+    """Return the chain's last values [rows, length], with 0 for missing values and behind each list's end."""
     graph, width, lengths = step.graph, int64(step, step.op.length), x.length
     assert lengths is not None
     if not step.types[name].is_categorical:

@@ -56,7 +56,7 @@ def _year_and_month(graph: GraphWriter, days: str) -> tuple[str, str]:
 
 
 def _first_day(graph: GraphWriter, year: str) -> str:
-    """Days from 1970-01-01 to the first of January of a year: 365 a year and the leap days of the years before."""
+    """Return the days from 1970-01-01 to the first of January of a year: 365 a year and the leap days before it."""
     previous_year = graph.add("Sub", year, _int64(graph, 1))
     leaps = graph.add("Sub", _quotient(graph, previous_year, 4), _quotient(graph, previous_year, 100))
     leaps = graph.add("Add", leaps, _quotient(graph, previous_year, 400))

@@ -134,7 +134,7 @@ class ModelConfig:
             yield f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}"
 
     def _warmup(self) -> Iterator[str]:
-        """One row of zeros and empty texts, lists of one element."""
+        """Yield a request of one row: zeros, empty texts, lists of one element."""
         yield "model_warmup {"
         yield '  name: "one row of zeros"'
         yield f"  batch_size: {1 if self.batched else 0}"
@@ -175,7 +175,7 @@ def _numbers(numbers: Iterator[int] | Sequence[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's escapes are protobuf's; other characters than ASCII as their UTF-8."""
+    """Return a text in quotes: protobuf shares JSON's escapes, and other characters stay UTF-8."""
     return json.dumps(text, ensure_ascii=False)
 
 

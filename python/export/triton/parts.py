@@ -41,7 +41,7 @@ _ITEMS_OF_A_CELL, _PROBES = 64, 16
 def features_model(
     name: str, workflow: FittedWorkflow, folder: Location, batching: Batching, only: Collection[str]
 ) -> tuple[Model, tuple[RawColumn, ...]]:
-    """Raw columns to features: an ONNX graph, or the Python back end where ONNX lacks an operator.
+    """Return the model from raw columns to features: an ONNX graph, or Python if ONNX lacks an operator.
 
     Args:
         name: of the model.
@@ -165,7 +165,7 @@ def load_workflow(saved: Location) -> tuple[FittedWorkflow, Location]:
 def item_keys(
     workflow: FittedWorkflow, exported: Location, record: ExportRecord
 ) -> tuple[list[str], NDArray[np.float32]]:
-    """All items of an export's vocabulary: their values as texts, and their vectors [items, D] (mapped)."""
+    """Return all items of an export's vocabulary: values as texts, and vectors [items, D] (mapped)."""
     items = record.items
     assert items is not None
     table = workflow.vocabularies[items.vocabulary].table.sort_by("code")
@@ -177,7 +177,7 @@ def item_keys(
 
 
 def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], options: Options) -> Model:
-    """Vectors `query_vector` [rows, D] to `item` (texts), `item_row` and `item_score` [rows, found], best first.
+    """Return the model from `query_vector` [rows, D] to `item`, `item_row`, `item_score` [rows, k], best first.
 
     Where there are fewer items they end with "", -1 and minus infinity.
 
@@ -217,13 +217,13 @@ def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], option
 
 
 def save_array(file: Location, values: NDArray[Any]) -> None:
-    """NumPy's format, without pickle: texts as fixed-width arrays."""
+    """Save an array in NumPy's format, without pickle: texts have a fixed width."""
     with file.new_file() as path, open(path, "wb") as out:
         np.save(out, values, allow_pickle=False)
 
 
 def _write_faiss(file: Location, vectors: NDArray[np.float32]) -> None:
-    """Inverted lists of whole vectors by their inner products."""
+    """Write inverted lists of whole vectors, searched by inner product."""
     import faiss
 
     items, width = vectors.shape

@@ -73,7 +73,7 @@ def write_repository(
 def ranking(
     exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
 ) -> tuple[list[Model], list[ModelConfig]]:
-    """Features and predictions of rows."""
+    """Return the models and the ensemble that predict rows from raw columns."""
     workflow, folder = load_workflow(saved)
     graph, batching = record.graphs[MODEL], options.batching
     features, columns = features_model(f"{name}.features", workflow, folder, batching, [t.name for t in graph.inputs])
@@ -110,7 +110,7 @@ def retrieval(
 def query_models(
     exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
 ) -> tuple[list[Model], Any, tuple[EnsembleStep, ...]]:
-    """Raw columns of users to their vectors: the models, the columns, the steps."""
+    """Return the models, the columns and the steps from raw columns of users to their vectors."""
     workflow, folder = load_workflow(saved)
     graph = record.graphs[QUERY]
     names = [t.name for t in graph.inputs]

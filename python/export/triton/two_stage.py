@@ -184,7 +184,7 @@ def write_two_stage(
 def item_vectors(
     retrieval: ExportedModel, record: ExportRecord, catalogue: Catalogue
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Rows of the catalogue that the model knows, and their vectors [rows, D].
+    """Return the catalogue's rows that the model knows, and their vectors [rows, D].
 
     Raises:
         UserError: it lacks a column, or the model knows none of its items.

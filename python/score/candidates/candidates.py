@@ -103,7 +103,7 @@ def unite(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.int32]]], quotas: 
 
 
 def _places(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """0, 1, ... within each list."""
+    """Return the position of each entry within its list: 0, 1, ..."""
     ends: NDArray[np.int64] = np.cumsum(lengths)
     places: NDArray[np.int64] = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
     return places
@@ -123,7 +123,7 @@ def _overlaps(
 
 
 def flat(lists: pa.ListArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """(offsets int64 [n + 1] from 0, values int32) of an Arrow array of lists without nulls."""
+    """Return (offsets int64 [n + 1] from 0, values int32) of an Arrow array of lists without nulls."""
     offsets = np.asarray(lists.offsets).astype(np.int64)
     return offsets - offsets[0], np.asarray(lists.flatten()).astype(np.int32)
 
@@ -255,7 +255,7 @@ def _united(lists: DataFrame, n_sources: int, quotas: Quotas) -> DataFrame:
 
 
 def unite_batch(batch: pa.RecordBatch, names: Sequence[str], n_sources: int, quotas: Quotas) -> pa.RecordBatch:
-    """Users with a list for each source -> the same columns `names`, items, sources, and counts of overlaps."""
+    """Unite the sources' lists of a batch: its columns `names`, items, sources, and counts of overlaps."""
     united = unite([flat(batch.column(list_column(i))) for i in range(n_sources)], quotas)
     offsets = pa.array(united.offsets.astype(np.int32))
     counts = np.concatenate([united.shared.reshape(batch.num_rows, -1), united.alone], axis=1)

@@ -62,7 +62,7 @@ class CovisitedItems:
 
     @cached_property
     def _history(self) -> DataFrame:
-        """(USER, ITEM_ROW): each user's newest items."""
+        """Return (USER, ITEM_ROW): each user's newest items."""
         newest = Window.partitionBy(USER).orderBy(F.desc(PAIR_TIME), F.asc(ITEM_ROW))
         pairs = pairs_of(self._context, self._source, self._spec_path)
         placed = pairs.withColumn("__place", F.row_number().over(newest))
@@ -71,7 +71,7 @@ class CovisitedItems:
 
     @cached_property
     def _similar(self) -> DataFrame:
-        """(ITEM_ROW, neighbours array<int>, similarities array<bigint>): each item's most similar ones."""
+        """Return (ITEM_ROW, neighbours array<int>, similarities array<bigint>): each item's most similar ones."""
         n, neighbor, common = F.col("__n"), "__other", F.col("__common")
         counts = self._history.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias("__n"))
         counts = counts.withColumn("__share", share_of_users(self._source.users_per_item, n))
@@ -124,7 +124,7 @@ def share_of_users(users_per_item: int, n: Column) -> Column:
 
 
 def _pairs_within(basket: Column) -> Column:
-    """All pairs of entries of a sorted list, the first of each before the second: array<struct<a, b>>."""
+    """Return all pairs of entries of a sorted list, the lower one first: array<struct<a, b>>."""
     return F.flatten(
         F.transform(
             basket,
@@ -172,7 +172,7 @@ def best_neighbors(lists: Neighbors, limits: NDArray[np.integer[Any]]) -> tuple[
 
 
 def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """(user, limit, items list<int32>, similarities list<int64>) -> (user, items list<int32>)."""
+    """Map (user, limit, items list<int32>, similarities list<int64>) to (user, best items list<int32>)."""
     for batch in batches:
         user, limits, items, similarities = batch.columns
         ends = np.asarray(items.offsets).astype(np.int64)

@@ -92,14 +92,14 @@ def _without_keys(side: DataFrame, key: str, keys: DataFrame) -> DataFrame:
 
 
 def constant_columns(context: CandidateContext) -> dict[str, Column]:
-    """`score.context` as columns."""
+    """Return `score.context` as columns."""
     spec, score = context.ctx.spec, context.score
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     return {n: F.lit(v.as_py()).cast(types[n]) for n, v in context_scalars(spec, score).items()}
 
 
 def blocked_pairs(context: CandidateContext) -> DataFrame | None:
-    """(USER, ITEM_ROW), distinct: what users have seen or bought, and what tables block for them; None: no such filter.
+    """Return distinct (USER, ITEM_ROW) that users have seen or bought or that tables block; None without such a filter.
 
     Args:
         context: whose items are those that are left.
@@ -248,7 +248,7 @@ class Fetching:
         return users
 
     def _needed(self, i: int) -> Column:
-        """Items of a source among which k are not blocked."""
+        """Return how many items of a source are enough to have k that are not blocked."""
         k = F.lit(self._requests[i].source.k)
         return k if getattr(self._requests[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
 
@@ -335,5 +335,5 @@ def _returned_column(i: int) -> str:
 
 
 def facts_of(fetched: Mapping[str, Fetched]) -> dict[str, dict[str, Any]]:
-    """For the manifest."""
+    """Return the figures of sources for the manifest."""
     return {name: {"fetched": f.items, "filtered": f.filtered, "rounds": f.rounds} for name, f in fetched.items()}

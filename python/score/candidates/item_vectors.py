@@ -197,7 +197,7 @@ def _files(part: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def _mapped(vectors: ItemVectors) -> tuple[Blocks, NDArray[np.int32] | None]:
-    """Kept open, for tasks ask for it again and again; rows are None where they are the numbers."""
+    """Map the files and keep them open, since tasks read them repeatedly; rows are None if they equal the numbers."""
     blocks, rows, first = [], [], 0
     for part in vectors.parts:
         shape = (part.rows, vectors.width)
@@ -268,7 +268,7 @@ def build_index(vectors: ItemVectors, file: Location, threads: int) -> IvfIndex:
 
 
 def search_index(index: IvfIndex, queries: NDArray[np.float32], k: int, probes: int, threads: int) -> TopItems:
-    """About the k best items of each user: those among the cells nearest to the user's vector.
+    """Find about the k best items of each user: those in the cells nearest to the user's vector.
 
     A user whose cells have fewer than k items gets the best of all others besides, behind them.
 
@@ -299,7 +299,7 @@ def search_index(index: IvfIndex, queries: NDArray[np.float32], k: int, probes: 
 
 
 def fewest_probes(recall_of: Callable[[int], float], enough: float, cells: int) -> int | None:
-    """So few probes that recall is enough, to an eighth; None: all cells are not enough.
+    """Return the fewest probes, to an eighth, that reach a recall; None if all cells do not.
 
     Args:
         recall_of: by the number of probes; rises.
@@ -353,7 +353,7 @@ def _users(queries: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _lengthened(vectors: NDArray[np.float32], longest: float) -> NDArray[np.float32]:
-    """Divided by the longest one's length, with a column that makes the length 1: float32 [n, columns]."""
+    """Return vectors divided by the longest length, with a column that makes their length 1: float32 [n, columns]."""
     columns = vectors.shape[1]
     out = np.zeros((len(vectors), _width(columns)), np.float32)
     scaled = out[:, :columns]
@@ -369,7 +369,7 @@ def _rows(vectors: ItemVectors) -> Iterator[NDArray[np.float32]]:
 
 
 def _sample(vectors: ItemVectors, sample_rows: int) -> NDArray[np.float32]:
-    """Every so-manyth vector, lengthened: at most that many."""
+    """Return evenly spaced vectors, lengthened: at most `sample_rows`."""
     step = -(-vectors.rows // sample_rows)
     parts = [block[-first % step :: step] for first, block in vectors.blocks()]
     return _lengthened(np.concatenate(parts), vectors.longest)
@@ -377,7 +377,7 @@ def _sample(vectors: ItemVectors, sample_rows: int) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=2)
 def _opened(index: IvfIndex) -> Any:
-    """Its lists are mapped: shared by all workers of a host, and read where they are looked at."""
+    """Open an index with mapped lists, which all workers of a host share and read on demand."""
     import faiss
 
     opened: Any = faiss.read_index(str(index.file.local_path()), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)

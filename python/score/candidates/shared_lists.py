@@ -28,7 +28,7 @@ _COPY = "__copy"
 
 
 def lists_of(ranked: DataFrame, segment: Sequence[str], order: Sequence[Column], limit: int) -> DataFrame:
-    """(segment, LIST): for each segment the rows of its first items, array<int>.
+    """Return (segment, LIST): for each segment the rows of its first items, array<int>.
 
     Args:
         ranked: the segment's columns, ITEM_ROW, and what `order` reads; an item once a segment.
@@ -266,7 +266,7 @@ def tables_of(*entries: object) -> tuple[ExternalTable, ...]:
 
 
 def tables_of_score(score: Score) -> tuple[ExternalTable, ...]:
-    """All that candidates and filters read by their paths: to be pinned by the stage."""
+    """Return all tables that candidates and filters read by their paths, which the stage pins."""
     return tables_of(*_entries(score))
 
 

@@ -179,7 +179,7 @@ def expression_errors(score: Score) -> Iterator[None]:
 
 
 def _expressions(score: Score) -> Iterator[tuple[str, str]]:
-    """(place in the spec, Spark SQL)"""
+    """Yield (place in the spec, Spark SQL)."""
     entries: list[tuple[str, object]] = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
     if score.candidates is not None:
         entries += [(f"score.candidates.sources.{n}", source) for n, source in score.candidates.sources.items()]
@@ -190,7 +190,7 @@ def _expressions(score: Score) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """PySpark logs what does not resolve, with the JVM's stack trace; here it is an answer."""
+    """Silence PySpark's log of unresolved expressions, with the JVM's stack trace: here they are an answer."""
     # Create it by PySpark's class: a plain logger of that name would reject PySpark's arguments.
     log = PySparkLogger.getLogger("SQLQueryContextLogger")
     level = log.level
@@ -211,7 +211,7 @@ USER, PAIR_TIME = "__user", "__at"
 
 
 def pairs_of(context: CandidateContext, events: PairEvents, spec_path: str) -> DataFrame:
-    """(USER, ITEM_ROW, PAIR_TIME): one row for each user and each item of `context.items` that have such an event.
+    """Return (USER, ITEM_ROW, PAIR_TIME): a row for each user and item of `context.items` with such an event.
 
     Args:
         context: of the run.
@@ -259,7 +259,7 @@ def _pairs(context: CandidateContext, events: PairEvents, spec_path: str) -> Dat
 
 
 def _window_events(context: CandidateContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
-    """Events of the training window: up to ds with a split by time, else those of train."""
+    """Return events of the training window: up to ds with a split by time, else those of train."""
     spec, rows = context.ctx.spec, context.active.events
     if spec.features.split.by != "time":
         rows = rows.where(F.col(SPLIT) == "train")

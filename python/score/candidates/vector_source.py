@@ -114,7 +114,7 @@ class FindItems:
     def _search(
         self, batch: pa.RecordBatch, fetch: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
-        """(rows of some users, their items' numbers: int32 [users, width], -1 behind the last one that is wanted)."""
+        """Yield (rows of some users, their items' numbers: int32 [users, width], then -1)."""
         queries, known = self.users.known_vectors(batch)
         check_products(longest(queries), self.search.items.longest)
         # Users with many blocked items fetch more. Searching by powers of two spares the others that time
@@ -254,7 +254,7 @@ class VectorItems:
         return with_items.toDF(*users.columns, ITEMS)
 
     def _parts(self, numbered: DataFrame, users: DataFrame) -> Partitioning:
-        """Users are cut by their keys, in as many parts as all of them have."""
+        """Cut users by their keys, in as many parts as all of them have."""
         key = F.col(numbered.columns[users.columns.index(self._score.user.key)])
         return Partitioning.by_hash(key, parts_of(self._context.spark, self._users))
 

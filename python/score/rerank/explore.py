@@ -34,7 +34,7 @@ from headrace.score.rerank.select import F64, I64, Bools, Caps, Rectangle, Rule,
 
 
 def draws(seed: int, purpose: str, users: NDArray[np.uint64], columns: int) -> F64:
-    """Uniform in [0, 1), a function of the seed, the purpose and each user's hash: float64 [n, columns]."""
+    """Return uniform numbers in [0, 1) by the seed, the purpose and each user's hash: float64 [n, columns]."""
     key = stream(seed, purpose)
     return uniform(key, scatter_64(key, users)[:, None] + np.arange(columns, dtype=np.uint64))
 
@@ -64,7 +64,7 @@ def pool_of(selected: Selected, grid: Rectangle, caps: Caps, size_limit: int | N
 
 
 def protected(selected: Selected, shares: list[Share]) -> Bools:
-    """Positions that are not drawn: the first of each share, as many as it asks for, so that it holds: bool [n, k]."""
+    """Return the positions that are not drawn: bool [n, k]. The first of each share, as many as it requires."""
     filled = selected.chosen >= 0
     is_protected = np.zeros_like(filled)
     for share in shares:
@@ -117,7 +117,7 @@ def explore(
 
 
 def _mean_inverse(base: I64, trials: I64, p: float) -> F64:
-    """E[1 / (base + B)], B of Binomial(trials, p), of each; trials below 0 are none. float64 of base's shape."""
+    """Return E[1 / (base + B)] with B of Binomial(trials, p); trials below 0 count as 0. float64 of base's shape."""
     trials = np.maximum(trials, 0)
     table = _binomial(int(trials.max(initial=0)), p)
     means: F64 = (table[trials] / (base[..., None] + np.arange(table.shape[1]))).sum(-1)

@@ -90,7 +90,7 @@ class UnmetByTask:
 
     @staticmethod
     def empty(context: SparkContext) -> UnmetByTask:
-        """Nothing said yet."""
+        """Return counts of zero lists."""
         empty: Counts = {}
         return UnmetByTask(context.accumulator(empty, ByPartition()))
 
@@ -99,7 +99,7 @@ class UnmetByTask:
         self.counts.add({this_partition(): dict(unmet)})
 
     def by_rule(self) -> dict[str, dict[str, int]]:
-        """For the manifest, on the driver: by rule how many lists, and how many that provably could not meet it."""
+        """Return by rule, for the manifest, how many lists did not meet it, and how many provably could not."""
         total: Counter[tuple[str, str]] = Counter()
         for counts in self.counts.value.values():
             total.update(counts)
@@ -135,7 +135,7 @@ def _words(key: int, names: Sequence[str]) -> str:
 
 
 def rerank(lists: RankedItems, rules: Rerank, k: int, ds: str) -> Reranked:
-    """At most k items for each user: a function of the user's own items, its key, the day and the rules.
+    """Return at most k items for each user: a function of the user's own items, its key, the day and the rules.
 
     Args:
         lists: the ranked items. What the rules look at must be there.
@@ -178,7 +178,7 @@ class ModelItemVectors:
     joined: frozenset[str] = frozenset()
 
     def __call__(self, item_rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32 [n, D] of rows [n].
+        """Return the vectors of item rows [n]: float32 [n, D].
 
         Raises:
             UserError: the model is in no retrieval form.
@@ -279,7 +279,7 @@ def is_fresh(since: pa.Array, now: int, days: float) -> NDArray[np.bool_]:
 
 
 def codes(values: pa.Array) -> NDArray[np.int64]:
-    """Numbers that are equal where values are: int64 [n], -1 of a null."""
+    """Return numbers that are equal where values are: int64 [n], -1 for null."""
     numbers: NDArray[np.int64] = (
         pc.fill_null(values.dictionary_encode().indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     )

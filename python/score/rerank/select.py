@@ -72,7 +72,7 @@ class Rectangle:
 
     @staticmethod
     def from_offsets(offsets: I64) -> Rectangle:
-        """Rows beyond the end of a list are 0 and not `is_item`."""
+        """Return the rectangle of lists; rows beyond the end of a list are 0 and not `is_item`."""
         lengths = np.diff(offsets)
         columns = np.arange(int(lengths.max(initial=0)))
         is_item = columns < lengths[:, None]
@@ -141,7 +141,7 @@ class Caps:
         return Caps(list(rules.caps.values()), [grid.values(lists.values[column]) for column in rules.caps])
 
     def allowed(self) -> Bools | None:
-        """Items that may stand in the list beside those that do, bool [n, m]; None: all."""
+        """Return the items that the caps still allow, bool [n, m]; None: all."""
         allowed: Bools | None = None
         for limit, values, counts in zip(self.limits, self.values, self.counts, strict=True):
             free = (counts < limit) | (values < 0)
@@ -160,7 +160,7 @@ class Caps:
         return grouped
 
     def without_reserved(self, shares: list[Share], placed_counts: I64, eligible: Bools, ends: I64) -> Bools:
-        """Eligible items but those that would take a share's last room, bool [n, m]; all of them where all would.
+        """Return eligible items except those that would take a share's last room, bool [n, m]; all if none remains.
 
         Of a share that lacks as many items as a cap still lets into the list, or more, none can be missed: where its
         items of a value fill the room that is left to the value, an item of that value that is not of the share waits.
@@ -310,7 +310,7 @@ def shares_of(lists: RankedItems, grid: Rectangle, rules: Rerank, k: int) -> lis
 
 
 def _boosted(lists: RankedItems, grid: Rectangle, rules: Rerank) -> F64:
-    """Scores, those of fresh items raised: float64 [n, m], 0 beyond the ends."""
+    """Return the scores with those of fresh items raised: float64 [n, m], 0 beyond the ends."""
     scores: F64 = np.where(grid.is_item, lists.scores[grid.rows].astype(np.float64), 0.0)
     if rules.freshness is None or not rules.freshness.boost:
         return scores
@@ -319,7 +319,7 @@ def _boosted(lists: RankedItems, grid: Rectangle, rules: Rerank) -> F64:
 
 
 def _scaled(value: F64, is_item: Bools) -> F64:
-    """Scaled to 0 to 1 within each user's items; 0 where all are equal."""
+    """Scale values to 0 to 1 within each user's items; 0 if all are equal."""
     low = np.where(is_item, value, np.inf).min(1, keepdims=True, initial=np.inf)
     width = np.where(is_item, value, -np.inf).max(1, keepdims=True, initial=-np.inf) - low
     with np.errstate(invalid="ignore", divide="ignore"):

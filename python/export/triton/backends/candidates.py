@@ -21,7 +21,7 @@ class TritonPythonModel:
     """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        """Load the catalogue. `args` has the configuration as JSON, the repository's path and the version."""
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8")

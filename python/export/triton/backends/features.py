@@ -20,7 +20,7 @@ class TritonPythonModel:
     """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        """Load the workflow. `args` has the configuration as JSON, the repository's path and the version."""
         config = json.loads(args["model_config"])
         self.outputs = [output["name"] for output in config["output"]]
         folder = Path(args["model_repository"]) / args["model_version"] / "workflow"
@@ -42,5 +42,5 @@ class TritonPythonModel:
 
 
 def _outer(x: Any) -> Any:
-    """[rows] as [rows, 1]: Triton's tensors have a dimension besides the rows."""
+    """Return [rows] as [rows, 1]: Triton's tensors have a dimension besides the rows."""
     return np.ascontiguousarray(x if x.ndim > 1 else x[:, None])

@@ -18,7 +18,7 @@ class TritonPythonModel:
     """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        """Load the vectors. `args` has the configuration as JSON, the repository's path and the version."""
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -33,7 +33,7 @@ class TritonPythonModel:
             self.searcher.nprobe = int(parameters["probes"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """All requests' vectors are searched at once."""
+        """Search the vectors of all requests at once."""
         queries = [pb_utils.get_input_tensor_by_name(r, "query_vector").as_numpy() for r in requests]
         rows, scores = self._search(np.ascontiguousarray(np.concatenate(queries), np.float32))
         keys = np.append(self.keys, b"")[rows]
@@ -51,7 +51,7 @@ class TritonPythonModel:
         ]
 
     def _search(self, queries: Any) -> tuple[Any, Any]:
-        """Rows int64 and dot products float32 [queries, found], best first; -1 and minus infinity behind the last."""
+        """Return rows int64 and dot products float32 [queries, k], best first, then -1 and minus infinity."""
         rows = np.full((len(queries), self.k), -1, np.int64)
         scores = np.full(rows.shape, -np.inf, np.float32)
         if self.searcher is not None:

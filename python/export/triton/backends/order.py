@@ -17,7 +17,7 @@ class TritonPythonModel:
     """Entry point that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        """Load the items' keys. `args` has the configuration as JSON, the repository's path and the version."""
         config = json.loads(args["model_config"])
         self.k = int(config["parameters"]["k"]["string_value"])
         folder = Path(args["model_repository"]) / args["model_version"]
