@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that exist and that `make test-all` runs."""
+"""docs/faults.md names tests that exist, and for each row one that every run of `make test-all` takes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from headrace.workspace import checkout
+from tests.lanes import part_of
 
 PAGE = (checkout() / "docs" / "faults.md").read_text()
 #: (line of the report, the last cell) of each row.
@@ -37,6 +38,9 @@ def test_each_line_of_the_report_has_rows_and_each_row_a_test() -> None:
     assert list(dict.fromkeys(line for line, _ in ROWS)) == LINES
     assert len(ROWS) == len(re.findall(r"^\| [A-G]\d ", PAGE, re.M))
     assert [(line, cell) for line, cell in ROWS if not re.fullmatch(r"`tests/[^`]+`(, `tests/[^`]+`)*", cell)] == []
+    # None: not of those of which a run takes a part.
+    in_each_run = [any(part_of(test) is None for test in re.findall(r"`([^`]+)`", cell)) for _, cell in ROWS]
+    assert [row for row, is_in in zip(ROWS, in_each_run, strict=True) if not is_in] == []
 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in TESTS}))
