@@ -5,9 +5,9 @@ using namespace headrace;
 
 namespace {
 
-// Offsets and validity of the rows that come out. `there` also tells rows that are null; each byte is written once.
+// Offsets and validity of the rows that come out. `is_valid` also tells rows that are null; each byte is written once.
 template <typename Count, typename There>
-int32_t offsets(int64_t rows, int32_t *out, uint8_t *out_validity, Count count, There there) {
+int32_t offsets(int64_t rows, int32_t *out, uint8_t *out_validity, Count count, There is_valid) {
   int64_t total = 0;
   out[0] = 0;
   for (int64_t row = 0; row < rows; row++) {
@@ -18,7 +18,7 @@ int32_t offsets(int64_t rows, int32_t *out, uint8_t *out_validity, Count count, 
   if (out_validity == nullptr) return HEADRACE_OK;
   for (int64_t byte = 0; byte < (rows + 7) / 8; byte++) {
     uint8_t bits = 0;
-    for (int64_t row = 8 * byte; row < 8 * byte + 8 && row < rows; row++) bits |= (there(row) ? 1 : 0) << (row & 7);
+    for (int64_t row = 8 * byte; row < 8 * byte + 8 && row < rows; row++) bits |= (is_valid(row) ? 1 : 0) << (row & 7);
     out_validity[byte] = bits;
   }
   return HEADRACE_OK;
@@ -37,7 +37,7 @@ int32_t headrace_ngrams_offsets(const headrace_column *text, int64_t rows, int32
   if (!good_ngrams(text, rows, n, most) || out == nullptr) return HEADRACE_BAD_ARGUMENT;
   return offsets(
       rows, out, out_validity, [&](int64_t row) { return count_ngrams(*text, row, n, most); },
-      [&](int64_t row) { return row_is_there(*text, row); });
+      [&](int64_t row) { return row_is_valid(*text, row); });
 }
 
 int32_t headrace_ngrams(const headrace_column *text, int64_t rows, int32_t n, int32_t most, int32_t buckets,
@@ -50,21 +50,21 @@ int32_t headrace_ngrams(const headrace_column *text, int64_t rows, int32_t n, in
 
 int32_t headrace_cross_offsets(const headrace_column *columns, int32_t count, int64_t rows, int32_t most, int32_t *out,
                                uint8_t *out_validity, void *, void *) {
-  Columns given;
-  if (const int32_t wrong = check_cross(columns, count, rows, most, &given)) return wrong;
+  Columns checked;
+  if (const int32_t error = check_cross(columns, count, rows, most, &checked)) return error;
   if (out == nullptr) return HEADRACE_BAD_ARGUMENT;
   return offsets(
-      rows, out, out_validity, [&](int64_t row) { return count_cross(given, row, most); },
-      [&](int64_t row) { return all_are_there(given, row); });
+      rows, out, out_validity, [&](int64_t row) { return count_cross(checked, row, most); },
+      [&](int64_t row) { return all_are_valid(checked, row); });
 }
 
 int32_t headrace_cross(const headrace_column *columns, int32_t count, int64_t rows, int32_t most, int32_t buckets,
                        const int32_t *offsets, int32_t *out, void *) {
-  Columns given;
-  if (const int32_t wrong = check_cross(columns, count, rows, most, &given)) return wrong;
+  Columns checked;
+  if (const int32_t error = check_cross(columns, count, rows, most, &checked)) return error;
   if (buckets < 1 || offsets == nullptr) return HEADRACE_BAD_ARGUMENT;
   for (int64_t row = 0; row < rows; row++)
-    write_cross(given, row, buckets, offsets[row + 1] - offsets[row], out + offsets[row]);
+    write_cross(checked, row, buckets, offsets[row + 1] - offsets[row], out + offsets[row]);
   return HEADRACE_OK;
 }
 
@@ -81,7 +81,7 @@ int32_t headrace_minhash(const headrace_column *ids, int64_t rows, int32_t hashe
   for (int64_t byte = 0; byte < (rows + 7) / 8; byte++) {
     uint8_t bits = 0;
     for (int64_t row = 8 * byte; row < 8 * byte + 8 && row < rows; row++)
-      bits |= (any_is_there(*ids, row) ? 1 : 0) << (row & 7);
+      bits |= (any_is_valid(*ids, row) ? 1 : 0) << (row & 7);
     out_validity[byte] = bits;
   }
   return HEADRACE_OK;

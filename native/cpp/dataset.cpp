@@ -24,14 +24,14 @@ using namespace parquet_pages;
 
 constexpr int64_t kHead = 1024;  // bytes in which a page's header and levels must fit
 
-// Whether n definition levels, in runs of one bit a level, are all 1: no value is null.
-bool all_there(Bytes b, int64_t n) {
+// Returns true where n definition levels, in runs of one bit a level, are all 1: no value is null.
+bool all_valid(Bytes b, int64_t n) {
   while (b.good && n > 0) {
     const uint64_t head = b.varint();
     if (head & 1) {  // bit-packed, 8 levels a byte
       for (uint64_t left = head >> 1; left > 0 && n > 0; --left, n -= 8) {
-        const unsigned wanted = n >= 8 ? 0xffu : (1u << n) - 1;
-        if ((b.byte() & wanted) != wanted) return false;
+        const unsigned expected = n >= 8 ? 0xffu : (1u << n) - 1;
+        if ((b.byte() & expected) != expected) return false;
       }
     } else {
       if (head == 0 || b.byte() != 1) return false;
@@ -51,18 +51,19 @@ bool read_chunk(int fd, int64_t offset, int64_t end, int64_t values, int64_t wid
     if (!parse(b, page) || page.type != kDataPage || page.encoding != kPlain || page.compressed != page.uncompressed ||
         page.values <= 0 || page.values > values)
       return false;
-    const int64_t body = offset + (b.at - head);
-    int64_t before = 0;  // bytes of levels
+    const int64_t body = offset + (b.cursor - head);
+    int64_t level_bytes = 0;  // bytes of levels
     if (optional) {
       if (page.levels != kRle) return false;
       uint64_t length = 0;
       for (int shift = 0; shift < 32; shift += 8) length |= uint64_t(b.byte()) << shift;
-      if (!b.good || length > uint64_t(b.end - b.at) || !all_there({b.at, b.at + length}, page.values)) return false;
-      before = 4 + int64_t(length);
+      if (!b.good || length > uint64_t(b.end - b.cursor)) return false;
+      if (!all_valid({b.cursor, b.cursor + length}, page.values)) return false;
+      level_bytes = 4 + int64_t(length);
     }
     const int64_t bytes = page.values * width;
-    if (page.compressed != before + bytes || page.compressed > end - body) return false;
-    if (!read_all(fd, out, bytes, body + before)) return false;
+    if (page.compressed != level_bytes + bytes || page.compressed > end - body) return false;
+    if (!read_all(fd, out, bytes, body + level_bytes)) return false;
     out += bytes;
     values -= page.values;
     offset = body + page.compressed;
@@ -79,13 +80,13 @@ Unsigned gather(const In* __restrict source, const int32_t* __restrict order, in
   if constexpr (sizeof(In) == 4) {
     __m512i most = _mm512_setzero_si512();
     for (; i + 16 <= n; i += 16) {
-      const __m512i found = _mm512_i32gather_epi32(_mm512_loadu_si512(order + i), source, 4);
-      most = _mm512_max_epu32(most, found);
+      const __m512i gathered = _mm512_i32gather_epi32(_mm512_loadu_si512(order + i), source, 4);
+      most = _mm512_max_epu32(most, gathered);
       if constexpr (sizeof(Out) == 4) {
-        _mm512_storeu_si512(out + i, found);
+        _mm512_storeu_si512(out + i, gathered);
       } else {
-        _mm512_storeu_si512(out + i, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(found)));
-        _mm512_storeu_si512(out + i + 8, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(found, 1)));
+        _mm512_storeu_si512(out + i, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(gathered)));
+        _mm512_storeu_si512(out + i + 8, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(gathered, 1)));
       }
     }
     largest = _mm512_reduce_max_epu32(most);
@@ -101,7 +102,7 @@ Unsigned gather(const In* __restrict source, const int32_t* __restrict order, in
 
 // Rows of lists that are padded at a time: a cache line of the widest numbers.
 constexpr int64_t kRows = 8;
-// Of longer lists, column after column is filled with zeros first: blocks of rows would be on too many pages.
+// Longer lists are padded column after column, with zeros first: blocks of rows would be on too many pages.
 constexpr int64_t kShort = 64;
 
 template <class Value>
@@ -109,7 +110,7 @@ void gather_lists(const int32_t* offsets, const Value* __restrict values, const 
                   const int32_t* out_offsets, Value* __restrict out) {
   for (int64_t i = 0; i < n; ++i) {
     const Value* from = values + offsets[order[i]];
-    for (int32_t at = out_offsets[i]; at < out_offsets[i + 1]; ++at) out[at] = *from++;
+    for (int32_t position = out_offsets[i]; position < out_offsets[i + 1]; ++position) out[position] = *from++;
   }
 }
 
@@ -119,15 +120,16 @@ void pad_lists(const int32_t* offsets, const In* __restrict values, int64_t rows
   if (length > kShort) {
     for (int64_t place = 0; place < length; ++place) std::fill_n(out + place * stride, rows, Out(0));
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t at = offsets[row], place = row; at < offsets[row + 1]; ++at, place += stride) out[place] = Out(values[at]);
+      for (int64_t position = offsets[row], place = row; position < offsets[row + 1]; ++position, place += stride)
+        out[place] = Out(values[position]);
     return;
   }
   for (int64_t first = 0; first < rows; first += kRows) {
     const int64_t count = std::min(kRows, rows - first);
     for (int64_t place = 0; place < length; ++place)
       for (int64_t row = first; row < first + count; ++row) {
-        const int64_t at = offsets[row] + place;
-        out[place * stride + row] = at < offsets[row + 1] ? Out(values[at]) : Out(0);
+        const int64_t position = offsets[row] + place;
+        out[place * stride + row] = position < offsets[row + 1] ? Out(values[position]) : Out(0);
       }
   }
 }
@@ -138,7 +140,7 @@ extern "C" {
 
 int headrace_dataset_version() { return 7; }
 
-// Whether the chunk was read.
+// Returns 1 where the chunk was read, else 0.
 int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {
   return read_chunk(fd, start, end, values, width, optional != 0, out);
 }
@@ -159,8 +161,8 @@ void headrace_permutation(uint64_t state_high, uint64_t state_low, uint64_t step
     }
     state = state * factor + step;
     const auto mixed = uint64_t(state >> 64) ^ uint64_t(state);
-    const auto turn = unsigned(state >> 122);
-    both = mixed >> turn | mixed << (-turn & 63);
+    const auto rotation = unsigned(state >> 122);
+    both = mixed >> rotation | mixed << (-rotation & 63);
     has_half = true;
     return both & UINT32_MAX;
   };
@@ -168,9 +170,9 @@ void headrace_permutation(uint64_t state_high, uint64_t state_low, uint64_t step
   uint64_t mask = UINT32_MAX;
   for (int64_t i = n - 1; i > 0; --i) {
     while (uint64_t(i) <= mask >> 1) mask >>= 1;  // the fewest bits that hold i
-    uint64_t other = draw() & mask;
-    while (other > uint64_t(i)) other = draw() & mask;
-    std::swap(out[i], out[other]);
+    uint64_t chosen = draw() & mask;
+    while (chosen > uint64_t(i)) chosen = draw() & mask;
+    std::swap(out[i], out[chosen]);
   }
 }
 
@@ -180,23 +182,23 @@ void headrace_permutation(uint64_t state_high, uint64_t state_low, uint64_t step
 uint64_t headrace_gather(const void* source, int64_t width, const int32_t* order, int64_t parts, const int64_t* ends,
                          const int64_t* bases, const int64_t* strides, int64_t column, int64_t wide) {
   uint64_t largest = 0;
-  int64_t at = 0;
+  int64_t start = 0;
   for (int64_t p = 0; p < parts; ++p) {
     char* out = reinterpret_cast<char*>(bases[p]) + column * strides[p];
-    const int64_t n = ends[p] - at;
-    const int32_t* these = order + at;
-    uint64_t found = 0;
+    const int64_t n = ends[p] - start;
+    const int32_t* part_order = order + start;
+    uint64_t part_largest = 0;
     if (width == 8)
-      found = gather<uint64_t, uint64_t, uint64_t>(static_cast<const uint64_t*>(source), these, n,
+      part_largest = gather<uint64_t, uint64_t, uint64_t>(static_cast<const uint64_t*>(source), part_order, n,
                                                    reinterpret_cast<uint64_t*>(out));
     else if (wide == 8)
-      found = gather<int32_t, int64_t, uint32_t>(static_cast<const int32_t*>(source), these, n,
+      part_largest = gather<int32_t, int64_t, uint32_t>(static_cast<const int32_t*>(source), part_order, n,
                                                  reinterpret_cast<int64_t*>(out));
     else
-      found = gather<uint32_t, uint32_t, uint32_t>(static_cast<const uint32_t*>(source), these, n,
+      part_largest = gather<uint32_t, uint32_t, uint32_t>(static_cast<const uint32_t*>(source), part_order, n,
                                                    reinterpret_cast<uint32_t*>(out));
-    largest = std::max(largest, found);
-    at = ends[p];
+    largest = std::max(largest, part_largest);
+    start = ends[p];
   }
   return largest;
 }

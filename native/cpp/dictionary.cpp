@@ -12,7 +12,7 @@
 
 namespace {
 
-bool bit(const uint8_t* bits, int64_t at) { return bits == nullptr || (bits[at >> 3] >> (at & 7) & 1); }
+bool bit(const uint8_t* bits, int64_t position) { return bits == nullptr || (bits[position >> 3] >> (position & 7) & 1); }
 
 // Calls body with a null pointer of the type that `width` bytes stand for; false for another width.
 template <class Body>
@@ -34,8 +34,8 @@ bool scatter(const void* values, const void* index, int64_t width, const int32_t
     return true;
   }
   return typed(width, [&](auto* kind) {
-    const auto* __restrict of = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
-    for (int64_t i = 0; i < n; ++i) to[places[i]] = from[of[i]];
+    const auto* __restrict numbers = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
+    for (int64_t i = 0; i < n; ++i) to[places[i]] = from[numbers[i]];
   });
 }
 
@@ -81,14 +81,14 @@ class TextCounts {
     slots_.resize(places);
   }
 
-  // Where it will be looked for.
+  // Prefetches the slot in which a key will be looked up.
   void ahead(const TextKey& key) const { __builtin_prefetch(&slots_[key.hash & (slots_.size() - 1)]); }
 
   void add(const TextKey& key, const uint8_t* text, int64_t size, int64_t count, int64_t day) {
-    const Text of{size <= kShortText ? key.word : reinterpret_cast<uintptr_t>(text), uint32_t(key.hash), int32_t(size)};
-    Slot& slot = find(slots_, of);
+    const Text entry{size <= kShortText ? key.word : reinterpret_cast<uintptr_t>(text), uint32_t(key.hash), int32_t(size)};
+    Slot& slot = find(slots_, entry);
     if (slot.text.size < 0) {
-      slot = {of, count, day};
+      slot = {entry, count, day};
       if (4 * ++used_ > 3 * slots_.size()) grow();
     } else {
       slot.count += count;
@@ -124,8 +124,8 @@ class TextCounts {
 
   static Slot& find(std::vector<Slot>& slots, const Text& text) {
     const size_t mask = slots.size() - 1;
-    for (size_t at = text.hash & mask;; at = (at + 1) & mask)
-      if (slots[at].text.size < 0 || slots[at].text == text) return slots[at];
+    for (size_t place = text.hash & mask;; place = (place + 1) & mask)
+      if (slots[place].text.size < 0 || slots[place].text == text) return slots[place];
   }
 
   void grow() {
@@ -139,7 +139,7 @@ class TextCounts {
   size_t used_ = 0;
 };
 
-// Where texts are among those that a column has. It stays where the caller has it.
+// A hash table from a column's texts to their rows. The column stays the caller's.
 class TextRows {
  public:
   TextRows(const int32_t* offsets, const uint8_t* data, int64_t n) : offsets_(offsets), data_(data) {
@@ -148,17 +148,17 @@ class TextRows {
     slots_.resize(places);
     const size_t mask = places - 1;
     each(offsets, data, n, [&](int64_t row, const TextKey& key, const uint8_t*, int64_t size) {
-      size_t at = key.hash & mask;
-      while (slots_[at].row >= 0) at = (at + 1) & mask;
-      slots_[at] = {key.word, int32_t(row), int32_t(size)};
+      size_t place = key.hash & mask;
+      while (slots_[place].row >= 0) place = (place + 1) & mask;
+      slots_[place] = {key.word, int32_t(row), int32_t(size)};
     });
   }
 
   void find(const int32_t* offsets, const uint8_t* data, int64_t n, int32_t* rows) const {
     const size_t mask = slots_.size() - 1;
     each(offsets, data, n, [&](int64_t i, const TextKey& key, const uint8_t* text, int64_t size) {
-      for (size_t at = key.hash & mask;; at = (at + 1) & mask) {
-        const Slot& s = slots_[at];
+      for (size_t place = key.hash & mask;; place = (place + 1) & mask) {
+        const Slot& s = slots_[place];
         if (s.row >= 0 && (s.word != key.word || s.size != size || !same(s.row, text, size))) continue;
         rows[i] = s.row;
         return;
@@ -225,13 +225,13 @@ int headrace_take(const void* values, int64_t width, const int32_t* rows, int64_
 // the first `size`.
 int headrace_count(const void* index, int64_t width, const uint8_t* mask, int64_t n, int64_t size, int64_t tables,
                    int64_t* counts) {
-  const int64_t others = tables - 1;  // tables is a power of 2
+  const int64_t table_mask = tables - 1;  // tables is a power of 2
   return typed(width, [&](auto* kind) {
-    const auto* of = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
+    const auto* numbers = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
     if (mask == nullptr) {
-      for (int64_t i = 0; i < n; ++i) counts[(i & others) * size + of[i]] += 1;
+      for (int64_t i = 0; i < n; ++i) counts[(i & table_mask) * size + numbers[i]] += 1;
     } else {
-      for (int64_t i = 0; i < n; ++i) counts[(i & others) * size + of[i]] += mask[i];
+      for (int64_t i = 0; i < n; ++i) counts[(i & table_mask) * size + numbers[i]] += mask[i];
     }
     for (int64_t table = 1; table < tables; ++table)
       for (int64_t k = 0; k < size; ++k) counts[k] += counts[table * size + k];
@@ -301,11 +301,11 @@ int headrace_text_counts_add(void* to, const int32_t* offsets, const uint8_t* da
   return 1;
 }
 
-// How many texts are there at least `least` times; their bytes together to `bytes`.
-int64_t headrace_text_counts_size(const void* of, int64_t least, int64_t* bytes) {
+// Returns the number of texts that are there at least `least` times; the sum of their bytes goes to `bytes`.
+int64_t headrace_text_counts_size(const void* handle, int64_t least, int64_t* bytes) {
   int64_t n = 0;
   *bytes = 0;
-  static_cast<const TextCounts*>(of)->each(least, [&](const uint8_t*, int64_t size, int64_t, int64_t) {
+  static_cast<const TextCounts*>(handle)->each(least, [&](const uint8_t*, int64_t size, int64_t, int64_t) {
     ++n;
     *bytes += size;
   });
@@ -313,16 +313,16 @@ int64_t headrace_text_counts_size(const void* of, int64_t least, int64_t* bytes)
 }
 
 // These texts, in any order: offsets [n + 1], data [bytes], counts [n], days [n].
-void headrace_text_counts_take(const void* of, int64_t least, int32_t* offsets, uint8_t* data, int64_t* counts,
+void headrace_text_counts_take(const void* handle, int64_t least, int32_t* offsets, uint8_t* data, int64_t* counts,
                                int64_t* days) {
-  int64_t i = 0, at = 0;
+  int64_t i = 0, end = 0;
   offsets[0] = 0;
-  static_cast<const TextCounts*>(of)->each(least, [&](const uint8_t* text, int64_t size, int64_t count, int64_t day) {
-    std::memcpy(data + at, text, size_t(size));
-    at += size;
+  static_cast<const TextCounts*>(handle)->each(least, [&](const uint8_t* text, int64_t size, int64_t count, int64_t day) {
+    std::memcpy(data + end, text, size_t(size));
+    end += size;
     counts[i] = count;
     days[i] = day;
-    offsets[++i] = int32_t(at);
+    offsets[++i] = int32_t(end);
   });
 }
 
@@ -337,7 +337,7 @@ void* headrace_text_rows(const int32_t* offsets, const uint8_t* data, int64_t n)
 
 void headrace_text_rows_free(void* table) { delete static_cast<TextRows*>(table); }
 
-// Of each of n texts the place among those of the table, -1 where it is not there.
+// Looks up n texts: the row of each in the table, -1 where it is not there.
 void headrace_text_rows_find(const void* table, const int32_t* offsets, const uint8_t* data, int64_t n, int32_t* rows) {
   static_cast<const TextRows*>(table)->find(offsets, data == nullptr ? &kNothing : data, n, rows);
 }

@@ -30,10 +30,10 @@ namespace {
 
 using namespace parquet_pages;
 
-// As parquet.thrift has them: Type, CompressionCodec.
+// Type and CompressionCodec of parquet.thrift.
 constexpr int kInt32 = 1, kInt64 = 2, kByteArray = 6;
 constexpr int kUncompressed = 0, kSnappy = 1;
-// What may be read behind the end of a buffer.
+// Bytes that may be read behind the end of a buffer.
 constexpr int64_t kPad = 64;
 constexpr uint32_t kNull = UINT32_MAX;
 // Numbers of values and offsets of texts have 31 bits.
@@ -42,7 +42,7 @@ constexpr int64_t kMost = INT32_MAX;
 // Memory that is not filled with zeros, and stays from one use to the next.
 class Buffer {
  public:
-  uint8_t* of(int64_t size) {
+  uint8_t* room(int64_t size) {
     if (size + kPad > size_) {
       data_.reset(new uint8_t[size_t(size + kPad)]);
       size_ = size + kPad;
@@ -55,13 +55,13 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// Raw Snappy to exactly `wanted` bytes. `out` may be written kPad bytes behind its end.
-bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t wanted) {
+// Raw Snappy to exactly `size_out` bytes. `out` may be written kPad bytes behind its end.
+bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t size_out) {
   const uint8_t* const end = in + size;
   Bytes head{in, end};
-  if (head.varint() != uint64_t(wanted) || !head.good) return false;
-  in = head.at;
-  int64_t at = 0;
+  if (head.varint() != uint64_t(size_out) || !head.good) return false;
+  in = head.cursor;
+  int64_t written = 0;
   while (in < end) {
     const uint8_t tag = *in++;
     if ((tag & 3) == 0) {  // bytes as they are
@@ -75,11 +75,11 @@ bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t wanted) {
         in += more;
       }
       ++length;
-      if (length > end - in || length > wanted - at) return false;
-      if (length <= 16 && end - in >= 16) std::memcpy(out + at, in, 16);
-      else std::memcpy(out + at, in, size_t(length));
+      if (length > end - in || length > size_out - written) return false;
+      if (length <= 16 && end - in >= 16) std::memcpy(out + written, in, 16);
+      else std::memcpy(out + written, in, size_t(length));
       in += length;
-      at += length;
+      written += length;
       continue;
     }
     int64_t length, offset;  // bytes that are there already
@@ -104,8 +104,8 @@ bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t wanted) {
         in += 4;
       }
     }
-    if (offset == 0 || offset > at || length > wanted - at) return false;
-    uint8_t* to = out + at;
+    if (offset == 0 || offset > written || length > size_out - written) return false;
+    uint8_t* to = out + written;
     const uint8_t* from = to - offset;
     if (offset >= 16) {  // a copy has at most 64 bytes
       for (int64_t i = 0; i < length; i += 16) std::memcpy(to + i, from + i, 16);
@@ -114,9 +114,9 @@ bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t wanted) {
     } else {
       for (int64_t i = 0; i < length; ++i) to[i] = from[i];
     }
-    at += length;
+    written += length;
   }
-  return at == wanted;
+  return written == size_out;
 }
 
 // n numbers of W bits each, a multiple of 8 of them, the first in the lowest bits. 8 bytes behind the end may be read.
@@ -148,10 +148,10 @@ bool hybrid(Bytes b, int width, int64_t n, uint32_t* out) {
       const uint64_t groups = head >> 1;
       // The last group may say more numbers than there are; no writer leaves out its bytes.
       const int64_t some = int64_t(std::min(groups, uint64_t(n + 7) / 8));
-      if (uint64_t(b.end - b.at) < uint64_t(some) * uint64_t(width)) return false;
-      kUnpack[size_t(width)](b.at, 8 * some, out);
-      if (groups > uint64_t(some)) b.at = b.end;
-      else b.at += some * width;
+      if (uint64_t(b.end - b.cursor) < uint64_t(some) * uint64_t(width)) return false;
+      kUnpack[size_t(width)](b.cursor, 8 * some, out);
+      if (groups > uint64_t(some)) b.cursor = b.end;
+      else b.cursor += some * width;
       out += std::min(n, 8 * some);
       n -= std::min(n, 8 * some);
     } else {
@@ -169,7 +169,7 @@ bool hybrid(Bytes b, int width, int64_t n, uint32_t* out) {
 
 // Definition levels of one bit as a bitmap, n of them; how many are 1, or -1. Where all are 1 there may be no bitmap.
 int64_t levels(Bytes b, int64_t n, std::vector<uint64_t>& bits) {
-  int64_t at = 0, there = 0;
+  int64_t row = 0, valid = 0;
   if (Bytes all = b; n > 0) {  // most columns have no null
     const uint64_t head = all.varint();
     if (!(head & 1) && head >> 1 >= uint64_t(n) && all.byte() == 1 && all.good) return n;
@@ -178,31 +178,31 @@ int64_t levels(Bytes b, int64_t n, std::vector<uint64_t>& bits) {
   auto* bytes = reinterpret_cast<uint8_t*>(bits.data());
   const auto set = [&](uint64_t eight, int64_t some) {  // some <= 8
     eight &= (1u << some) - 1;
-    there += __builtin_popcountll(eight);
+    valid += __builtin_popcountll(eight);
     uint16_t both;
-    std::memcpy(&both, bytes + (at >> 3), 2);
-    both = uint16_t(both | eight << (at & 7));
-    std::memcpy(bytes + (at >> 3), &both, 2);
-    at += some;
+    std::memcpy(&both, bytes + (row >> 3), 2);
+    both = uint16_t(both | eight << (row & 7));
+    std::memcpy(bytes + (row >> 3), &both, 2);
+    row += some;
   };
-  while (at < n) {
+  while (row < n) {
     const uint64_t head = b.varint();
     if (!b.good || head <= 1) return -1;
     if (head & 1) {
-      for (uint64_t left = head >> 1; left > 0 && at < n; --left) set(b.byte(), std::min<int64_t>(8, n - at));
+      for (uint64_t left = head >> 1; left > 0 && row < n; --left) set(b.byte(), std::min<int64_t>(8, n - row));
     } else {
       const uint8_t value = b.byte();
       if (value > 1) return -1;
-      for (int64_t left = int64_t(std::min(head >> 1, uint64_t(n - at))); left > 0;) {
+      for (int64_t left = int64_t(std::min(head >> 1, uint64_t(n - row))); left > 0;) {
         const int64_t some = std::min<int64_t>(left, 8);
         if (value) set(0xff, some);
-        else at += some;
+        else row += some;
         left -= some;
       }
     }
     if (!b.good) return -1;
   }
-  return there;
+  return valid;
 }
 
 // out[i] = the next of `values` where bit i is set, else kNull; n rows.
@@ -211,16 +211,16 @@ void spread(const uint32_t* values, const std::vector<uint64_t>& bits, int64_t n
 #ifdef __AVX512F__
   const auto* mask = reinterpret_cast<const uint8_t*>(bits.data());
   for (; i + 16 <= n; i += 16) {
-    uint16_t here;
-    std::memcpy(&here, mask + i / 8, 2);
-    _mm512_storeu_si512(out + i, _mm512_mask_expandloadu_epi32(_mm512_set1_epi32(-1), __mmask16(here), values));
-    values += __builtin_popcount(here);
+    uint16_t is_valid;
+    std::memcpy(&is_valid, mask + i / 8, 2);
+    _mm512_storeu_si512(out + i, _mm512_mask_expandloadu_epi32(_mm512_set1_epi32(-1), __mmask16(is_valid), values));
+    values += __builtin_popcount(is_valid);
   }
 #endif
   for (; i < n; ++i) {
-    const bool here = bits[size_t(i / 64)] >> (i % 64) & 1;
-    out[i] = here ? *values : kNull;
-    values += here;
+    const bool is_valid = bits[size_t(i / 64)] >> (i % 64) & 1;
+    out[i] = is_valid ? *values : kNull;
+    values += is_valid;
   }
 }
 
@@ -241,12 +241,12 @@ class Texts {
     for (int64_t first = 0; first < n; first += kTextsAhead) {
       const int64_t some = std::min(kTextsAhead, n - first);
       for (int64_t i = 0; i < some; ++i) {
-        if (b.end - b.at < 4) return false;
-        std::memcpy(&sizes[i], b.at, 4);
-        b.at += 4;
-        if (sizes[i] > uint64_t(b.end - b.at)) return false;
-        texts[i] = b.at;
-        b.at += sizes[i];
+        if (b.end - b.cursor < 4) return false;
+        std::memcpy(&sizes[i], b.cursor, 4);
+        b.cursor += 4;
+        if (sizes[i] > uint64_t(b.end - b.cursor)) return false;
+        texts[i] = b.cursor;
+        b.cursor += sizes[i];
         keys[i] = text_key(texts[i], sizes[i], b.end + kPad);
         __builtin_prefetch(&slots_[keys[i].hash & (slots_.size() - 1)]);
       }
@@ -271,8 +271,8 @@ class Texts {
   };
 
   uint32_t number(const TextKey& key, const uint8_t* text, uint32_t length) {
-    for (size_t at = key.hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
-      Slot& s = slots_[at];
+    for (size_t place = key.hash & (slots_.size() - 1);; place = (place + 1) & (slots_.size() - 1)) {
+      Slot& s = slots_[place];
       if (s.number == kNull) return insert(s, key, text, length);
       if (s.word == key.word && s.size == length &&
           (length <= kShortText || std::memcmp(data.data() + offsets[s.number], text, length) == 0))
@@ -295,9 +295,9 @@ class Texts {
     for (const Slot& s : slots_) {
       if (s.number == kNull) continue;
       const uint8_t* text = data.data() + offsets[s.number];
-      size_t at = text_key(text, s.size, data.data() + data.size()).hash & (places - 1);
-      while (larger[at].number != kNull) at = (at + 1) & (places - 1);
-      larger[at] = s;
+      size_t place = text_key(text, s.size, data.data() + data.size()).hash & (places - 1);
+      while (larger[place].number != kNull) place = (place + 1) & (places - 1);
+      larger[place] = s;
     }
     slots_.swap(larger);
   }
@@ -305,26 +305,26 @@ class Texts {
   std::vector<Slot> slots_ = std::vector<Slot>(1024);
 };
 
-// What a column chunk is decoded to.
+// A decoded column chunk.
 class Chunk {
  public:
   Chunk(int64_t rows, int physical) : physical_(physical), index_(new uint32_t[size_t(rows) + 16]), rows_(rows) {}
 
-  // Whether all of the chunk was read.
-  bool read(const uint8_t* at, const uint8_t* end, int codec, bool optional) {
-    Bytes b{at, end};
+  // Returns true where all of the chunk was read.
+  bool read(const uint8_t* begin, const uint8_t* end, int codec, bool optional) {
+    Bytes b{begin, end};
     Buffer plain;
     int64_t row = 0;
     bool begun = false;
     while (row < rows_) {
       Page page;
-      if (!parse(b, page) || page.compressed < 0 || page.compressed > b.end - b.at || page.uncompressed < 0 ||
+      if (!parse(b, page) || page.compressed < 0 || page.compressed > b.end - b.cursor || page.uncompressed < 0 ||
           page.uncompressed > kMost || page.values < 0 || page.values > kMost)
         return false;
-      const uint8_t* body = b.at;
+      const uint8_t* body = b.cursor;
       b.pass(uint64_t(page.compressed));
       if (codec == kSnappy) {
-        uint8_t* out = plain.of(page.uncompressed);
+        uint8_t* out = plain.room(page.uncompressed);
         if (!snappy(body, page.compressed, out, page.uncompressed)) return false;
         body = out;
       } else if (page.compressed != page.uncompressed) {
@@ -373,13 +373,13 @@ class Chunk {
 
   bool dictionary(Bytes values, int64_t n) {
     if (physical_ == kByteArray) {
-      if (n > (values.end - values.at) / 4) return false;  // each has its length before it
+      if (n > (values.end - values.cursor) / 4) return false;  // each has its length before it
       texts_.expect(n);
       some_.resize(size_t(n));
       return texts_.read(values, n, some_.data()) && texts_.size() == n;  // else damaged, or one is there twice
     }
-    if (values.end - values.at < n * width()) return false;
-    integers_.assign(values.at, values.at + n * width());
+    if (values.end - values.cursor < n * width()) return false;
+    integers_.assign(values.cursor, values.cursor + n * width());
     return physical_ == kInt32 ? distinct<int32_t>() : distinct<int64_t>();
   }
 
@@ -394,14 +394,14 @@ class Chunk {
   bool data_page(Bytes values, const Page& page, bool optional, uint32_t* out) {
     int64_t n = page.values;
     if (optional) {
-      if (page.levels != kRle || values.end - values.at < 4) return false;
+      if (page.levels != kRle || values.end - values.cursor < 4) return false;
       uint32_t length;
-      std::memcpy(&length, values.at, 4);
-      values.at += 4;
-      if (length > uint64_t(values.end - values.at)) return false;
-      n = levels({values.at, values.at + length}, page.values, bits_);
+      std::memcpy(&length, values.cursor, 4);
+      values.cursor += 4;
+      if (length > uint64_t(values.end - values.cursor)) return false;
+      n = levels({values.cursor, values.cursor + length}, page.values, bits_);
       if (n < 0) return false;
-      values.at += length;
+      values.cursor += length;
     }
     uint32_t* to = out;
     if (n < page.values) {
@@ -450,7 +450,7 @@ void* headrace_chunk_read(int fd, int64_t offset, int64_t size, int64_t rows, in
   if (offset < 0 || size < 0 || size > INT64_MAX - kPad || rows < 0 || rows > kMost) return nullptr;
   try {
     Buffer stored;
-    uint8_t* data = stored.of(size);
+    uint8_t* data = stored.room(size);
     if (!read_all(fd, data, size, offset)) return nullptr;
     auto chunk = std::make_unique<Chunk>(rows, physical);
     return chunk->read(data, data + size, codec, optional != 0) ? chunk.release() : nullptr;
@@ -461,18 +461,18 @@ void* headrace_chunk_read(int fd, int64_t offset, int64_t size, int64_t rows, in
 
 void headrace_chunk_free(void* chunk) { delete static_cast<Chunk*>(chunk); }
 
-// How many values it has; their bytes, and how many rows are null.
-int64_t headrace_chunk_size(const void* of, int64_t* bytes, int64_t* nulls) {
-  const auto& chunk = *static_cast<const Chunk*>(of);
+// Returns the number of values; sets their bytes, and the number of rows that are null.
+int64_t headrace_chunk_size(const void* handle, int64_t* bytes, int64_t* nulls) {
+  const auto& chunk = *static_cast<const Chunk*>(handle);
   *bytes = chunk.bytes();
   *nulls = chunk.nulls();
   return chunk.size();
 }
 
-// Of each row the number of its value, in 1, 2 or 4 bytes, that of a null behind all values; the values: of texts the offsets
+// Takes for each row the number of its value, in 1, 2 or 4 bytes, that of a null behind all values; the values: of texts the offsets
 // [n + 1] and the data, of integers the data alone.
-void headrace_chunk_take(const void* of, int64_t width, void* index, int32_t* offsets, void* data) {
-  const auto& chunk = *static_cast<const Chunk*>(of);
+void headrace_chunk_take(const void* handle, int64_t width, void* index, int32_t* offsets, void* data) {
+  const auto& chunk = *static_cast<const Chunk*>(handle);
   if (width == 1) chunk.take(static_cast<uint8_t*>(index));
   else if (width == 2) chunk.take(static_cast<uint16_t*>(index));
   else chunk.take(static_cast<uint32_t*>(index));

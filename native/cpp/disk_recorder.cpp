@@ -75,10 +75,10 @@ struct Mapping {
 char folder[PATH_MAX];
 size_t folder_length = 0;
 char log_name[PATH_MAX];
-char without[PATH_MAX];
+char excluded[PATH_MAX];
 int log_file = -1;
 ino_t log_inode = 0;
-pthread_mutex_t* turn = nullptr;
+pthread_mutex_t* log_lock = nullptr;
 bool is_on = false;
 thread_local bool is_inside = false;
 std::mutex mappings_lock;
@@ -96,19 +96,19 @@ struct KeepErrno {
 };
 
 // One process's turn at the folder and the log: a change and its record are one step for all others.
-class Turn {
+class LogTurn {
  public:
-  Turn() {
+  LogTurn() {
     is_inside = true;
-    const int found = pthread_mutex_lock(turn);
-    if (found == EOWNERDEAD) pthread_mutex_consistent(turn);
+    const int result = pthread_mutex_lock(log_lock);
+    if (result == EOWNERDEAD) pthread_mutex_consistent(log_lock);
   }
-  ~Turn() {
-    pthread_mutex_unlock(turn);
+  ~LogTurn() {
+    pthread_mutex_unlock(log_lock);
     is_inside = false;
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  LogTurn(const LogTurn&) = delete;
+  LogTurn& operator=(const LogTurn&) = delete;
 };
 
 bool records() { return is_on && !is_inside; }
@@ -124,22 +124,22 @@ int open_log() {
 }
 
 bool has_log() {
-  struct stat found;
-  if (log_file >= 0 && syscall(SYS_fstat, log_file, &found) == 0 && found.st_ino == log_inode) return true;
+  struct stat status;
+  if (log_file >= 0 && syscall(SYS_fstat, log_file, &status) == 0 && status.st_ino == log_inode) return true;
   log_file = open_log();
-  if (log_file < 0 || syscall(SYS_fstat, log_file, &found) != 0) return false;
-  log_inode = found.st_ino;
+  if (log_file < 0 || syscall(SYS_fstat, log_file, &status) != 0) return false;
+  log_inode = status.st_ino;
   return true;
 }
 
-void append(Record record, const char* path = nullptr, const char* other = nullptr, const void* data = nullptr) {
+void append(Record record, const char* path = nullptr, const char* second_path = nullptr, const void* data = nullptr) {
   if (!has_log()) return;
   record.pid = uint32_t(getpid());
   record.path_bytes = path ? uint32_t(strlen(path)) : 0;
-  record.other_bytes = other ? uint32_t(strlen(other)) : 0;
+  record.other_bytes = second_path ? uint32_t(strlen(second_path)) : 0;
   iovec parts[4] = {{&record, sizeof(record)},
                     {const_cast<char*>(path), record.path_bytes},
-                    {const_cast<char*>(other), record.other_bytes},
+                    {const_cast<char*>(second_path), record.other_bytes},
                     {const_cast<void*>(data), data ? record.length : 0}};
   int first = 0;
   while (first < 4) {
@@ -166,7 +166,7 @@ bool is_below(const char* path) {
   if (path[folder_length] == 0) return true;
   if (path[folder_length] != '/') return false;
   const char* rest = path + folder_length + 1;
-  for (const char* name = without; *name;) {
+  for (const char* name = excluded; *name;) {
     const char* end = strchrnul(name, ':');
     const size_t length = size_t(end - name);
     if (length && strncmp(rest, name, length) == 0 && (rest[length] == 0 || rest[length] == '/')) return false;
@@ -192,11 +192,11 @@ bool ends_with(const char* text, const char* end) {
 
 // The inode of an open regular file below the folder; 0: another file, or one that has no name any more.
 uint64_t inode_of(int fd) {
-  struct stat found;
-  if (!records() || syscall(SYS_fstat, fd, &found) != 0 || !S_ISREG(found.st_mode)) return 0;
+  struct stat status;
+  if (!records() || syscall(SYS_fstat, fd, &status) != 0 || !S_ISREG(status.st_mode)) return 0;
   char path[PATH_MAX];
-  if (!path_of(fd, path) || (found.st_nlink == 0 && ends_with(path, " (deleted)"))) return 0;
-  return found.st_ino;
+  if (!path_of(fd, path) || (status.st_nlink == 0 && ends_with(path, " (deleted)"))) return 0;
+  return status.st_ino;
 }
 
 // The absolute path of what a call names, without links in its parents; false where it is not below the folder.
@@ -222,12 +222,12 @@ bool resolve(int from, const char* path, char* full) {
   if (!slash) {
     if (!realpath(".", parent)) return false;
   } else {
-    char kept[NAME_MAX + 1];
+    char last_name[NAME_MAX + 1];
     if (strlen(name) > NAME_MAX) return false;
-    strcpy(kept, name);
+    strcpy(last_name, name);
     *(slash == joined ? slash + 1 : slash) = 0;
     if (!realpath(joined, parent)) return false;
-    const int length = snprintf(full, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, kept);
+    const int length = snprintf(full, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, last_name);
     return length < PATH_MAX && is_below(full);
   }
   return snprintf(full, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, name) < PATH_MAX && is_below(full);
@@ -242,15 +242,15 @@ struct Path {
   }
 };
 
-bool stat_of(const char* path, struct stat* found) {
-  return syscall(SYS_newfstatat, AT_FDCWD, path, found, AT_SYMLINK_NOFOLLOW) == 0;
+bool stat_of(const char* path, struct stat* status) {
+  return syscall(SYS_newfstatat, AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 // Record what a file holds now, where its writes were not seen.
 void append_content(uint64_t inode, int fd) {
-  struct stat found;
-  if (syscall(SYS_fstat, fd, &found) != 0) return;
-  std::vector<char> bytes(size_t(found.st_size));
+  struct stat status;
+  if (syscall(SYS_fstat, fd, &status) != 0) return;
+  std::vector<char> bytes(size_t(status.st_size));
   size_t have = 0;
   while (have < bytes.size()) {
     const ssize_t n = pread(fd, bytes.data() + have, bytes.size() - have, off_t(have));
@@ -286,15 +286,15 @@ void append_copied(int fd, uint64_t inode, uint64_t offset, size_t length) {
 
 // Record what shared mappings hold: of an inode, or of a range of addresses.
 void append_mappings(uint64_t inode, const char* begin, const char* end) {
-  std::vector<Mapping> found;
+  std::vector<Mapping> selected;
   {
     std::lock_guard<std::mutex> guard(mappings_lock);
     if (!mappings) return;
     for (const Mapping& each : *mappings) {
-      if (inode ? each.inode == inode : each.begin < end && begin < each.begin + each.length) found.push_back(each);
+      if (inode ? each.inode == inode : each.begin < end && begin < each.begin + each.length) selected.push_back(each);
     }
   }
-  for (const Mapping& each : found) {
+  for (const Mapping& each : selected) {
     // By a system call: pages behind the file's end are an error of it and no signal.
     std::vector<char> bytes(each.length);
     iovec to{bytes.data(), bytes.size()}, from{each.begin, each.length};
@@ -313,14 +313,14 @@ void forget_mappings(const char* begin, const char* end) {
 }
 
 void copy_variable(const char* name, char* to) {
-  const char* found = getenv(name);
-  if (found && strlen(found) < PATH_MAX) strcpy(to, found);
+  const char* value = getenv(name);
+  if (value && strlen(value) < PATH_MAX) strcpy(to, value);
 }
 
 __attribute__((constructor)) void begin() {
   copy_variable("DISK_RECORDER_FOLDER", folder);
   copy_variable("DISK_RECORDER_LOG", log_name);
-  copy_variable("DISK_RECORDER_WITHOUT", without);
+  copy_variable("DISK_RECORDER_WITHOUT", excluded);
   folder_length = strlen(folder);
   if (!folder_length || !*log_name || !has_log()) return;
   char name[PATH_MAX + 8];
@@ -331,14 +331,14 @@ __attribute__((constructor)) void begin() {
       syscall(SYS_mmap, nullptr, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   syscall(SYS_close, fd);
   if (page == MAP_FAILED) return;
-  turn = static_cast<pthread_mutex_t*>(page);
+  log_lock = static_cast<pthread_mutex_t*>(page);
   mappings = new std::vector<Mapping>();
   is_on = true;
 }
 
 __attribute__((destructor)) void end() {
   if (!records()) return;
-  Turn turn_;
+  LogTurn turn;
   append_mappings(0, nullptr, reinterpret_cast<const char*>(UINTPTR_MAX));
 }
 
@@ -349,32 +349,32 @@ int open_file(int from, const char* path, int flags, mode_t mode) {
     return int(syscall(SYS_openat, from, path, flags, mode));
   Path place(from, path);
   if (!place.is_below) return int(syscall(SYS_openat, from, path, flags, mode));
-  Turn turn_;
-  struct stat before, after;
-  if (stat_of(place.full, &before) && S_ISLNK(before.st_mode)) {
+  LogTurn turn;
+  struct stat old_status, new_status;
+  if (stat_of(place.full, &old_status) && S_ISLNK(old_status.st_mode)) {
     char target[PATH_MAX];
     if (realpath(place.full, target)) strcpy(place.full, target);
   }
-  const bool existed = stat_of(place.full, &before);
+  const bool existed = stat_of(place.full, &old_status);
   const int fd = int(syscall(SYS_openat, from, path, flags, mode));
   KeepErrno keep;
-  if (fd < 0 || syscall(SYS_fstat, fd, &after) != 0 || !S_ISREG(after.st_mode)) return fd;
+  if (fd < 0 || syscall(SYS_fstat, fd, &new_status) != 0 || !S_ISREG(new_status.st_mode)) return fd;
   if (!existed)
-    append(record_of(kCreate, after.st_ino), place.full);
-  else if ((flags & O_TRUNC) && before.st_size > 0 && is_below(place.full))
-    append(record_of(kTruncate, after.st_ino));
+    append(record_of(kCreate, new_status.st_ino), place.full);
+  else if ((flags & O_TRUNC) && old_status.st_size > 0 && is_below(place.full))
+    append(record_of(kTruncate, new_status.st_ino));
   return fd;
 }
 
 template <typename Make>
 int make_unique(const char* name, char* pattern, Make make) {
   if (!records()) return make(name, pattern);
-  Turn turn_;
+  LogTurn turn;
   const int fd = make(name, pattern);
   KeepErrno keep;
-  struct stat found;
+  struct stat status;
   char path[PATH_MAX];
-  if (fd >= 0 && syscall(SYS_fstat, fd, &found) == 0 && path_of(fd, path)) append(record_of(kCreate, found.st_ino), path);
+  if (fd >= 0 && syscall(SYS_fstat, fd, &status) == 0 && path_of(fd, path)) append(record_of(kCreate, status.st_ino), path);
   return fd;
 }
 
@@ -383,16 +383,16 @@ FILE* open_stream(const char* function, const char* path, const char* mode) {
   if (!records() || !mode || (mode[0] == 'r' && !strchr(mode, '+'))) return real(path, mode);
   Path place(AT_FDCWD, path);
   if (!place.is_below) return real(path, mode);
-  Turn turn_;
-  struct stat before, after;
-  const bool existed = stat_of(place.full, &before);
+  LogTurn turn;
+  struct stat old_status, new_status;
+  const bool existed = stat_of(place.full, &old_status);
   FILE* const stream = real(path, mode);
   KeepErrno keep;
-  if (!stream || syscall(SYS_fstat, fileno(stream), &after) != 0) return stream;
+  if (!stream || syscall(SYS_fstat, fileno(stream), &new_status) != 0) return stream;
   if (!existed)
-    append(record_of(kCreate, after.st_ino), place.full);
-  else if (mode[0] == 'w' && before.st_size > 0)
-    append(record_of(kTruncate, after.st_ino));
+    append(record_of(kCreate, new_status.st_ino), place.full);
+  else if (mode[0] == 'w' && old_status.st_size > 0)
+    append(record_of(kTruncate, new_status.st_ino));
   return stream;
 }
 
@@ -408,7 +408,7 @@ void record_stream(FILE* stream) {
   const int again = int(syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC, 0));
   if (again < 0) return;
   {
-    Turn turn_;
+    LogTurn turn;
     append_content(inode, again);
   }
   syscall(SYS_close, again);
@@ -419,7 +419,7 @@ void record_stream(FILE* stream) {
 ssize_t write_at(int fd, const void* data, size_t length, off_t offset) {
   const uint64_t inode = inode_of(fd);
   if (!inode) return syscall(SYS_pwrite64, fd, data, length, offset);
-  Turn turn_;
+  LogTurn turn;
   const ssize_t written = syscall(SYS_pwrite64, fd, data, length, offset);
   KeepErrno keep;
   if (written > 0) append_written(fd, inode, uint64_t(offset), data, size_t(written));
@@ -431,7 +431,7 @@ template <typename Write>
 ssize_t write_parts(int fd, const iovec* parts, int count, off_t offset, Write write) {
   const uint64_t inode = inode_of(fd);
   if (!inode) return write();
-  Turn turn_;
+  LogTurn turn;
   const ssize_t written = write();
   KeepErrno keep;
   if (written <= 0) return written;
@@ -447,11 +447,11 @@ ssize_t write_parts(int fd, const iovec* parts, int count, off_t offset, Write w
 }
 
 template <typename Copy>
-ssize_t copy_to(int fd, const off_t* at, Copy copy) {
+ssize_t copy_to(int fd, const off_t* offset, Copy copy) {
   const uint64_t inode = inode_of(fd);
   if (!inode) return copy();
-  Turn turn_;
-  const off_t begin = at ? *at : -1;
+  LogTurn turn;
+  const off_t begin = offset ? *offset : -1;
   const ssize_t copied = copy();
   KeepErrno keep;
   if (copied > 0) {
@@ -463,7 +463,7 @@ ssize_t copy_to(int fd, const off_t* at, Copy copy) {
 int resize(int fd, off_t length) {
   const uint64_t inode = inode_of(fd);
   if (!inode) return int(syscall(SYS_ftruncate, fd, length));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_ftruncate, fd, length));
   KeepErrno keep;
   if (done == 0) append(record_of(kTruncate, inode, 0, uint64_t(length)));
@@ -473,19 +473,19 @@ int resize(int fd, off_t length) {
 int resize_named(const char* path, off_t length) {
   Path place(AT_FDCWD, path);
   if (!place.is_below) return int(syscall(SYS_truncate, path, length));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_truncate, path, length));
   KeepErrno keep;
-  struct stat found;
-  if (done == 0 && syscall(SYS_newfstatat, AT_FDCWD, path, &found, 0) == 0)
-    append(record_of(kTruncate, found.st_ino, 0, uint64_t(length)));
+  struct stat status;
+  if (done == 0 && syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) == 0)
+    append(record_of(kTruncate, status.st_ino, 0, uint64_t(length)));
   return done;
 }
 
 int allocate(int fd, int mode, off_t offset, off_t length) {
   const uint64_t inode = inode_of(fd);
   if (!inode) return int(syscall(SYS_fallocate, fd, mode, offset, length));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_fallocate, fd, mode, offset, length));
   KeepErrno keep;
   if (done == 0) append(record_of(kAllocate, inode, uint64_t(offset), uint64_t(length), uint32_t(mode)));
@@ -498,19 +498,19 @@ int rename_path(int from_folder, const char* from, int to_folder, const char* to
   Path source(from_folder, from), target(to_folder, to);
   if (!source.is_below && !target.is_below)
     return int(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
   KeepErrno keep;
-  struct stat found;
+  struct stat status;
   if (done != 0) return done;
   if (source.is_below && target.is_below) {
-    append(record_of(kRename, stat_of(target.full, &found) ? found.st_ino : 0, 0, 0, flags), source.full, target.full);
+    append(record_of(kRename, stat_of(target.full, &status) ? status.st_ino : 0, 0, 0, flags), source.full, target.full);
   } else if (source.is_below) {
     append(record_of(kUnlink), source.full);
-  } else if (stat_of(target.full, &found)) {  // a folder comes without what is in it: the reader's comparison says so
-    append(record_of(S_ISDIR(found.st_mode) ? kMakeFolder : kCreate, found.st_ino), target.full);
+  } else if (stat_of(target.full, &status)) {  // a folder comes without what is in it: the reader's comparison says so
+    append(record_of(S_ISDIR(status.st_mode) ? kMakeFolder : kCreate, status.st_ino), target.full);
     const int fd = int(syscall(SYS_openat, AT_FDCWD, target.full, O_RDONLY | O_CLOEXEC, 0));
-    if (fd >= 0 && S_ISREG(found.st_mode)) append_content(found.st_ino, fd);
+    if (fd >= 0 && S_ISREG(status.st_mode)) append_content(status.st_ino, fd);
     if (fd >= 0) syscall(SYS_close, fd);
   }
   return done;
@@ -519,18 +519,18 @@ int rename_path(int from_folder, const char* from, int to_folder, const char* to
 int link_path(int from_folder, const char* from, int to_folder, const char* to, int flags) {
   Path target(to_folder, to);
   if (!target.is_below) return int(syscall(SYS_linkat, from_folder, from, to_folder, to, flags));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_linkat, from_folder, from, to_folder, to, flags));
   KeepErrno keep;
-  struct stat found;
-  if (done == 0 && stat_of(target.full, &found)) append(record_of(kLink, found.st_ino), target.full);
+  struct stat status;
+  if (done == 0 && stat_of(target.full, &status)) append(record_of(kLink, status.st_ino), target.full);
   return done;
 }
 
 int symlink_path(const char* text, int to_folder, const char* to) {
   Path target(to_folder, to);
   if (!target.is_below) return int(syscall(SYS_symlinkat, text, to_folder, to));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_symlinkat, text, to_folder, to));
   KeepErrno keep;
   if (done == 0) append(record_of(kSymlink), target.full, text);
@@ -540,7 +540,7 @@ int symlink_path(const char* text, int to_folder, const char* to) {
 int remove_path(int from, const char* path, int flags) {
   Path place(from, path);
   if (!place.is_below) return int(syscall(SYS_unlinkat, from, path, flags));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_unlinkat, from, path, flags));
   KeepErrno keep;
   if (done == 0) append(record_of(flags & AT_REMOVEDIR ? kRemoveFolder : kUnlink), place.full);
@@ -550,30 +550,30 @@ int remove_path(int from, const char* path, int flags) {
 int make_folder(int from, const char* path, mode_t mode) {
   Path place(from, path);
   if (!place.is_below) return int(syscall(SYS_mkdirat, from, path, mode));
-  Turn turn_;
+  LogTurn turn;
   const int done = int(syscall(SYS_mkdirat, from, path, mode));
   KeepErrno keep;
-  struct stat found;
-  if (done == 0 && stat_of(place.full, &found)) append(record_of(kMakeFolder, found.st_ino), place.full);
+  struct stat status;
+  if (done == 0 && stat_of(place.full, &status)) append(record_of(kMakeFolder, status.st_ino), place.full);
   return done;
 }
 
 // Calls that make changes durable ---------------------------------------------------------------------------------------
 
 int sync_file(int fd, long number) {
-  struct stat found;
+  struct stat status;
   char path[PATH_MAX];
-  if (!records() || syscall(SYS_fstat, fd, &found) != 0 || !(S_ISREG(found.st_mode) || S_ISDIR(found.st_mode)) ||
+  if (!records() || syscall(SYS_fstat, fd, &status) != 0 || !(S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) ||
       !path_of(fd, path))
     return int(syscall(number, fd));
-  Turn turn_;
-  append_mappings(found.st_ino, nullptr, nullptr);
-  append(record_of(kSync, found.st_ino), path);
+  LogTurn turn;
+  append_mappings(status.st_ino, nullptr, nullptr);
+  append(record_of(kSync, status.st_ino), path);
   return 0;
 }
 
 void sync_everything() {
-  Turn turn_;
+  LogTurn turn;
   append(record_of(kSyncAll));
 }
 
@@ -647,16 +647,16 @@ int mkstemps64(char* pattern, int tail) { return mkstemps(pattern, tail); }
 char* mkdtemp(char* pattern) {
   const auto real = next<char* (*)(char*)>("mkdtemp");
   if (!records()) return real(pattern);
-  char* const made = real(pattern);
-  if (!made) return made;
-  Path place(AT_FDCWD, made);
+  char* const created = real(pattern);
+  if (!created) return created;
+  Path place(AT_FDCWD, created);
   KeepErrno keep;
-  struct stat found;
-  if (place.is_below && stat_of(place.full, &found)) {
-    Turn turn_;
-    append(record_of(kMakeFolder, found.st_ino), place.full);
+  struct stat status;
+  if (place.is_below && stat_of(place.full, &status)) {
+    LogTurn turn;
+    append(record_of(kMakeFolder, status.st_ino), place.full);
   }
-  return made;
+  return created;
 }
 
 FILE* fopen(const char* path, const char* mode) { return open_stream("fopen", path, mode); }
@@ -676,8 +676,8 @@ int fclose(FILE* stream) {
 }
 
 ssize_t write(int fd, const void* data, size_t length) {
-  const iovec whole{const_cast<void*>(data), length};
-  return write_parts(fd, &whole, 1, -1, [&] { return ssize_t(syscall(SYS_write, fd, data, length)); });
+  const iovec only_part{const_cast<void*>(data), length};
+  return write_parts(fd, &only_part, 1, -1, [&] { return ssize_t(syscall(SYS_write, fd, data, length)); });
 }
 ssize_t pwrite(int fd, const void* data, size_t length, off_t offset) { return write_at(fd, data, length, offset); }
 ssize_t pwrite64(int fd, const void* data, size_t length, off64_t offset) { return write_at(fd, data, length, offset); }
@@ -722,15 +722,15 @@ int posix_fallocate(int fd, off_t offset, off_t length) {
 int posix_fallocate64(int fd, off64_t offset, off64_t length) { return posix_fallocate(fd, offset, length); }
 
 void* mmap(void* address, size_t length, int protection, int flags, int fd, off_t offset) noexcept {
-  void* const found = reinterpret_cast<void*>(syscall(SYS_mmap, address, length, protection, flags, fd, offset));
-  if (found == MAP_FAILED || fd < 0 || !(flags & MAP_SHARED) || !(protection & PROT_WRITE)) return found;
+  void* const mapping = reinterpret_cast<void*>(syscall(SYS_mmap, address, length, protection, flags, fd, offset));
+  if (mapping == MAP_FAILED || fd < 0 || !(flags & MAP_SHARED) || !(protection & PROT_WRITE)) return mapping;
   KeepErrno keep;
   const uint64_t inode = inode_of(fd);
   if (inode) {
     std::lock_guard<std::mutex> guard(mappings_lock);
-    mappings->push_back({static_cast<char*>(found), length, inode, uint64_t(offset)});
+    mappings->push_back({static_cast<char*>(mapping), length, inode, uint64_t(offset)});
   }
-  return found;
+  return mapping;
 }
 void* mmap64(void* address, size_t length, int protection, int flags, int fd, off64_t offset) noexcept {
   return mmap(address, length, protection, flags, fd, offset);
@@ -738,7 +738,7 @@ void* mmap64(void* address, size_t length, int protection, int flags, int fd, of
 int munmap(void* address, size_t length) noexcept {
   if (records() && mappings && !mappings->empty()) {
     const char* first = static_cast<char*>(address);
-    Turn turn_;
+    LogTurn turn;
     append_mappings(0, first, first + length);
     forget_mappings(first, first + length);
   }
@@ -755,7 +755,7 @@ int msync(void* address, size_t length, int flags) {
       }
     }
     if (!inodes.empty()) {
-      Turn turn_;
+      LogTurn turn;
       append_mappings(0, first, first + length);
       for (const uint64_t inode : inodes) {
         if (flags & MS_SYNC) append(record_of(kSync, inode));
@@ -792,8 +792,9 @@ int mkdirat(int from, const char* path, mode_t mode) noexcept { return make_fold
 int fsync(int fd) { return sync_file(fd, SYS_fsync); }
 int fdatasync(int fd) { return sync_file(fd, SYS_fdatasync); }
 int syncfs(int fd) noexcept {
-  struct stat found, own;
-  if (!records() || syscall(SYS_fstat, fd, &found) != 0 || !stat_of(folder, &own) || found.st_dev != own.st_dev)
+  struct stat status, folder_status;
+  if (!records() || syscall(SYS_fstat, fd, &status) != 0 || !stat_of(folder, &folder_status) ||
+      status.st_dev != folder_status.st_dev)
     return int(syscall(SYS_syncfs, fd));
   sync_everything();
   return 0;

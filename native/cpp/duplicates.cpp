@@ -28,7 +28,7 @@ struct Ranges {
   const int64_t* ends;
   int64_t count;
 
-  int64_t of(int64_t value) const {
+  int64_t range_of(int64_t value) const {
     if (count > 16) return std::upper_bound(ends, ends + count, value) - ends;
     int64_t range = 0;  // of few: counted, for which way a search turns is hardly to be guessed
     for (int64_t g = 0; g + 1 < count; ++g) range += value >= ends[g];
@@ -36,7 +36,7 @@ struct Ranges {
   }
 };
 
-// By a bit for each number up to the largest value, counted by words. -1, and nothing done, where the bits would be many
+// Counts a bit for each number up to the largest value, by words. Returns -1, with nothing done, where the bits would be many
 // more than the values.
 int64_t distinct(const int32_t* values, int64_t n, const Ranges* ranges, int32_t* unique, int64_t* inverse) {
   int32_t highest = 0;
@@ -44,16 +44,16 @@ int64_t distinct(const int32_t* values, int64_t n, const Ranges* ranges, int32_t
   const int64_t words = int64_t(highest) / 64 + 1;
   if (words > 2 * n + 1024) return -1;
   std::vector<uint64_t> bits(size_t(words), 0);
-  std::vector<uint32_t> before(static_cast<size_t>(words));
+  std::vector<uint32_t> distinct_before(static_cast<size_t>(words));
   for (int64_t i = 0; i < n; ++i) bits[size_t(values[i] >> 6)] |= uint64_t(1) << (values[i] & 63);
   int64_t count = 0;
   for (int64_t w = 0; w < words; ++w) {
-    before[size_t(w)] = uint32_t(count);
+    distinct_before[size_t(w)] = uint32_t(count);
     count += __builtin_popcountll(bits[size_t(w)]);
   }
   auto below = [&](int64_t value) {  // how many distinct values are
     const size_t w = size_t(value >> 6);
-    return before[w] + uint32_t(__builtin_popcountll(bits[w] & ((uint64_t(1) << (value & 63)) - 1)));
+    return distinct_before[w] + uint32_t(__builtin_popcountll(bits[w] & ((uint64_t(1) << (value & 63)) - 1)));
   };
   if (!ranges) {
     for (int64_t w = 0, to = 0; w < words; ++w)
@@ -70,7 +70,7 @@ int64_t distinct(const int32_t* values, int64_t n, const Ranges* ranges, int32_t
   for (int64_t i = 0; i < n; ++i) {
     uint32_t& to = place[below(values[i])];
     if (to == UINT32_MAX) {
-      to = next[size_t(ranges->of(values[i]))]++;
+      to = next[size_t(ranges->range_of(values[i]))]++;
       unique[to] = values[i];
     }
     inverse[i] = to;
@@ -78,31 +78,31 @@ int64_t distinct(const int32_t* values, int64_t n, const Ranges* ranges, int32_t
   return count;
 }
 
-// By a hash table, for values that are far apart.
+// Counts with a hash table: for values that are far apart.
 int64_t distinct_far(const int32_t* values, int64_t n, const Ranges& ranges, int32_t* unique, int64_t* inverse) {
   int bits = 4;
   while ((int64_t(1) << bits) < 2 * n) ++bits;
   const size_t last = (size_t(1) << bits) - 1;
   std::vector<uint32_t> slots(last + 1, UINT32_MAX);
-  std::vector<int32_t> found(static_cast<size_t>(n));
+  std::vector<int32_t> seen(static_cast<size_t>(n));
   std::vector<uint32_t> size(size_t(ranges.count), 0);
   uint32_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
-    size_t at = size_t((uint64_t(uint32_t(values[i])) * 0x9E3779B97F4A7C15u) >> (64 - bits));
-    while (slots[at] != UINT32_MAX && found[slots[at]] != values[i]) at = (at + 1) & last;
-    if (slots[at] == UINT32_MAX) {
-      slots[at] = count;
-      found[count++] = values[i];
-      ++size[size_t(ranges.of(values[i]))];
+    size_t slot = size_t((uint64_t(uint32_t(values[i])) * 0x9E3779B97F4A7C15u) >> (64 - bits));
+    while (slots[slot] != UINT32_MAX && seen[slots[slot]] != values[i]) slot = (slot + 1) & last;
+    if (slots[slot] == UINT32_MAX) {
+      slots[slot] = count;
+      seen[count++] = values[i];
+      ++size[size_t(ranges.range_of(values[i]))];
     }
-    inverse[i] = slots[at];
+    inverse[i] = slots[slot];
   }
   uint32_t sum = 0;
   for (auto& s : size) s = std::exchange(sum, sum + s);
   std::vector<uint32_t> place(count);
   for (uint32_t u = 0; u < count; ++u) {
-    place[u] = size[size_t(ranges.of(found[u]))]++;
-    unique[place[u]] = found[u];
+    place[u] = size[size_t(ranges.range_of(seen[u]))]++;
+    unique[place[u]] = seen[u];
   }
   for (int64_t i = 0; i < n; ++i) inverse[i] = place[size_t(inverse[i])];
   return count;
@@ -122,9 +122,9 @@ int64_t duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* o
     for (int64_t i = 0; i < n; ++i) ++place[(from[i] >> (32 + shift)) & (kSize - 1)];
     int64_t next = 0;
     for (auto& p : place) {
-      const int64_t here = p;
+      const int64_t size = p;
       p = next;
-      next += here;
+      next += size;
     }
     for (int64_t i = 0; i < n; ++i) to[place[(from[i] >> (32 + shift)) & (kSize - 1)]++] = from[i];
     from.swap(to);
@@ -149,8 +149,8 @@ extern "C" {
 int64_t headrace_distinct(const int32_t* values, int64_t n, const int64_t* ends, int64_t count, int32_t* unique,
                           int64_t* inverse) {
   const Ranges ranges{ends, count};
-  const int64_t found = distinct(values, n, ends ? &ranges : nullptr, unique, inverse);
-  return found < 0 && ends ? distinct_far(values, n, ranges, unique, inverse) : found;
+  const int64_t distinct_values = distinct(values, n, ends ? &ranges : nullptr, unique, inverse);
+  return distinct_values < 0 && ends ? distinct_far(values, n, ranges, unique, inverse) : distinct_values;
 }
 
 int64_t headrace_duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts,

@@ -88,9 +88,9 @@ void pool(const float* table, int64_t width, const Index* index, int64_t n, cons
         };
         // The first row is taken as it is, not added to zero: as torch does, the sign of a zero included.
         if constexpr (kTile == 0) {
-          auto of = [&](int64_t i) { return weights ? weights[i] * *source(i) : *source(i); };
-          float sum = of(first);
-          for (int64_t i = first + 1; i < last; ++i) sum += of(i);
+          auto value_at = [&](int64_t i) { return weights ? weights[i] * *source(i) : *source(i); };
+          float sum = value_at(first);
+          for (int64_t i = first + 1; i < last; ++i) sum += value_at(i);
           row[c] = sum;
         } else {
           Lanes sum[kTile];
@@ -125,9 +125,9 @@ struct Rule {
 };
 
 // A row of kParts * 16 weights whose gradient is the sum of those of occurrences `first` to `last`: all in registers.
-template <int kParts, class Given>
+template <int kParts, class GradientOf>
 inline void rowwise_adagrad(const Rule& rule, float* weight, float* state, int64_t first, int64_t last,
-                            const Given& given) {
+                            const GradientOf& given) {
   Lanes sum[kParts] = {}, squares = {};
   for (int64_t i = first; i < last; ++i) {
     const float* grad = given(i);
@@ -214,17 +214,17 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
         if (second) prefetch(second + next * width, width);
       }
       const int64_t row = int64_t(rows[u]);
-      auto whole = [&](auto size) {
+      auto update_row = [&](auto size) {
         rowwise_adagrad<decltype(size)::value>(rule, table + row * width, state + row, first, last, [&](int64_t i) {
           if (i + kAhead < n) prefetch(given(i + kAhead), width);
           return given(i);
         });
       };
       switch (in_registers) {
-        case 1: whole(std::integral_constant<int, 1>()); continue;
-        case 2: whole(std::integral_constant<int, 2>()); continue;
-        case 4: whole(std::integral_constant<int, 4>()); continue;
-        case 8: whole(std::integral_constant<int, 8>()); continue;
+        case 1: update_row(std::integral_constant<int, 1>()); continue;
+        case 2: update_row(std::integral_constant<int, 2>()); continue;
+        case 4: update_row(std::integral_constant<int, 4>()); continue;
+        case 8: update_row(std::integral_constant<int, 8>()); continue;
       }
       auto scale_of = [&](int64_t i) {
         float scale = weights ? weights[order[i]] : 1.0f;
@@ -258,7 +258,7 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
   });
 }
 
-// What a part of a sample's output is pooled from: codes but for `padding`, int32 or (wide) int64, in memory as they lie.
+// Source of a part of a sample's output: codes but for `padding`, int32 or (wide) int64, in memory as they lie.
 // Sample b has values[offsets[b]] to values[offsets[b + 1]]; without offsets `length` from values[b * stride] on. `count`:
 // values that there are.
 struct Piece {
@@ -272,7 +272,7 @@ struct Block {
 
 constexpr int64_t kOutside = -1, kBadOffsets = -2;
 
-// How many codes are looked up; kOutside where one is outside its table.
+// Returns the number of codes that are looked up; kOutside where one is outside its table.
 template <class Index>
 int64_t jagged_indices(int64_t batch, const Piece* all, const Block* blocks, int64_t pieces, const int64_t* shard_offsets,
                        Index* indices, int64_t* bag, int64_t* starts, float* weights) {

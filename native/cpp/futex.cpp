@@ -39,10 +39,10 @@ void headrace_set_and_wake(uint32_t* word, uint32_t value) {
 #endif
 }
 
-// Wait until the word is at `wanted` or above; 0 after so many microseconds.
-int headrace_wait_until(const uint32_t* word, uint32_t wanted, int64_t microseconds) {
+// Wait until the word is at `target` or above; 0 after so many microseconds.
+int headrace_wait_until(const uint32_t* word, uint32_t target, int64_t microseconds) {
   for (int i = 0; i < kRounds; ++i) {
-    if (reached(__atomic_load_n(word, __ATOMIC_ACQUIRE), wanted)) return 1;
+    if (reached(__atomic_load_n(word, __ATOMIC_ACQUIRE), target)) return 1;
     rest();
   }
   timespec now{};
@@ -50,7 +50,7 @@ int headrace_wait_until(const uint32_t* word, uint32_t wanted, int64_t microseco
   const int64_t end = now.tv_sec * 1000000000LL + now.tv_nsec + microseconds * 1000;
   for (;;) {
     const uint32_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-    if (reached(seen, wanted)) return 1;
+    if (reached(seen, target)) return 1;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const int64_t left = end - (now.tv_sec * 1000000000LL + now.tv_nsec);
     if (left <= 0) return 0;

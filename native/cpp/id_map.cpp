@@ -38,20 +38,20 @@ extern "C" {
 
 // found[i]: the number of ids[i]; -1: it has none.
 void headrace_id_map_find(const int64_t* keys, const int64_t* numbers, int64_t slots, const int64_t* ids, int64_t n,
-                          int64_t* found) {
-  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
-    while (numbers[at] >= 0 && keys[at] != ids[i]) at = (at + 1) & mask;
-    found[i] = numbers[at];
+                          int64_t* out) {
+  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t slot, uint64_t mask) {
+    while (numbers[slot] >= 0 && keys[slot] != ids[i]) slot = (slot + 1) & mask;
+    out[i] = numbers[slot];
   });
 }
 
 // Distinct ids that are not there yet get the numbers that are given. There is room for them.
-void headrace_id_map_insert(int64_t* keys, int64_t* numbers, int64_t slots, const int64_t* ids, const int64_t* given,
+void headrace_id_map_insert(int64_t* keys, int64_t* numbers, int64_t slots, const int64_t* ids, const int64_t* new_numbers,
                             int64_t n) {
-  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
-    while (numbers[at] >= 0) at = (at + 1) & mask;
-    keys[at] = ids[i];
-    numbers[at] = given[i];
+  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t slot, uint64_t mask) {
+    while (numbers[slot] >= 0) slot = (slot + 1) & mask;
+    keys[slot] = ids[i];
+    numbers[slot] = new_numbers[i];
   });
 }
 

@@ -37,46 +37,46 @@ struct Vectors {
   const float* operator[](int64_t i) const { return row[i]; }
 };
 
-// Where the samples' vectors are.
+// The samples' vectors in memory.
 struct Source {
   const float* bottom;
   const float* features;  // [batch, count, width]
-  const int64_t* at;      // in place of it the addresses: [batch, count]
+  const int64_t* addresses;  // of rows, in place of features: [batch, count]
   int64_t count, width;
 
-  const float* of(int64_t b, int64_t i) const {
+  const float* row_of(int64_t b, int64_t i) const {
     if (i == 0) return bottom + b * width;
     const int64_t place = b * count + i - 1;
-    return at ? reinterpret_cast<const float*>(intptr_t(at[place])) : features + place * width;
+    return addresses ? reinterpret_cast<const float*>(intptr_t(addresses[place])) : features + place * width;
   }
   Vectors sample(int64_t b, std::vector<const float*>& rows) const {
-    for (int64_t i = 0; i <= count; ++i) rows[size_t(i)] = of(b, i);
+    for (int64_t i = 0; i <= count; ++i) rows[size_t(i)] = row_of(b, i);
     return Vectors{rows.data(), width};
   }
 };
 
-// Where a vector's gradient goes.
+// The place of a vector's gradient.
 struct Place {
   float* row;
   bool adds;
 };
 
-// out[j] for j < i: x_i . x_j. `turned`: the vectors as columns, [width, room]; rows `from` to `from + kRows` at once.
+// out[j] for j < i: x_i . x_j. `columns`: the vectors as columns, [width, room]; rows `from` to `from + kRows` at once.
 template <int kRows>
-void rows_of_pairs(const Vectors& x, const float* turned, int64_t room, int64_t from, float* out) {
+void rows_of_pairs(const Vectors& x, const float* columns, int64_t room, int64_t from, float* out) {
   const float* row[kRows];
   for (int r = 0; r < kRows; ++r) row[r] = x[from + r];
   for (int64_t j = 0; j < from + kRows - 1; j += kLanes) {
     Lanes sum[kRows] = {};
     for (int64_t k = 0; k < x.width; ++k) {
-      const Lanes column = load(turned + k * room + j);
+      const Lanes column = load(columns + k * room + j);
       for (int r = 0; r < kRows; ++r) sum[r] += row[r][k] * column;
     }
     for (int r = 0; r < kRows; ++r) {
-      const int64_t i = from + r, wanted = i - j;
+      const int64_t i = from + r, remaining = i - j;
       float* place = out + i * (i - 1) / 2 + j;
-      if (wanted >= kLanes) store(place, sum[r]);
-      else if (wanted > 0) std::memcpy(place, &sum[r], size_t(wanted) * sizeof(float));
+      if (remaining >= kLanes) store(place, sum[r]);
+      else if (remaining > 0) std::memcpy(place, &sum[r], size_t(remaining) * sizeof(float));
     }
   }
 }
@@ -85,7 +85,7 @@ void forward(const Source& source, int64_t batch, float* out, int threads) {
   const int64_t count = source.count, width = source.width, n = count + 1;
   const int64_t room = (n + kLanes - 1) / kLanes * kLanes, wide = width + n * count / 2;
   parallel(batch, threads, [&](int64_t begin, int64_t end) {
-    std::vector<float> turned(size_t(width * room), 0.0f);
+    std::vector<float> columns(size_t(width * room), 0.0f);
     std::vector<const float*> rows(static_cast<size_t>(n));
     for (int64_t b = begin; b < end; ++b) {
       const Vectors x = source.sample(b, rows);
@@ -93,13 +93,13 @@ void forward(const Source& source, int64_t batch, float* out, int threads) {
       std::memcpy(row, x[0], size_t(width) * sizeof(float));
       for (int64_t i = 0; i < n; ++i) {
         const float* from = x[i];
-        if (source.at && b + 1 < end) prefetch(source.of(b + 1, i), width);
-        for (int64_t k = 0; k < width; ++k) turned[size_t(k * room + i)] = from[k];
+        if (source.addresses && b + 1 < end) prefetch(source.row_of(b + 1, i), width);
+        for (int64_t k = 0; k < width; ++k) columns[size_t(k * room + i)] = from[k];
       }
       int64_t i = 1;
-      for (; i + 8 <= n; i += 8) rows_of_pairs<8>(x, turned.data(), room, i, row + width);
-      for (; i + 2 <= n; i += 2) rows_of_pairs<2>(x, turned.data(), room, i, row + width);
-      for (; i < n; ++i) rows_of_pairs<1>(x, turned.data(), room, i, row + width);
+      for (; i + 8 <= n; i += 8) rows_of_pairs<8>(x, columns.data(), room, i, row + width);
+      for (; i + 2 <= n; i += 2) rows_of_pairs<2>(x, columns.data(), room, i, row + width);
+      for (; i < n; ++i) rows_of_pairs<1>(x, columns.data(), room, i, row + width);
     }
   });
 }
@@ -130,9 +130,9 @@ void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, in
   Lanes sum[kRows][kColumns] = {};
   for (int64_t j = 0; j < n; ++j) {
     if (c == 0) ahead.ask(j);
-    const float* other = x[j] + c;
+    const float* factors = x[j] + c;
     Lanes part[kColumns];
-    for (int k = 0; k < kColumns; ++k) part[k] = load(other + k * kLanes);
+    for (int k = 0; k < kColumns; ++k) part[k] = load(factors + k * kLanes);
     for (int r = 0; r < kRows; ++r)
       for (int k = 0; k < kColumns; ++k) sum[r][k] += g[(from + r) * n + j] * part[k];
   }
@@ -159,7 +159,7 @@ void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, co
 }
 
 // `to`: addresses of the features' gradients, [batch, count], for one thread; the lowest bit: the first that goes there.
-// Without: grad_features, [batch, count, width].
+// Null: the gradients go to grad_features, [batch, count, width].
 void backward(const Source& source, const float* grad, int64_t batch, float* grad_bottom, float* grad_features,
               const int64_t* to, int threads) {
   const int64_t count = source.count, width = source.width, n = count + 1, wide = width + n * count / 2;
@@ -169,27 +169,27 @@ void backward(const Source& source, const float* grad, int64_t batch, float* gra
     std::vector<Place> places(static_cast<size_t>(n));
     auto place = [&](int64_t b, int64_t i) -> Place {
       if (i == 0) return {grad_bottom + b * width, false};
-      const int64_t at = b * count + i - 1;
-      if (!to) return {grad_features + at * width, false};
-      return {reinterpret_cast<float*>(intptr_t(to[at] & ~int64_t(1))), (to[at] & 1) == 0};
+      const int64_t feature = b * count + i - 1;
+      if (!to) return {grad_features + feature * width, false};
+      return {reinterpret_cast<float*>(intptr_t(to[feature] & ~int64_t(1))), (to[feature] & 1) == 0};
     };
     for (int64_t b = begin; b < end; ++b) {
       const Vectors x = source.sample(b, rows);
       for (int64_t i = 0; i < n; ++i) places[size_t(i)] = place(b, i);
-      const float* given = grad + b * wide;
-      const float* pair = given + width;
+      const float* sample_grad = grad + b * wide;
+      const float* pair = sample_grad + width;
       for (int64_t i = 1; i < n; ++i)
         for (int64_t j = 0; j < i; ++j) g[size_t(i * n + j)] = g[size_t(j * n + i)] = *pair++;
       auto following = [&](int64_t from, int64_t until) {
-        Prefetched found;
+        Prefetched prefetched;
         for (int64_t i = from; b + 1 < end && i < until; ++i)
-          found.add(source.at ? source.of(b + 1, i) : nullptr, to ? place(b + 1, i).row : nullptr, width);
-        return found;
+          prefetched.add(source.addresses ? source.row_of(b + 1, i) : nullptr, to ? place(b + 1, i).row : nullptr, width);
+        return prefetched;
       };
       int64_t i = 0;
       for (; i + 4 <= n; i += 4) gradient_rows<4>(x, g.data(), n, i, &places[size_t(i)], following(i, i + 4));
       for (; i < n; ++i) gradient_rows<1>(x, g.data(), n, i, &places[size_t(i)], following(i, i + 1));
-      for (int64_t k = 0; k < width; ++k) grad_bottom[b * width + k] += given[k];
+      for (int64_t k = 0; k < width; ++k) grad_bottom[b * width + k] += sample_grad[k];
     }
   });
 }

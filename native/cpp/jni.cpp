@@ -11,7 +11,7 @@
 namespace {
 
 template <typename T>
-T *at(jlong address) {
+T *as(jlong address) {
   return reinterpret_cast<T *>(address);
 }
 
@@ -29,32 +29,32 @@ METHOD(jlong, workspace)(JNIEnv *, jobject, jlong rows) { return headrace_offset
 
 METHOD(jint, ngramsOffsets)
 (JNIEnv *, jobject, jlong text, jlong rows, jint n, jint most, jlong out, jlong validity, jlong workspace, jlong stream) {
-  return headrace_ngrams_offsets(at<headrace_column>(text), rows, n, most, at<int32_t>(out), at<uint8_t>(validity),
-                                 at<void>(workspace), at<void>(stream));
+  return headrace_ngrams_offsets(as<headrace_column>(text), rows, n, most, as<int32_t>(out), as<uint8_t>(validity),
+                                 as<void>(workspace), as<void>(stream));
 }
 
 METHOD(jint, ngrams)
 (JNIEnv *, jobject, jlong text, jlong rows, jint n, jint most, jint buckets, jlong offsets, jlong out, jlong stream) {
-  return headrace_ngrams(at<headrace_column>(text), rows, n, most, buckets, at<int32_t>(offsets), at<int32_t>(out),
-                         at<void>(stream));
+  return headrace_ngrams(as<headrace_column>(text), rows, n, most, buckets, as<int32_t>(offsets), as<int32_t>(out),
+                         as<void>(stream));
 }
 
 METHOD(jint, crossOffsets)
 (JNIEnv *, jobject, jlong columns, jint count, jlong rows, jint most, jlong out, jlong validity, jlong workspace,
  jlong stream) {
-  return headrace_cross_offsets(at<headrace_column>(columns), count, rows, most, at<int32_t>(out), at<uint8_t>(validity),
-                                at<void>(workspace), at<void>(stream));
+  return headrace_cross_offsets(as<headrace_column>(columns), count, rows, most, as<int32_t>(out), as<uint8_t>(validity),
+                                as<void>(workspace), as<void>(stream));
 }
 
 METHOD(jint, cross)
 (JNIEnv *, jobject, jlong columns, jint count, jlong rows, jint most, jint buckets, jlong offsets, jlong out,
  jlong stream) {
-  return headrace_cross(at<headrace_column>(columns), count, rows, most, buckets, at<int32_t>(offsets), at<int32_t>(out),
-                        at<void>(stream));
+  return headrace_cross(as<headrace_column>(columns), count, rows, most, buckets, as<int32_t>(offsets), as<int32_t>(out),
+                        as<void>(stream));
 }
 
 METHOD(jint, minhash)
 (JNIEnv *, jobject, jlong ids, jlong rows, jint hashes, jlong out, jlong validity, jlong stream) {
-  return headrace_minhash(at<headrace_column>(ids), rows, hashes, at<int64_t>(out), at<uint8_t>(validity),
-                          at<void>(stream));
+  return headrace_minhash(as<headrace_column>(ids), rows, hashes, as<int64_t>(out), as<uint8_t>(validity),
+                          as<void>(stream));
 }

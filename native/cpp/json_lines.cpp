@@ -1,7 +1,7 @@
 // Lines that are JSON objects to columns: called from headrace.lake.landing.json_lines by ctypes, which lets other threads run
 // meanwhile.
 //
-// Of each object the values of some keys, each of one kind (text, integer, number, boolean). A line that is not plainly so is
+// An object gives the values of some keys, each of one kind (text, integer, number, boolean). A line that is not plainly so is
 // refused, and the caller parses it in another way: a value of another kind, a key twice, an integer of more than 64 bits, half a
 // surrogate pair, anything that RFC 8259 does not have. Other keys' values are passed over, nested ones too; which keys
 // there were is told. The caller has seen to it that lines are UTF-8, and owns all memory but that of JsonLines.
@@ -26,7 +26,7 @@ constexpr size_t kMostOthers = 256;
 constexpr int kDigits = 18;
 constexpr uint64_t kOnes = 0x0101010101010101u, kHighs = 0x8080808080808080u;
 
-// In some byte of a word: a quote, a backslash, or a control character. The lowest that is marked is one; higher ones need not be.
+// Marks bytes of a word that are a quote, a backslash, or a control character. The lowest mark is exact; higher ones may be false.
 uint64_t special(uint64_t word) {
   const auto zero = [](uint64_t x) { return (x - kOnes) & ~x & kHighs; };
   return zero(word ^ (kOnes * '"')) | zero(word ^ (kOnes * '\\')) | ((word - kOnes * 0x20) & ~word & kHighs);
@@ -38,7 +38,7 @@ struct Column {
   // int64, double or uint8 [lines]; of texts the bytes.
   void* values;
   uint8_t* valid;
-  // Of texts: [lines + 1].
+  // [lines + 1], for texts alone.
   int32_t* offsets;
   int64_t end = 0;
   int64_t seen = -1;
@@ -46,30 +46,30 @@ struct Column {
 
 class Line {
  public:
-  const uint8_t* at;
+  const uint8_t* cursor;
   const uint8_t* end;
 
   void blanks() {
-    while (at < end && (*at == ' ' || *at == '\t' || *at == '\r' || *at == '\n')) ++at;
+    while (cursor < end && (*cursor == ' ' || *cursor == '\t' || *cursor == '\r' || *cursor == '\n')) ++cursor;
   }
-  bool take(char wanted) {
-    if (at == end || *at != uint8_t(wanted)) return false;
-    ++at;
+  bool take(char token) {
+    if (cursor == end || *cursor != uint8_t(token)) return false;
+    ++cursor;
     return true;
   }
-  bool take(std::string_view wanted) {
-    if (size_t(end - at) < wanted.size() || std::memcmp(at, wanted.data(), wanted.size()) != 0) return false;
-    at += wanted.size();
+  bool take(std::string_view token) {
+    if (size_t(end - cursor) < token.size() || std::memcmp(cursor, token.data(), token.size()) != 0) return false;
+    cursor += token.size();
     return true;
   }
 
-  // To the first quote, backslash or control character behind `at`.
+  // To the first quote, backslash or control character behind `cursor`.
   const uint8_t* plain() const {
-    const uint8_t* p = at;
+    const uint8_t* p = cursor;
     for (; end - p >= 8; p += 8) {
       uint64_t word;
       std::memcpy(&word, p, 8);
-      if (const uint64_t found = special(word)) return p + (__builtin_ctzll(found) >> 3);
+      if (const uint64_t marks = special(word)) return p + (__builtin_ctzll(marks) >> 3);
     }
     while (p < end && *p != '"' && *p != '\\' && *p >= 0x20) ++p;
     return p;
@@ -81,9 +81,9 @@ class Line {
     while (true) {
       const uint8_t* stop = plain();
       if (stop == end) return -1;
-      if (out != nullptr) std::memcpy(out + size, at, size_t(stop - at));
-      size += stop - at;
-      at = stop + 1;
+      if (out != nullptr) std::memcpy(out + size, cursor, size_t(stop - cursor));
+      size += stop - cursor;
+      cursor = stop + 1;
       if (*stop == '"') return size;
       if (*stop != '\\') return -1;
       uint8_t bytes[4];
@@ -94,9 +94,9 @@ class Line {
     }
   }
 
-  // Whether a number is next, and whether it is an integer; its end to `last`.
-  bool number(const uint8_t*& last, bool& whole) const {
-    const uint8_t* p = at;
+  // Returns true where a number is next; sets whether it is an integer, and its end, `last`.
+  bool number(const uint8_t*& last, bool& is_integer) const {
+    const uint8_t* p = cursor;
     const auto some = [&] {
       const uint8_t* first = p;
       while (p < end && uint8_t(*p - '0') < 10) ++p;
@@ -105,13 +105,13 @@ class Line {
     if (p < end && *p == '-') ++p;
     if (p < end && *p == '0') ++p;
     else if (!some()) return false;
-    whole = true;
+    is_integer = true;
     if (p < end && *p == '.') {
-      ++p, whole = false;
+      ++p, is_integer = false;
       if (!some()) return false;
     }
     if (p < end && (*p == 'e' || *p == 'E')) {
-      ++p, whole = false;
+      ++p, is_integer = false;
       if (p < end && (*p == '+' || *p == '-')) ++p;
       if (!some()) return false;
     }
@@ -119,20 +119,20 @@ class Line {
     return true;
   }
 
-  // Whether a value is next; behind it afterwards.
+  // Passes over a value; false where none is next.
   bool pass(int depth) {
-    if (at == end || depth == kDepth) return false;
+    if (cursor == end || depth == kDepth) return false;
     const uint8_t* last;
-    bool whole;
-    switch (*at) {
-      case '"': ++at; return text(nullptr) >= 0;
+    bool is_integer;
+    switch (*cursor) {
+      case '"': ++cursor; return text(nullptr) >= 0;
       case 't': return take("true");
       case 'f': return take("false");
       case 'n': return take("null");
       case '[': case '{': return pass_all(depth);
       default:
-        if (!number(last, whole)) return false;
-        at = last;
+        if (!number(last, is_integer)) return false;
+        cursor = last;
         return true;
     }
   }
@@ -140,7 +140,7 @@ class Line {
  private:
   // The elements of a list, the keys and values of an object.
   bool pass_all(int depth) {
-    const bool keyed = *at++ == '{';
+    const bool keyed = *cursor++ == '{';
     const char close = keyed ? '}' : ']';
     blanks();
     if (take(close)) return true;
@@ -160,10 +160,10 @@ class Line {
 
   // Four hexadecimal digits, or -1.
   int64_t hexadecimal() {
-    if (end - at < 4) return -1;
+    if (end - cursor < 4) return -1;
     int64_t value = 0;
     for (int k = 0; k < 4; ++k) {
-      const uint8_t c = *at++;
+      const uint8_t c = *cursor++;
       const int64_t digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
       if (digit < 0) return -1;
       value = value << 4 | digit;
@@ -171,10 +171,10 @@ class Line {
     return value;
   }
 
-  // What stands behind a backslash, as UTF-8; its bytes, or -1.
+  // Writes the character behind a backslash as UTF-8; returns its bytes, or -1.
   int64_t escaped(uint8_t* out) {
-    if (at == end) return -1;
-    const uint8_t sign = *at++;
+    if (cursor == end) return -1;
+    const uint8_t sign = *cursor++;
     switch (sign) {
       case '"': case '\\': case '/': *out = sign; return 1;
       case 'b': *out = '\b'; return 1;
@@ -208,7 +208,7 @@ class Line {
 class JsonLines {
  public:
   std::vector<Column> columns;
-  std::vector<std::string> others;
+  std::vector<std::string> other_keys;
 
   // Parses n lines (line i is data[offsets[i]..offsets[i + 1]]); whether each was parsed to `taken`. How many were: the rows.
   int64_t parse(const uint8_t* data, const int64_t* offsets, int64_t n, bool pass_others, uint8_t* taken) {
@@ -219,10 +219,10 @@ class JsonLines {
     }
     for (int64_t i = 0; i < n; ++i) {
       Line line{data + offsets[i], data + offsets[i + 1]};
-      const size_t told = others.size();
+      const size_t keys_before = other_keys.size();
       taken[i] = object(line, row, i, pass_others);
       if (!taken[i]) {
-        others.resize(told);
+        other_keys.resize(keys_before);
         continue;
       }
       for (Column& c : columns) {
@@ -248,8 +248,8 @@ class JsonLines {
         if (!line.take('"')) return false;
         const uint8_t* stop = line.plain();
         if (stop == line.end || *stop != '"') return false;
-        const std::string_view key(reinterpret_cast<const char*>(line.at), size_t(stop - line.at));
-        line.at = stop + 1;
+        const std::string_view key(reinterpret_cast<const char*>(line.cursor), size_t(stop - line.cursor));
+        line.cursor = stop + 1;
         line.blanks();
         if (!line.take(':')) return false;
         line.blanks();
@@ -266,7 +266,7 @@ class JsonLines {
       if (!line.take('}')) return false;
     }
     line.blanks();
-    return line.at == line.end;
+    return line.cursor == line.end;
   }
 
   // The column of a key: most often the one behind the last.
@@ -279,10 +279,10 @@ class JsonLines {
   }
 
   bool note(std::string_view key) {
-    for (const std::string& name : others)
+    for (const std::string& name : other_keys)
       if (name == key) return true;
-    if (others.size() == kMostOthers) return false;
-    others.emplace_back(key);
+    if (other_keys.size() == kMostOthers) return false;
+    other_keys.emplace_back(key);
     return true;
   }
 
@@ -304,26 +304,26 @@ class JsonLines {
       return out || line.take("false");
     }
     const uint8_t* last;
-    bool whole;
-    if (!line.number(last, whole)) return false;
-    const auto* first = reinterpret_cast<const char*>(line.at);
-    const auto* behind = reinterpret_cast<const char*>(last);
-    line.at = last;
+    bool is_integer;
+    if (!line.number(last, is_integer)) return false;
+    const auto* first = reinterpret_cast<const char*>(line.cursor);
+    const auto* number_end = reinterpret_cast<const char*>(last);
+    line.cursor = last;
     if (c.kind == kNumber) {
       auto& out = static_cast<double*>(c.values)[row];
-      const auto found = std::from_chars(first, behind, out);
-      return found.ec == std::errc() && found.ptr == behind;
+      const auto parsed = std::from_chars(first, number_end, out);
+      return parsed.ec == std::errc() && parsed.ptr == number_end;
     }
     const bool negative = *first == '-';
     first += negative;
-    if (!whole || (negative && *first == '0')) return false;
+    if (!is_integer || (negative && *first == '0')) return false;
     auto& out = static_cast<int64_t*>(c.values)[row];
-    if (behind - first > kDigits) {
-      const auto found = std::from_chars(first - negative, behind, out);
-      return found.ec == std::errc() && found.ptr == behind;
+    if (number_end - first > kDigits) {
+      const auto parsed = std::from_chars(first - negative, number_end, out);
+      return parsed.ec == std::errc() && parsed.ptr == number_end;
     }
     int64_t number = 0;
-    for (; first < behind; ++first) number = number * 10 + (*first - '0');
+    for (; first < number_end; ++first) number = number * 10 + (*first - '0');
     out = negative ? -number : number;
     return true;
   }
@@ -338,11 +338,11 @@ int headrace_lines_version() { return 1; }
 // For columns whose names (UTF-8) lie in `names` one behind the other, ends[k] behind the k-th; null where there is no memory.
 void* headrace_json_lines(const char* names, const int64_t* ends, const uint8_t* kinds, int64_t columns) {
   try {
-    auto made = std::make_unique<JsonLines>();
+    auto lines = std::make_unique<JsonLines>();
     int64_t start = 0;
     for (int64_t k = 0; k < columns; start = ends[k++])
-      made->columns.push_back({std::string(names + start, names + ends[k]), Kind(kinds[k]), nullptr, nullptr, nullptr});
-    return made.release();
+      lines->columns.push_back({std::string(names + start, names + ends[k]), Kind(kinds[k]), nullptr, nullptr, nullptr});
+    return lines.release();
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
@@ -350,7 +350,7 @@ void* headrace_json_lines(const char* names, const int64_t* ends, const uint8_t*
 
 void headrace_json_lines_free(void* lines) { delete static_cast<JsonLines*>(lines); }
 
-// Where column k's values go: for each line int64, a double or a byte; of texts the bytes, at most those of all lines, and
+// Sets where column k's values go: for each line int64, a double or a byte; of texts the bytes, at most those of all lines, and
 // offsets [lines + 1]. valid: a byte a line.
 void headrace_json_lines_column(void* lines, int64_t k, void* values, uint8_t* valid, int32_t* offsets) {
   Column& c = static_cast<JsonLines*>(lines)->columns[size_t(k)];
@@ -369,10 +369,10 @@ int64_t headrace_json_lines_parse(void* lines, const uint8_t* data, const int64_
 
 // The k-th of the other keys that lines had, and its bytes; null behind the last.
 const char* headrace_json_lines_other(const void* lines, int64_t k, int64_t* bytes) {
-  const auto& others = static_cast<const JsonLines*>(lines)->others;
-  if (size_t(k) >= others.size()) return nullptr;
-  *bytes = int64_t(others[size_t(k)].size());
-  return others[size_t(k)].data();
+  const auto& other_keys = static_cast<const JsonLines*>(lines)->other_keys;
+  if (size_t(k) >= other_keys.size()) return nullptr;
+  *bytes = int64_t(other_keys[size_t(k)].size());
+  return other_keys[size_t(k)].data();
 }
 
 }  // extern "C"

@@ -9,11 +9,11 @@
 
 namespace parquet_pages {
 
-// As parquet.thrift has them: PageType, Encoding.
+// PageType and Encoding of parquet.thrift.
 constexpr int kDataPage = 0, kDictionaryPage = 2;
 constexpr int kPlain = 0, kPlainDictionary = 2, kRle = 3, kRleDictionary = 8;
 
-// Whether all of the bytes at an offset of a file were there.
+// Reads bytes at an offset of a file; false where the file ends before them.
 inline bool read_all(int fd, uint8_t* out, int64_t size, int64_t offset) {
   while (size > 0) {
     const ssize_t got = pread(fd, out, size_t(size), off_t(offset));
@@ -26,12 +26,12 @@ inline bool read_all(int fd, uint8_t* out, int64_t size, int64_t offset) {
 
 // Bytes that are there; past their end `good` is false and everything reads as 0.
 struct Bytes {
-  const uint8_t* at;
+  const uint8_t* cursor;
   const uint8_t* end;
   bool good = true;
 
   uint8_t byte() {
-    if (at < end) return *at++;
+    if (cursor < end) return *cursor++;
     good = false;
     return 0;
   }
@@ -50,8 +50,8 @@ struct Bytes {
     return int64_t(v >> 1) ^ -int64_t(v & 1);
   }
   void pass(uint64_t n) {
-    if (n > uint64_t(end - at)) good = false;
-    else at += n;
+    if (n > uint64_t(end - cursor)) good = false;
+    else cursor += n;
   }
 };
 
@@ -88,7 +88,7 @@ inline void skip(Bytes& b, int type, int depth = 0) {
   }
 }
 
-// Of a page: its type, sizes in bytes, number of values, their encoding and that of definition levels.
+// Header of a page: its type, sizes in bytes, number of values, their encoding and that of definition levels.
 struct Page {
   int64_t type = -1, uncompressed = -1, compressed = -1, values = -1, encoding = -1, levels = -1;
 };

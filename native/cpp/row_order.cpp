@@ -27,9 +27,9 @@ std::unique_ptr<Row[]> rows_of(int64_t n) { return std::unique_ptr<Row[]>(new Ro
 void sort_few(Row* rows, int64_t n) {
   for (int64_t i = 1; i < n; ++i) {
     const Row row = rows[i];
-    int64_t at = i;
-    for (; at > 0 && row < rows[at - 1]; --at) rows[at] = rows[at - 1];
-    rows[at] = row;
+    int64_t slot = i;
+    for (; slot > 0 && row < rows[slot - 1]; --slot) rows[slot] = rows[slot - 1];
+    rows[slot] = row;
   }
 }
 
@@ -40,11 +40,11 @@ void sort(const Row* from, int64_t n, Row* to, std::vector<int32_t>& ends) {
   const auto bucket = [bits](const Row& row) { return bits ? size_t(row.key >> (64 - bits)) : 0; };
   ends.assign(size_t(1) << bits, 0);
   for (int64_t i = 0; i < n; ++i) ++ends[bucket(from[i])];
-  int32_t before = 0;
+  int32_t preceding = 0;
   for (int32_t& end : ends) {
     const int32_t some = end;
-    end = before;
-    before += some;
+    end = preceding;
+    preceding += some;
   }
   for (int64_t i = 0; i < n; ++i) to[ends[bucket(from[i])]++] = from[i];
   int32_t start = 0;
@@ -71,10 +71,10 @@ void order_by_part(const int64_t* hashes, const Part* part, int64_t n, int64_t p
     edges[p + 1] += edges[p];
   }
   const auto all = rows_of(edges[parts]), some = rows_of(most);
-  std::vector<int64_t> at(edges, edges + parts);
+  std::vector<int64_t> next(edges, edges + parts);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t p = part == nullptr ? 0 : int64_t(part[i]);
-    if (p < parts) all[size_t(at[size_t(p)]++)] = {uint64_t(hashes[i]) ^ kSign, int32_t(i)};
+    if (p < parts) all[size_t(next[size_t(p)]++)] = {uint64_t(hashes[i]) ^ kSign, int32_t(i)};
   }
   std::vector<int32_t> ends;
   for (int64_t p = 0; p < parts; ++p) {

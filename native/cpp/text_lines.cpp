@@ -1,4 +1,4 @@
-// Where lines of text end, and which bytes are among them: called from headrace.lake.landing.native by ctypes.
+// Ends of lines of text, and counts of control characters: called from headrace.lake.landing.native by ctypes.
 #include <cstdint>
 #include <cstring>
 
@@ -6,10 +6,10 @@ extern "C" {
 
 // The places of n newlines.
 void headrace_newlines(const uint8_t* data, int64_t size, int64_t n, int64_t* places) {
-  const uint8_t* at = data;
+  const uint8_t* cursor = data;
   for (int64_t i = 0; i < n; ++i) {
-    at = static_cast<const uint8_t*>(std::memchr(at, '\n', size_t(data + size - at)));
-    places[i] = at++ - data;
+    cursor = static_cast<const uint8_t*>(std::memchr(cursor, '\n', size_t(data + size - cursor)));
+    places[i] = cursor++ - data;
   }
 }
 

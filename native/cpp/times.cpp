@@ -89,15 +89,15 @@ void headrace_instants(const int64_t* offsets, const uint8_t* data, int64_t n, i
         (text[length - kOffset] == '+' || text[length - kOffset] == '-'))
       tail = kOffset;
     bool fine = true;
-    int64_t found = moment(text, length - tail, tail == 0, fine);
+    int64_t instant = moment(text, length - tail, tail == 0, fine);
     if (tail == kOffset) {
-      const int64_t at = length - kOffset;
-      const int64_t hours = digits(text, at + 1, at + 3, fine), minutes = digits(text, at + 4, at + 6, fine);
+      const int64_t sign = length - kOffset;
+      const int64_t hours = digits(text, sign + 1, sign + 3, fine), minutes = digits(text, sign + 4, sign + 6, fine);
       fine &= hours <= kMostOffset && minutes < 60;
       const int64_t shift = (hours * 60 + minutes) * kMinute;
-      found += text[at] == '-' ? shift : -shift;
+      instant += text[sign] == '-' ? shift : -shift;
     }
-    micros[i] = fine ? found : 0;
+    micros[i] = fine ? instant : 0;
     good[i] = fine;
     local[i] = fine && tail == 0;
   }

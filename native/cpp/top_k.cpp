@@ -68,7 +68,7 @@ inline float score_of(uint64_t key) {
   return score;
 }
 
-// What is known of some users so far, one after the other.
+// The best items of some users so far, one user after the other.
 struct Best {
   int64_t k, room;
   uint64_t* keys;    // [users, room]
@@ -82,15 +82,15 @@ struct Best {
   }
   void add(int64_t user, float score, int32_t row) {
     if (!(score > least[user]) || is_excluded(user, row)) return;
-    uint64_t* own = keys + user * room;
-    own[counts[user]++] = key_of(score, uint32_t(row));
+    uint64_t* user_keys = keys + user * room;
+    user_keys[counts[user]++] = key_of(score, uint32_t(row));
     if (counts[user] == room) shrink(user);
   }
   void shrink(int64_t user) {
-    uint64_t* own = keys + user * room;
-    std::nth_element(own, own + k - 1, own + counts[user], std::greater<>());
+    uint64_t* user_keys = keys + user * room;
+    std::nth_element(user_keys, user_keys + k - 1, user_keys + counts[user], std::greater<>());
     counts[user] = int32_t(k);
-    least[user] = score_of(own[k - 1]);
+    least[user] = score_of(user_keys[k - 1]);
   }
 };
 
@@ -128,7 +128,7 @@ inline void tile(const float* users, const float* items, int64_t width, int64_t 
 }
 
 // Rows [from, from + n) as columns: [width, lanes], zeros behind the n.
-void turn(const float* rows, int64_t n, int64_t width, int64_t lanes, float* out) {
+void transpose(const float* rows, int64_t n, int64_t width, int64_t lanes, float* out) {
   for (int64_t i = 0; i < lanes; ++i)
     for (int64_t d = 0; d < width; ++d) out[d * lanes + i] = i < n ? rows[i * width + d] : 0.0f;
 }
@@ -139,17 +139,17 @@ void scan(const float* queries, int64_t from, int64_t until, int64_t width, cons
   std::vector<float> users(size_t(groups * kRows * width)), panel(size_t(width * kPanel));
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t user = from + g * kRows;
-    turn(queries + user * width, std::min<int64_t>(kRows, until - user), width, kRows, users.data() + g * kRows * width);
+    transpose(queries + user * width, std::min<int64_t>(kRows, until - user), width, kRows, users.data() + g * kRows * width);
   }
-  for (int64_t at = 0; at < count; at += kPanel) {
-    const int columns = int(std::min<int64_t>(kPanel, count - at));
-    turn(items + at * width, columns, width, kPanel, panel.data());
+  for (int64_t begin = 0; begin < count; begin += kPanel) {
+    const int columns = int(std::min<int64_t>(kPanel, count - begin));
+    transpose(items + begin * width, columns, width, kPanel, panel.data());
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t user = from + g * kRows;
       const int rows = int(std::min<int64_t>(kRows, until - user));
       float least[kRows];
       for (int r = 0; r < kRows; ++r) least[r] = r < rows ? best.least[user + r] : __builtin_inff();
-      tile(users.data() + g * kRows * width, panel.data(), width, user, rows, first + at, columns, least, best);
+      tile(users.data() + g * kRows * width, panel.data(), width, user, rows, first + begin, columns, least, best);
     }
   }
 }
@@ -179,12 +179,12 @@ void headrace_top_k_take(int64_t users, int64_t k, int64_t room, uint64_t* keys,
   const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, users));
   parallel_parts(parts, [&](int64_t part) {
     for (int64_t user = users * part / parts; user < users * (part + 1) / parts; ++user) {
-      uint64_t* own = keys + user * room;
-      const int64_t found = std::min<int64_t>(k, counts[user]);
-      std::partial_sort(own, own + found, own + counts[user], std::greater<>());
+      uint64_t* user_keys = keys + user * room;
+      const int64_t size = std::min<int64_t>(k, counts[user]);
+      std::partial_sort(user_keys, user_keys + size, user_keys + counts[user], std::greater<>());
       for (int64_t i = 0; i < k; ++i) {
-        rows[user * k + i] = i < found ? int32_t(~uint32_t(own[i])) : -1;
-        scores[user * k + i] = i < found ? score_of(own[i]) : -__builtin_inff();
+        rows[user * k + i] = i < size ? int32_t(~uint32_t(user_keys[i])) : -1;
+        scores[user * k + i] = i < size ? score_of(user_keys[i]) : -__builtin_inff();
       }
     }
   });

@@ -26,26 +26,26 @@ __device__ int64_t thread() { return static_cast<int64_t>(blockIdx.x) * blockDim
 // counts[row] = how many come out of the row; bit `row` of `validity` = whether it is there. Blocks are whole warps, so a warp
 // has the bits of four bytes.
 template <typename Row>
-__global__ void describe(Row of, int64_t rows, int32_t *counts, uint8_t *validity) {
+__global__ void describe(Row function, int64_t rows, int32_t *counts, uint8_t *validity) {
   const int64_t row = thread();
   const bool is_row = row < rows;
-  if (is_row && counts != nullptr) counts[row] = of.count(row);
+  if (is_row && counts != nullptr) counts[row] = function.count(row);
   if (validity == nullptr) return;
-  const unsigned bits = __ballot_sync(0xFFFFFFFFu, is_row && of.there(row));
+  const unsigned bits = __ballot_sync(0xFFFFFFFFu, is_row && function.is_valid(row));
   if (is_row && (threadIdx.x & 7) == 0) validity[row >> 3] = static_cast<uint8_t>(bits >> (threadIdx.x & 31 & ~7));
 }
 
 template <typename Row>
-__global__ void write(Row of, int64_t rows, const int32_t *offsets, int32_t *out) {
+__global__ void write(Row function, int64_t rows, const int32_t *offsets, int32_t *out) {
   const int64_t row = thread();
-  if (row < rows) of.write(row, offsets[row + 1] - offsets[row], out + offsets[row]);
+  if (row < rows) function.write(row, offsets[row + 1] - offsets[row], out + offsets[row]);
 }
 
 struct Ngrams {
   headrace_column text;
   int32_t n, most, buckets;
   __device__ int32_t count(int64_t row) const { return count_ngrams(text, row, n, most); }
-  __device__ bool there(int64_t row) const { return row_is_there(text, row); }
+  __device__ bool is_valid(int64_t row) const { return row_is_valid(text, row); }
   __device__ void write(int64_t row, int32_t count, int32_t *out) const {
     write_ngrams(text, row, n, buckets, count, out);
   }
@@ -55,7 +55,7 @@ struct Cross {
   Columns columns;
   int32_t most, buckets;
   __device__ int32_t count(int64_t row) const { return count_cross(columns, row, most); }
-  __device__ bool there(int64_t row) const { return all_are_there(columns, row); }
+  __device__ bool is_valid(int64_t row) const { return all_are_valid(columns, row); }
   __device__ void write(int64_t row, int32_t count, int32_t *out) const {
     write_cross(columns, row, buckets, count, out);
   }
@@ -64,28 +64,28 @@ struct Cross {
 struct Signature {
   headrace_column ids;
   __device__ int32_t count(int64_t) const { return 0; }
-  __device__ bool there(int64_t row) const { return any_is_there(ids, row); }
+  __device__ bool is_valid(int64_t row) const { return any_is_valid(ids, row); }
 };
 
 __global__ void sign(headrace_column ids, int64_t rows, int32_t hashes, int64_t *out) {
-  const int64_t at = thread();
-  if (at < rows * hashes) out[at] = least_hash(ids, at / hashes, hash_integer(at % hashes, SEED));
+  const int64_t number = thread();
+  if (number < rows * hashes) out[number] = least_hash(ids, number / hashes, hash_integer(number % hashes, SEED));
 }
 
 template <typename Row>
-int32_t offsets(const Row &of, int64_t rows, int32_t *out, uint8_t *out_validity, void *workspace, cudaStream_t stream) {
+int32_t offsets(const Row &function, int64_t rows, int32_t *out, uint8_t *out_validity, void *workspace, cudaStream_t stream) {
   if (const cudaError_t error = cudaMemsetAsync(out, 0, sizeof(int32_t), stream)) return answer(error);
   if (rows == 0) return answer(cudaSuccess);
-  describe<<<blocks(rows), THREADS, 0, stream>>>(of, rows, out + 1, out_validity);
+  describe<<<blocks(rows), THREADS, 0, stream>>>(function, rows, out + 1, out_validity);
   if (const cudaError_t error = cudaGetLastError()) return answer(error);
   size_t bytes = static_cast<size_t>(headrace_offsets_workspace(rows));
   return answer(cub::DeviceScan::InclusiveSum(workspace, bytes, out + 1, out + 1, static_cast<int>(rows), stream));
 }
 
 template <typename Row>
-int32_t values(const Row &of, int64_t rows, const int32_t *offsets, int32_t *out, cudaStream_t stream) {
+int32_t values(const Row &function, int64_t rows, const int32_t *offsets, int32_t *out, cudaStream_t stream) {
   if (rows == 0) return answer(cudaSuccess);
-  write<<<blocks(rows), THREADS, 0, stream>>>(of, rows, offsets, out);
+  write<<<blocks(rows), THREADS, 0, stream>>>(function, rows, offsets, out);
   return answer(cudaGetLastError());
 }
 
@@ -117,18 +117,18 @@ int32_t headrace_ngrams(const headrace_column *text, int64_t rows, int32_t n, in
 
 int32_t headrace_cross_offsets(const headrace_column *columns, int32_t count, int64_t rows, int32_t most, int32_t *out,
                                uint8_t *out_validity, void *workspace, void *stream) {
-  Cross given{{}, most, 1};
-  if (const int32_t wrong = check_cross(columns, count, rows, most, &given.columns)) return wrong;
+  Cross cross{{}, most, 1};
+  if (const int32_t error = check_cross(columns, count, rows, most, &cross.columns)) return error;
   if (out == nullptr || (workspace == nullptr && rows > 0)) return HEADRACE_BAD_ARGUMENT;
-  return offsets(given, rows, out, out_validity, workspace, static_cast<cudaStream_t>(stream));
+  return offsets(cross, rows, out, out_validity, workspace, static_cast<cudaStream_t>(stream));
 }
 
 int32_t headrace_cross(const headrace_column *columns, int32_t count, int64_t rows, int32_t most, int32_t buckets,
                        const int32_t *offsets, int32_t *out, void *stream) {
-  Cross given{{}, most, buckets};
-  if (const int32_t wrong = check_cross(columns, count, rows, most, &given.columns)) return wrong;
+  Cross cross{{}, most, buckets};
+  if (const int32_t error = check_cross(columns, count, rows, most, &cross.columns)) return error;
   if (buckets < 1 || offsets == nullptr) return HEADRACE_BAD_ARGUMENT;
-  return values(given, rows, offsets, out, static_cast<cudaStream_t>(stream));
+  return values(cross, rows, offsets, out, static_cast<cudaStream_t>(stream));
 }
 
 int32_t headrace_minhash(const headrace_column *ids, int64_t rows, int32_t hashes, int64_t *out, uint8_t *out_validity,
@@ -137,10 +137,10 @@ int32_t headrace_minhash(const headrace_column *ids, int64_t rows, int32_t hashe
     return HEADRACE_BAD_ARGUMENT;
   if (rows * hashes > INT32_MAX) return HEADRACE_TOO_MANY;
   if (rows == 0) return answer(cudaSuccess);
-  const cudaStream_t on = static_cast<cudaStream_t>(stream);
-  sign<<<blocks(rows * hashes), THREADS, 0, on>>>(*ids, rows, hashes, out);
+  const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
+  sign<<<blocks(rows * hashes), THREADS, 0, cuda_stream>>>(*ids, rows, hashes, out);
   if (const cudaError_t error = cudaGetLastError()) return answer(error);
   if (out_validity == nullptr) return answer(cudaSuccess);
-  describe<<<blocks(rows), THREADS, 0, on>>>(Signature{*ids}, rows, nullptr, out_validity);
+  describe<<<blocks(rows), THREADS, 0, cuda_stream>>>(Signature{*ids}, rows, nullptr, out_validity);
   return answer(cudaGetLastError());
 }

@@ -44,7 +44,7 @@ typedef struct {
 } headrace_column;
 
 int32_t headrace_columns_version(void);
-/* Why the last call of this thread returned HEADRACE_DEVICE, or "". */
+/* The reason why the last call of this thread returned HEADRACE_DEVICE, or "". */
 const char *headrace_columns_reason(void);
 /* Bytes of scratch memory that the *_offsets functions want for so many rows; 0 on the host. */
 int64_t headrace_offsets_workspace(int64_t rows);

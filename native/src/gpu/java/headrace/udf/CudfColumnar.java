@@ -104,9 +104,9 @@ public final class CudfColumnar implements Columnar {
       }
       int total;
       try (DeviceMemoryBuffer last = offsets.slice(4L * rows, 4);
-          HostMemoryBuffer here = HostMemoryBuffer.allocate(4)) {
-        here.copyFromDeviceBuffer(last);
-        total = here.getInt(0);
+          HostMemoryBuffer hostCopy = HostMemoryBuffer.allocate(4)) {
+        hostCopy.copyFromDeviceBuffer(last);
+        total = hostCopy.getInt(0);
       }
       try (DeviceMemoryBuffer out = DeviceMemoryBuffer.allocate(Math.max(4, 4L * total))) {
         library.check(second.write(offsets.getAddress(), out.getAddress()));
@@ -128,12 +128,12 @@ public final class CudfColumnar implements Columnar {
       }
     }
     try (ColumnVector child = new ColumnVector(type, count, Optional.of(0L), values, null, null)) {
-      ColumnVector made = child.makeListFromOffsets(rows, offsets);
+      ColumnVector list = child.makeListFromOffsets(rows, offsets);
       if (validity == null) {
-        return made;
+        return list;
       }
       // Only its validity is looked at.
-      try (ColumnVector unmasked = made;
+      try (ColumnVector unmasked = list;
           ColumnVector mask =
               new ColumnVector(
                   DType.INT8, rows, Optional.empty(), DeviceMemoryBuffer.allocate(rows), validity, null)) {
@@ -169,8 +169,8 @@ public final class CudfColumnar implements Columnar {
   private static final class Described implements AutoCloseable {
     private final ByteBuffer memory;
     private final long address;
-    private final List<ColumnView> kept = new ArrayList<>();
-    /** Whether a row of a column may be null. */
+    private final List<ColumnView> views = new ArrayList<>();
+    /** True where a row of a column may be null. */
     boolean nullable = false;
 
     Described(ColumnLibrary library, int columns) {
@@ -184,7 +184,7 @@ public final class CudfColumnar implements Columnar {
 
     /** A view that is closed with this. */
     ColumnView keep(ColumnView view) {
-      kept.add(view);
+      views.add(view);
       return view;
     }
 
@@ -194,9 +194,9 @@ public final class CudfColumnar implements Columnar {
       nullable |= column.getValid() != null;
       if (type.equals(DType.LIST)) {
         ColumnView child = keep(column.getChildColumnView(0));
-        DType of = child.getType();
-        if (!of.equals(DType.INT64) && !of.equals(DType.UINT8) && !of.equals(DType.INT8)) {
-          throw new IllegalArgumentException("takes lists of bigint and binary, not lists of " + of);
+        DType elementType = child.getType();
+        if (!elementType.equals(DType.INT64) && !elementType.equals(DType.UINT8) && !elementType.equals(DType.INT8)) {
+          throw new IllegalArgumentException("takes lists of bigint and binary, not lists of " + elementType);
         }
         put(column.getOffsets(), child.getData(), child.getRowCount(), column.getValid(), child.getValid());
       } else if (type.equals(DType.INT64)) {
@@ -212,17 +212,17 @@ public final class CudfColumnar implements Columnar {
         long length,
         BaseDeviceMemoryBuffer validity,
         BaseDeviceMemoryBuffer valueValidity) {
-      memory.putLong(at(offsets)).putLong(at(values)).putLong(length);
-      memory.putLong(at(validity)).putLong(0).putLong(at(valueValidity)).putLong(0);
+      memory.putLong(addressOf(offsets)).putLong(addressOf(values)).putLong(length);
+      memory.putLong(addressOf(validity)).putLong(0).putLong(addressOf(valueValidity)).putLong(0);
     }
 
-    private static long at(BaseDeviceMemoryBuffer buffer) {
+    private static long addressOf(BaseDeviceMemoryBuffer buffer) {
       return buffer == null ? 0 : buffer.getAddress();
     }
 
     @Override
     public void close() {
-      kept.forEach(ColumnView::close);
+      views.forEach(ColumnView::close);
     }
   }
 }

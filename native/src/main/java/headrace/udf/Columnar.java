@@ -12,12 +12,12 @@ public interface Columnar {
 
   /** The implementation, loaded when it is first asked for. */
   static Columnar get() {
-    return Holder.FOUND;
+    return Holder.INSTANCE;
   }
 
   /** See {@link #get}. */
   final class Holder {
-    static final Columnar FOUND = find();
+    static final Columnar INSTANCE = find();
 
     private Holder() {}
 

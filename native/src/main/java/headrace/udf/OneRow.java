@@ -8,32 +8,32 @@ import java.nio.ByteOrder;
  * the heap is a thread's own and is used again by its next row.
  */
 final class OneRow {
-  private static final ThreadLocal<OneRow> OF_THREAD = ThreadLocal.withInitial(OneRow::new);
+  private static final ThreadLocal<OneRow> THREAD_LOCAL = ThreadLocal.withInitial(OneRow::new);
 
   private final ColumnLibrary library = ColumnLibrary.host();
   private final Memory columns = new Memory(library);
   private final Memory offsets = new Memory(library);
   private final Memory values = new Memory(library);
-  private final Memory made = new Memory(library);
+  private final Memory resultOffsets = new Memory(library);
   private final Memory out = new Memory(library);
 
   static OneRow ofThread() {
-    return OF_THREAD.get();
+    return THREAD_LOCAL.get();
   }
 
   int[] ngrams(byte[] text, int n, int most, int buckets) {
     values.room(text.length).put(text);
     offsets.room(8).putInt(0).putInt(text.length);
     column(columns.room(ColumnLibrary.COLUMN_BYTES), offsets.address(), values.address(), text.length);
-    made.room(8);
+    resultOffsets.room(8);
     library.check(
-        library.ngramsOffsets(columns.address(), 1, n, most, made.address(), 0, 0, 0));
-    int[] found = new int[made.buffer().getInt(4)];
-    out.room(4L * found.length);
+        library.ngramsOffsets(columns.address(), 1, n, most, resultOffsets.address(), 0, 0, 0));
+    int[] codes = new int[resultOffsets.buffer().getInt(4)];
+    out.room(4L * codes.length);
     library.check(
-        library.ngrams(columns.address(), 1, n, most, buckets, made.address(), out.address(), 0));
-    out.buffer().asIntBuffer().get(found);
-    return found;
+        library.ngrams(columns.address(), 1, n, most, buckets, resultOffsets.address(), out.address(), 0));
+    out.buffer().asIntBuffer().get(codes);
+    return codes;
   }
 
   /** @param ends where the values of each column end in `all`: those that are there, of the columns one after the other */
@@ -48,14 +48,14 @@ final class OneRow {
       column(described, offsets.address() + 8L * i, values.address(), all.length);
       begin = ends[i];
     }
-    made.room(8);
-    library.check(library.crossOffsets(columns.address(), count, 1, most, made.address(), 0, 0, 0));
-    int[] found = new int[made.buffer().getInt(4)];
-    out.room(4L * found.length);
+    resultOffsets.room(8);
+    library.check(library.crossOffsets(columns.address(), count, 1, most, resultOffsets.address(), 0, 0, 0));
+    int[] codes = new int[resultOffsets.buffer().getInt(4)];
+    out.room(4L * codes.length);
     library.check(
-        library.cross(columns.address(), count, 1, most, buckets, made.address(), out.address(), 0));
-    out.buffer().asIntBuffer().get(found);
-    return found;
+        library.cross(columns.address(), count, 1, most, buckets, resultOffsets.address(), out.address(), 0));
+    out.buffer().asIntBuffer().get(codes);
+    return codes;
   }
 
   /** @param ids at least one */
@@ -65,9 +65,9 @@ final class OneRow {
     column(columns.room(ColumnLibrary.COLUMN_BYTES), offsets.address(), values.address(), count);
     out.room(8L * Math.max(hashes, 0));
     library.check(library.minhash(columns.address(), 1, hashes, out.address(), 0, 0));
-    long[] found = new long[hashes];
-    out.buffer().asLongBuffer().get(found);
-    return found;
+    long[] signature = new long[hashes];
+    out.buffer().asLongBuffer().get(signature);
+    return signature;
   }
 
   /** A headrace_column whose rows and values are all there. */

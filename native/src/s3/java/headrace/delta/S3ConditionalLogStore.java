@@ -61,7 +61,7 @@ public final class S3ConditionalLogStore extends S3SingleDriverLogStore {
     }
   }
 
-  /** Makes a commit; what the store says where there is one of that version already, or null. */
+  /** Makes a commit; returns the store's refusal where there is one of that version already, or null. */
   private static S3Exception refusal(S3Client client, PutObjectRequest request, byte[] commit) {
     try {
       client.putObject(request, RequestBody.fromBytes(commit));
@@ -74,7 +74,7 @@ public final class S3ConditionalLogStore extends S3SingleDriverLogStore {
     }
   }
 
-  /** Of no commit a part is seen: Delta then writes it in place. */
+  /** No part of a commit is visible: Delta then writes it in place. */
   @Override
   public Boolean isPartialWriteVisible(Path path, Configuration hadoop) {
     return false;
@@ -89,7 +89,7 @@ public final class S3ConditionalLogStore extends S3SingleDriverLogStore {
     return bytes.toByteArray();
   }
 
-  /** Whether the file is this very commit: the answer to a first try was lost, and the client tried again. */
+  /** Returns true where the file is this very commit: the answer to a first try was lost, and the client tried again. */
   private static boolean holds(S3AFileSystem fs, Path file, byte[] commit) throws IOException {
     try (FSDataInputStream in = fs.open(file)) {
       return Arrays.equals(in.readAllBytes(), commit);
