@@ -34,7 +34,7 @@ from bench.etl_pairs import of_pairs
 from bench.etl_parts import of_real_lines, of_size, of_vocabulary
 from bench.etl_peers import APART
 from bench.etl_table import markdown
-from bench.parts import Parts
+from bench.parts import FigureParts
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
 from headrace.config import load_spec
@@ -45,7 +45,7 @@ from headrace.workspace import Workspace
 OTHER_PARTS = ("vocabulary", "real")
 PEERS = (*APART, "textbook")
 _WARM_ROWS = 40_000
-_PARTS = Parts.named("etl")
+_PARTS = FigureParts.named("etl")
 #: Before the millions of rows of a part of pairs.
 _PAIRS = "pairs-"
 _TOTAL = re.compile(r"^fit, transform and write, ([0-9.]+) M rows$")
@@ -72,7 +72,7 @@ def measure(part: str, peers: set[str]) -> list[Figure]:
             return of_size(spark, float(part), peers, work / part)
 
 
-def combined(parts: Parts = _PARTS) -> list[Figure]:
+def combined(parts: FigureParts = _PARTS) -> list[Figure]:
     """Return the figures of all parts that were measured, by size, then the others; and how the rate grows with the
     rows.
     """

@@ -40,7 +40,7 @@ from pyspark.sql import SparkSession
 
 from bench.ingest_text import COLUMNS, DAY, FORMS, write_text
 from bench.memory import Peak, peak_of_tree
-from bench.parts import Parts
+from bench.parts import FigureParts
 from bench.report import Figure, publish
 from headrace.config import Spark, Spec, build_spec
 from headrace.errors import UserError
@@ -53,7 +53,7 @@ PEERS = ("duckdb", "polars")
 _PYTHON = checkout() / "build" / "peers" / "duckdb-polars" / "bin" / "python"
 #: Up to so many rows both are measured a second time.
 TWICE_ROWS = 4_000_000
-_PARTS = Parts.named("ingest")
+_PARTS = FigureParts.named("ingest")
 
 
 def spec_of(form: str) -> Spec:

@@ -35,12 +35,12 @@ from bench.criteo_data import CATEGORIES, COUNTS, FIRST_DAY, table_of_day
 from bench.etl_lake import DAYS, DS, MIN_COUNT
 from bench.memory import peak_of_tree
 from bench.memory_limit import limited_memory
-from bench.parts import Parts
+from bench.parts import FigureParts
 from bench.report import Figure, publish
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 
-_PARTS = Parts.named("scale")
+_PARTS = FigureParts.named("scale")
 _ROWS_PER_FILE = 500_000
 _STAGES = ("ingest", "features", "train")
 _OF_SIZE = " M rows: "
@@ -127,7 +127,7 @@ def pipeline(table: Path) -> dict[str, object]:
     }
 
 
-def combined(parts: Parts = _PARTS) -> list[Figure]:
+def combined(parts: FigureParts = _PARTS) -> list[Figure]:
     """Return the figures of all sizes, each beside the smallest size's."""
     sizes = sorted(parts.measured(), key=float)
     smallest: dict[str, float] = {}

@@ -36,7 +36,7 @@ from bench import serve_bound
 from bench.report import Figure, publish
 from bench.serve_load import LoadOutcome, request_of, run
 from bench.serve_models import dlrm_inputs, write_dlrm
-from bench.serve_process import Served, prefer, served
+from bench.serve_process import ServerProcess, prefer, served
 from headrace.workspace import checkout
 
 BATCHES = (16, 64, 256, 1024)
@@ -118,7 +118,7 @@ def measure_floor(model: Path, rows: int, turns: int) -> float:
     return best
 
 
-def highest(server: Served, requests: list[bytes], rows: int, model: Path) -> list[Figure]:
+def highest(server: ServerProcess, requests: list[bytes], rows: int, model: Path) -> list[Figure]:
     """Measure the highest loads of the ladder that are answered in time, and what no server of this floor exceeds."""
     floors: list[float] = []
     shares = {paced: climb(server, requests, rows, model, paced, floors) for paced in (False, True)}
@@ -132,7 +132,9 @@ def highest(server: Served, requests: list[bytes], rows: int, model: Path) -> li
     ]
 
 
-def climb(server: Served, requests: list[bytes], rows: int, model: Path, paced: bool, floors: list[float]) -> float:
+def climb(
+    server: ServerProcess, requests: list[bytes], rows: int, model: Path, paced: bool, floors: list[float]
+) -> float:
     """Find the highest step's share of the floor: up from the middle as long as steps hold, or down to the first that
     does.
 
@@ -151,7 +153,7 @@ def climb(server: Served, requests: list[bytes], rows: int, model: Path, paced: 
 
 
 def holds(
-    server: Served, requests: list[bytes], rows: int, model: Path, share: float, paced: bool, floors: list[float]
+    server: ServerProcess, requests: list[bytes], rows: int, model: Path, share: float, paced: bool, floors: list[float]
 ) -> bool:
     """Return whether a step is answered in time, in one of some tries."""
     for _ in range(TRIES):
@@ -165,7 +167,7 @@ def holds(
     return False
 
 
-def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> Figure:
+def saturated(server: ServerProcess, requests: list[bytes], rows: int, model: Path) -> Figure:
     """Measure the rows that a second of processor time answers while more is offered than can be; the floor in turns
     with it.
     """
@@ -181,7 +183,7 @@ def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> 
     return Figure(name, statistics.median(answered), "rows/s", floor=statistics.median(floors))
 
 
-def latencies(server: Served, requests: list[bytes], share: float, alone: float) -> dict[str, float]:
+def latencies(server: ServerProcess, requests: list[bytes], share: float, alone: float) -> dict[str, float]:
     """Measure a point of the curve."""
     outcome = run(server.port, requests, share * alone / 64, CURVE_SECONDS)
     say(64, share, outcome)
@@ -192,7 +194,7 @@ def latencies(server: Served, requests: list[bytes], share: float, alone: float)
     return {"offered": share * alone, "refused": outcome.refused, "lost": outcome.lost + outcome.failed, **quantiles}
 
 
-def overhead(server: Served, requests: dict[int, list[bytes]]) -> list[Figure]:
+def overhead(server: ServerProcess, requests: dict[int, list[bytes]]) -> list[Figure]:
     """Measure the processor time beside onnxruntime's, a request."""
     figures = []
     for name, rate, rows in (("one at a time", 200, 64), ("merged", 4000, 16)):
@@ -208,7 +210,7 @@ def overhead(server: Served, requests: dict[int, list[bytes]]) -> list[Figure]:
     return figures
 
 
-def over_grpc(server: Served, alone: float) -> list[Figure]:
+def over_grpc(server: ServerProcess, alone: float) -> list[Figure]:
     """Measure requests of 64 rows by gRPC, eight in flight (a closed loop), from a process on the other core."""
     command = [sys.executable, "-m", "bench.bench_serve", "--grpc", str(server.grpc_port)]
     rows = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

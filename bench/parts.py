@@ -23,7 +23,7 @@ def checkout_version() -> str:
 
 
 @dataclass(frozen=True)
-class Parts:
+class FigureParts:
     """The parts of bench.bench_NAME, which measures one of them where it is called with `--in-process`."""
 
     name: str
@@ -31,9 +31,9 @@ class Parts:
     folder: Path
 
     @staticmethod
-    def named(name: str) -> Parts:
+    def named(name: str) -> FigureParts:
         """Return the parts in a folder of build/bench."""
-        return Parts(name, checkout() / "build" / "bench" / name)
+        return FigureParts(name, checkout() / "build" / "bench" / name)
 
     def measured(self) -> list[str]:
         """Return the parts that have figures, by name."""

@@ -81,9 +81,9 @@ def serve(name: str, fd: int) -> None:
     import uvloop
 
     from headrace.serve.http_server import serve_http
-    from headrace.serve.options import Limits
+    from headrace.serve.options import RequestLimits
 
-    uvloop.run(serve_http(HeadraceApp(), Limits(), bound, None, 0.0))
+    uvloop.run(serve_http(HeadraceApp(), RequestLimits(), bound, None, 0.0))
 
 
 def ask(port: int, count: int) -> None:

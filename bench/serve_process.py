@@ -18,7 +18,7 @@ import psutil
 
 
 @dataclass
-class Served:
+class ServerProcess:
     """A server that answers.
 
     Attributes:
@@ -73,7 +73,7 @@ def prefer(pid: int = 0) -> bool:
 
 
 @contextmanager
-def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequence[str] = ()) -> Iterator[Served]:
+def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """Start a server on cores, whose number is onnxruntime's threads; end it with the block."""
     command = [sys.executable, "-m", "headrace.cli", "serve", str(repository), "--port", "0", "--grpc-port", "0"]
     with log.open("wb") as out:
@@ -88,7 +88,7 @@ def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequenc
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())
             time.sleep(0.05)
-        yield Served(psutil.Process(process.pid), int(match[1]), int(match[2]))
+        yield ServerProcess(psutil.Process(process.pid), int(match[1]), int(match[2]))
     finally:
         process.terminate()
         process.wait(30)

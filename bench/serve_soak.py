@@ -19,7 +19,7 @@ import numpy as np
 from bench.report import Figure, publish
 from bench.serve_load import request_of, run
 from bench.serve_models import STEP, TABLE_ROWS, write_exact
-from bench.serve_process import Served, served
+from bench.serve_process import ServerProcess, served
 from headrace.serve.delta import write_delta
 from headrace.serve.repository import push, push_deltas
 from headrace.storage import local
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def switch(
-    server: Served,
+    server: ServerProcess,
     answers: Answers,
     table: np.ndarray,
     seconds: float,

@@ -112,9 +112,9 @@ def serve(
 
     New versions are taken while requests are answered (docs/serving.md).
     """
-    from headrace.serve.options import Limits, ServeOptions
+    from headrace.serve.options import RequestLimits, ServeOptions
 
-    limits = Limits(
+    limits = RequestLimits(
         body_bytes=max_body_mib << 20,
         rows=max_rows,
         batch_rows=batch_rows,

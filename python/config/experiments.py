@@ -81,7 +81,7 @@ class Outcomes(Section):
     #: Served days with ripe labels that are looked at besides those with provisional ones: how late events land is
     #: learned from them.
     history_days: int = Field(default=7, ge=1)
-    #: Lists are measured by their first so many items (`hr_at_K`).
+    #: Lists are measured by their first so many items (hr_at_K).
     k: tuple[int, ...] = Field(default=(1, 10), min_length=1)
     #: Slices by name: expressions of Spark's SQL over columns of the main source's events; a value is a slice.
     slices: Mapping[str, str] = Field(default_factory=dict)

@@ -71,14 +71,14 @@ class JsonLines(FileFormat):
     paths = list_paths = True
 
 
-class Delta(TableFormat):
+class DeltaFormat(TableFormat):
     """Delta tables."""
 
     opens = "headrace.lake.tables.opened:open_delta"
     has_changes = True
 
 
-class Iceberg(TableFormat):
+class IcebergFormat(TableFormat):
     """Iceberg tables."""
 
     opens = "headrace.lake.tables.opened:open_iceberg"
@@ -108,9 +108,9 @@ TABLE_FORMATS = Seam(
     "format of tables",
     TableFormat,
     {
-        "delta": f"{_MODULE}:Delta",
+        "delta": f"{_MODULE}:DeltaFormat",
         "parquet": f"{_MODULE}:Folder",
-        "iceberg": f"{_MODULE}:Iceberg",
+        "iceberg": f"{_MODULE}:IcebergFormat",
         "orc": f"{_MODULE}:Folder",
         "avro": f"{_MODULE}:Folder",
     },

@@ -83,7 +83,7 @@ class Observe(Section):
 
     #: Events of runs; without it they are sent where OpenLineage's own variables or its file ask for them.
     openlineage: OpenLineage | None = None
-    #: A folder in which each pipeline has a file with its metrics (`headrace_PIPELINE.prom`), written anew by each
+    #: A folder in which each pipeline has a file with its metrics (headrace_PIPELINE.prom), written anew by each
     #: stage: that of node_exporter's textfile collector.
     prometheus: PathText | None = None
 

@@ -53,7 +53,7 @@ class Freshness(Section):
         return self
 
 
-class NewItems(Section):
+class NewItemShare(Section):
     """A least share for items of which little is known yet."""
 
     #: An item is new if it has fewer events in the training rows.
@@ -99,7 +99,7 @@ class Rerank(Section):
     #: counted. A list is shorter where too few items are left.
     caps: Mapping[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     #: Null: none.
-    new_items: NewItems | None = None
+    new_items: NewItemShare | None = None
     #: Null: nothing is left to chance, and every propensity is 1.
     explore: Explore | None = None
 

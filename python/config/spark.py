@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 
 #: The name of a variable as the value of a property of a REST catalog of Iceberg, which looks it up itself
-#: (`EnvironmentUtil` of Iceberg, as RESTSessionCatalog asks it).
+#: (EnvironmentUtil of Iceberg, as RESTSessionCatalog asks it).
 _VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -78,7 +78,7 @@ class Table(Section):
         names = [c.name for c in self.columns]
         declared: set[str] = set()
         for name in names:
-            # Spark's names have no case: `Clicked` would be the label that is declared as `clicked`.
+            # Spark's names have no case: 'Clicked' would be the label that is declared as 'clicked'.
             if name.lower() in declared:
                 raise ValueError(f"column '{name}' is declared twice (names that differ in case alone are one)")
             declared.add(name.lower())

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.cpu import data_pointer
-from headrace.embeddings.layout import Group, Layout
+from headrace.embeddings.layout import Layout, TableGroup
 from headrace.errors import UserError
 from headrace.machine import native
 
@@ -141,7 +141,7 @@ class BatchIndexer:
 class _GroupIndexer:
     """Pieces of one group: the lookup of each and where its rows are; computed once."""
 
-    def __init__(self, layout: Layout, group: Group) -> None:
+    def __init__(self, layout: Layout, group: TableGroup) -> None:
         self._fused = layout.fused_tables[group.fused]
         self._entries = sorted(group.entries, key=lambda e: e.piece)
         assert [e.piece for e in self._entries] == list(range(group.pieces))

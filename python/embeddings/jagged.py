@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag, pad
 class JaggedTensor:
     """Values of B samples, any number of each: those of sample i are values[offsets[i]:offsets[i + 1]].
 
-    The form of TorchRec's JaggedTensor, and of torch.nn.EmbeddingBag's `input` and `offsets` (`include_last_offset`).
+    The form of TorchRec's JaggedTensor, and of torch.nn.EmbeddingBag's `input` and `offsets` (include_last_offset).
 
         JaggedTensor.of_lengths(torch.tensor([3, 1, 4]), torch.tensor([2, 0, 1]))     # [3, 1], [], [4]
     """

@@ -15,7 +15,7 @@ from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.layout import FusedTable, JoinedRows, TableRows
-from headrace.embeddings.lookup.autograd import Lookup
+from headrace.embeddings.lookup.autograd import LookupFunction
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
@@ -196,7 +196,7 @@ class ShardedEmbeddings(LocalTables):
             return [torch.zeros(handle.samples, 0, device=self.device)]
         self._register_lookup(handle)
         with default_device(self.device):
-            results: tuple[Tensor, ...] = Lookup.apply(self.anchor, self, handle)  # type: ignore[no-untyped-call]
+            results: tuple[Tensor, ...] = LookupFunction.apply(self.anchor, self, handle)  # type: ignore[no-untyped-call]
         outputs = 1 + len(self.layout.sequences)
         raw = results[outputs:]
         handle.raw_vectors = list(zip(raw[: len(handle.raw)], raw[len(handle.raw) :], strict=True))

@@ -115,7 +115,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class TableGroup:
     """Output pieces that are pooled from one fused table in one way: [B, pieces, width] of an output.
 
     A sequence has groups of its own, in which each of its codes counts as a sample.
@@ -169,7 +169,7 @@ class Layout:
         """Columns of the vectors side by side."""
         return self.columns[-1]
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[TableGroup]:
         entries: dict[tuple[int, Literal["sum", "max"], int | None], list[Entry]] = {}
         columns: dict[tuple[int, Literal["sum", "max"], int | None], list[int]] = {}
         for number, x in enumerate(self.plan.lookups):
@@ -181,7 +181,7 @@ class Layout:
                 group_columns = columns.setdefault(key, [])
                 entries.setdefault(key, []).append(Entry(number, block, len(group_columns)))
                 group_columns.append((0 if is_sequence else self.columns[number]) + b.columns.start)
-        return [Group(*k, tuple(entries[k]), tuple(columns[k])) for k in entries]
+        return [TableGroup(*k, tuple(entries[k]), tuple(columns[k])) for k in entries]
 
     def split(self, outs: Sequence[Tensor]) -> list[Tensor]:
         """Split the outputs by feature: [B, dim], or [N, dim] of a sequence. Views."""
@@ -217,7 +217,7 @@ class Layout:
             matrices.append(flat.reshape(-1, self.fused_tables[group.fused].width).contiguous())
         return matrices
 
-    def _find_runs(self, group: Group) -> list[tuple[int, int, int]]:
+    def _find_runs(self, group: TableGroup) -> list[tuple[int, int, int]]:
         """Find pieces that lie side by side in the output: (start, end) among the group's columns, first output
         column.
         """

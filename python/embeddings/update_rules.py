@@ -45,7 +45,7 @@ class RowUpdate:
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """Update rule of an optimizer."""
 
     #: Names of its float32 states, starting at zero.
@@ -99,10 +99,10 @@ def adam(rows: RowUpdate, lr: float) -> None:
     rows.weight.addcdiv_(mean, square.sqrt().add_(ADAM_EPS), value=-adam_step_size(lr, rows.step))
 
 
-RULES: Mapping[str, Rule] = {
-    "sgd": Rule(state=(), update=sgd, cpu_kernel=0),
-    "adagrad": Rule(state=("sum",), update=adagrad, growing=("sum",), cpu_kernel=1, eps=ADAGRAD_EPS),
-    "rowwise_adagrad": Rule(
+RULES: Mapping[str, UpdateRule] = {
+    "sgd": UpdateRule(state=(), update=sgd, cpu_kernel=0),
+    "adagrad": UpdateRule(state=("sum",), update=adagrad, growing=("sum",), cpu_kernel=1, eps=ADAGRAD_EPS),
+    "rowwise_adagrad": UpdateRule(
         state=("sum",),
         update=rowwise_adagrad,
         growing=("sum",),
@@ -111,7 +111,9 @@ RULES: Mapping[str, Rule] = {
         gpu_kernel=True,
         eps=ADAGRAD_EPS,
     ),
-    "adam": Rule(state=("exp_avg", "exp_avg_sq"), update=adam, cpu_kernel=3, eps=ADAM_EPS, step_size=adam_step_size),
+    "adam": UpdateRule(
+        state=("exp_avg", "exp_avg_sq"), update=adam, cpu_kernel=3, eps=ADAM_EPS, step_size=adam_step_size
+    ),
 }
 
 
@@ -125,7 +127,7 @@ def state_bytes_per_row(kind: str, dim: int) -> int:
 class FusedStep:
     """Step of a rule in one pass, by its C++ loop or GPU kernel."""
 
-    rule: Rule
+    rule: UpdateRule
     #: True for the GPU kernel.
     on_gpu: bool
 

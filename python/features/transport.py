@@ -23,7 +23,7 @@ from headrace.features.vocabulary.frame_codes import ordered
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable
 from headrace.features.vocabulary.table_writer import TableWriter, TableWriters
 from headrace.features.workflow.workflow import BoundOp
-from headrace.lake.spark.exchange import BLOCK_BYTES, Block, Payload, small_batches, streamed
+from headrace.lake.spark.exchange import BLOCK_BYTES, ExchangedBlock, Payload, small_batches, streamed
 from headrace.lake.spark.session import driver_python_bytes
 from headrace.storage import Location
 
@@ -68,7 +68,7 @@ class Sender:
     _waiting: dict[int, list[bytes]] = field(default_factory=dict)
     _size: int = 0
 
-    def add(self, partition: int, name: int, table: pa.Table) -> Iterator[Block]:
+    def add(self, partition: int, name: int, table: pa.Table) -> Iterator[ExchangedBlock]:
         """Send a table; the blocks that are full."""
         for part in cut(table):
             data = packed(part, name)
@@ -77,17 +77,17 @@ class Sender:
             if self._size >= self.most:
                 yield from self.rest()
 
-    def rest(self) -> Iterator[Block]:
+    def rest(self) -> Iterator[ExchangedBlock]:
         """Yield the blocks that remain."""
         for partition, streams in sorted(self._waiting.items()):
             for payload in _joined(streams):
                 yield self.block(partition, payload)
         self._waiting, self._size = {}, 0
 
-    def block(self, partition: int, payload: bytes) -> Block:
+    def block(self, partition: int, payload: bytes) -> ExchangedBlock:
         """Return a payload as a block."""
         self._numbers += 1
-        return Block(partition, self.source, self._numbers, payload)
+        return ExchangedBlock(partition, self.source, self._numbers, payload)
 
 
 def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:

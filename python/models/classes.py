@@ -31,7 +31,7 @@ from headrace.models.inputs import InputFeatures
 from headrace.plugins import faults_of, import_class
 
 #: Built-in models by name.
-_OURS: Mapping[str, str] = {
+_BUILT_IN: Mapping[str, str] = {
     "dlrm": "headrace.models.dlrm:DLRM",
     "wide_deep": "headrace.models.ranking:WideDeep",
     "deepfm": "headrace.models.ranking:DeepFM",
@@ -68,7 +68,7 @@ def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.
     Raises:
         UserError: no such class, or settings that are not its own.
     """
-    kind = import_class(_OURS.get(model.kind, model.kind), nn.Module, "model.class", "model")
+    kind = import_class(_BUILT_IN.get(model.kind, model.kind), nn.Module, "model.class", "model")
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if model.kind == "dlrm":

@@ -56,7 +56,7 @@ class MLP(nn.Sequential):
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """Create a linear layer that draws nothing from torch's global generator."""
     layer = nn.Linear(inputs, outputs, device="meta")
-    # Not `to_empty`: it imports a symbolic algebra system, which takes a second.
+    # Not torch's to_empty: it imports a symbolic algebra system, which takes a second.
     layer.weight, layer.bias = nn.Parameter(torch.empty(outputs, inputs)), nn.Parameter(torch.empty(outputs))
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2.0 / (inputs + outputs)), generator=generator)

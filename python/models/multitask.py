@@ -43,7 +43,7 @@ class Experts(nn.Module):
         return torch.stack([expert(x) for expert in self.experts], dim=1)
 
 
-class Gate(nn.Module):
+class ExpertGate(nn.Module):
     """A mean of experts whose weights, a softmax, are a linear function of the inputs.
 
     Inputs float32 [B, inputs] and experts' outputs [B, experts, D] -> [B, D].
@@ -89,7 +89,7 @@ class MMoE(nn.Module):
         super().__init__()
         width = features.flat_columns
         self.experts = Experts(args.experts, width, args.expert_mlp, args.dropout)
-        self.gates = nn.ModuleList(Gate(width, args.experts) for _ in features.tasks)
+        self.gates = nn.ModuleList(ExpertGate(width, args.experts) for _ in features.tasks)
         self.towers = Towers(features, args.expert_mlp[-1], args.tower_mlp, args.dropout)
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -141,8 +141,8 @@ class ExtractionLevel(nn.Module):
 
         self.own = nn.ModuleList(experts(task_experts) for _ in range(tasks))
         self.shared = experts(shared)
-        self.gates = nn.ModuleList(Gate(inputs, task_experts + shared) for _ in range(tasks))
-        self.shared_gate = None if is_last else Gate(inputs, tasks * task_experts + shared)
+        self.gates = nn.ModuleList(ExpertGate(inputs, task_experts + shared) for _ in range(tasks))
+        self.shared_gate = None if is_last else ExpertGate(inputs, tasks * task_experts + shared)
 
     def forward(self, of_tasks: Sequence[Tensor], shared: Tensor) -> tuple[list[Tensor], Tensor]:
         expert_outputs = [experts(x) for experts, x in zip(self.own, of_tasks, strict=True)]

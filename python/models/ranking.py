@@ -16,7 +16,7 @@ class WideDeep(nn.Module):
 
     Cheng et al., "Wide & Deep Learning for Recommender Systems" (DLRS 2016).
 
-    The paper's cross products of columns are features: the operator `hash_cross` makes them. An id's weight in the wide
+    The paper's cross products of columns are features: operator `hashed_cross` makes them. An id's weight in the wide
     part is the first value of its vector, the deep part sees the others: `embedding_dim` is the deep width plus 1.
     """
 

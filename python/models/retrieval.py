@@ -83,7 +83,9 @@ def further_item_features(network: nn.Module) -> Sequence[str]:
     return [] if hasattr(network, "all_items") else [f for f in names if f != getattr(network, "item", None)]
 
 
-def item_vectors(model: ShardedModel, collective: Collective, features: ItemFeatures, *, rows: int = 4_096) -> Tensor:
+def item_vectors(
+    model: ShardedModel, collective: Collective, features: ItemFeaturesByCode, *, rows: int = 4_096
+) -> Tensor:
     """Return the vectors of all codes of the item's vocabulary: float32 [cardinality, D], on each rank. Collective.
 
     Each rank makes its share; the network is in evaluation mode, and there are no gradients.
@@ -114,7 +116,7 @@ def _network(model: ShardedModel) -> RetrievalNetwork:
 
 
 @dataclass(frozen=True)
-class ItemFeatures:
+class ItemFeaturesByCode:
     """Features of items, by code: continuous ones float32 [cardinality, length], categorical ones int64 likewise.
 
     A list has its padded length, 0 behind its end. Zeros stand for what is not known of an item.

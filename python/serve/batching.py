@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.serve.metrics import ModelMetrics
 from headrace.serve.model import Model
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 from headrace.serve.tensors import Array, Blocks, ShapeKey, merged
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _AT_ONCE, _AT_ONCE_ON_ONE_CORE = 0.002, 0.005
 #: What sums of earlier runs are multiplied by at each run.
 _DECAY = 0.9
 #: Requests of other shapes that are looked behind for those of the first one's.
-_OTHERS = 256
+_MOST_SKIPPED = 256
 
 Result = list[Array] | RequestError
 
@@ -76,7 +76,7 @@ class Batcher:
         queued_rows: of the requests that wait.
     """
 
-    def __init__(self, model: Model, limits: Limits, executor: Executor, metrics: ModelMetrics) -> None:
+    def __init__(self, model: Model, limits: RequestLimits, executor: Executor, metrics: ModelMetrics) -> None:
         self._model, self._limits, self._executor, self._metrics = model, limits, executor, metrics
         self._queue: deque[_Waiting] = deque()
         self.queued_rows = 0
@@ -172,7 +172,7 @@ class Batcher:
                 self.queued_rows -= waiting.rows
                 rows += waiting.rows
                 batch.append(waiting)
-            elif not self._model.by_row or len(skipped) == _OTHERS:
+            elif not self._model.by_row or len(skipped) == _MOST_SKIPPED:
                 break
             else:
                 skipped.append(self._queue.popleft())

@@ -30,7 +30,7 @@ BLOCK = 64
 #: Bytes that are compared, read or written at once.
 _CHUNK = 1 << 26
 #: Share of a file's blocks above which it is sent whole.
-_WHOLE = 0.6
+_WHOLE_FILE_SHARE = 0.6
 
 _How = Literal["same", "blocks", "whole"]
 
@@ -124,7 +124,7 @@ def _names(folder: Location) -> list[str]:
 def _compare(number: int, name: str, base: Location, new: Location, known: bool, folder: Location) -> _File:
     size, digest = (new / name).size(), digest_of(new / name)
     changed = _changed_blocks(base / name, new / name) if known else None
-    if changed is None or len(changed) * BLOCK > _WHOLE * size:
+    if changed is None or len(changed) * BLOCK > _WHOLE_FILE_SHARE * size:
         (folder / f"whole-{number}.bin").copy_from(new / name)
         return _File(name, size, digest, "whole", number)
     if not len(changed) and (base / name).size() == size:

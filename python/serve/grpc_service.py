@@ -19,8 +19,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from headrace.serve.infer_json import check_complete, input_of, output_of, rows_of, timeout_of
-from headrace.serve.loader import Served, Service
-from headrace.serve.options import CLIENT_GONE, Access, Limits, RequestError
+from headrace.serve.loader import ServedModel, Service
+from headrace.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
 from headrace.serve.tensors import DATATYPES, Array, TensorSpec, blocks_of, elements, from_raw, key_of, to_raw
 
 PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
@@ -286,7 +286,7 @@ def _parameter(request: Any, name: str) -> Any:
     return None if kind is None else getattr(value, kind)
 
 
-def _feeds(served: Served, request: Any) -> list[Array]:
+def _feeds(served: ServedModel, request: Any) -> list[Array]:
     model, raws = served.model, request.raw_input_contents
     if raws and len(raws) != len(request.inputs):
         raise RequestError(400, f"{len(raws)} raw tensors for {len(request.inputs)} inputs")
@@ -370,7 +370,7 @@ def _handler(service: Service, access: Access, name: str, method: Callable[[Any]
     return grpc.unary_unary_rpc_method_handler(handle, parse, response.SerializeToString)
 
 
-def concurrent_requests(limits: Limits) -> int:
+def concurrent_requests(limits: RequestLimits) -> int:
     """At the same time: each is in memory as a whole before its bytes can be counted."""
     return min(limits.connections, max(_FEWEST, limits.pending_bytes // (limits.body_bytes + _OVERHEAD)))
 

@@ -11,7 +11,7 @@ import time
 from typing import Any, Protocol
 
 from headrace.serve.http_request import Body, Head, HeadReader, Heads
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 
 #: Bytes that are read at once.
 _READ = 1 << 17
@@ -61,7 +61,7 @@ class Shared:
         leaving: those that are told why they have none.
     """
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    def __init__(self, app: App, limits: RequestLimits) -> None:
         self.app, self.limits = app, limits
         self.loop = asyncio.get_running_loop()
         self.opening: set[Connection] = set()

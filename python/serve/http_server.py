@@ -18,10 +18,10 @@ from urllib.parse import unquote
 
 from headrace.serve.http_connection import App, Cancellable, Connection, Shared
 from headrace.serve.http_request import Head
-from headrace.serve.infer_json import Plan, answer
-from headrace.serve.loader import Served, Service
+from headrace.serve.infer_json import RequestPlan, answer
+from headrace.serve.loader import ServedModel, Service
 from headrace.serve.model import Model
-from headrace.serve.options import CLIENT_GONE, Access, Limits, RequestError
+from headrace.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
 from headrace.serve.tensors import Array, to_raw
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class HttpApp:
         self._answered: dict[int, Any] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def admit(self, head: Head) -> Served | None:
+    def admit(self, head: Head) -> ServedModel | None:
         """Return the model that is asked for answers; None: the request asks for something else.
 
         Raises:
@@ -83,7 +83,7 @@ class HttpApp:
     def start(self, target: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
         """Begin to answer a request that has been admitted."""
         assert connection.head is not None
-        if not isinstance(target, Served):
+        if not isinstance(target, ServedModel):
             task = asyncio.get_running_loop().create_task(self._answer_other(connection.head, connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -107,7 +107,9 @@ class HttpApp:
         """Count a request that is not answered: its client has gone."""
         self._count(CLIENT_GONE, connection)
 
-    def _submit(self, served: Served, head: Head, body: bytes | memoryview) -> tuple[Plan, asyncio.Future[list[Array]]]:
+    def _submit(
+        self, served: ServedModel, head: Head, body: bytes | memoryview
+    ) -> tuple[RequestPlan, asyncio.Future[list[Array]]]:
         end = len(body) if head.json_bytes is None else head.json_bytes
         if end > len(body):
             raise RequestError(400, f"a body of {len(body):,} bytes; its JSON is said to have {end:,}")
@@ -115,7 +117,7 @@ class HttpApp:
         return plan, served.batcher.submit(plan.blocks(body, end), plan.rows, plan.key, plan.timeout)
 
     def _answer_infer(
-        self, model: Model, plan: Plan, connection: Connection, outputs: asyncio.Future[list[Array]]
+        self, model: Model, plan: RequestPlan, connection: Connection, outputs: asyncio.Future[list[Array]]
     ) -> None:
         if outputs.cancelled() or connection.is_gone:
             self.client_gone(connection)
@@ -189,7 +191,7 @@ class HttpApp:
         raise RequestError(404, f"there is no GET {'/' + '/'.join(parts)}"[:300])
 
 
-def _infer_answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> bytes:
+def _infer_answer(model: Model, plan: RequestPlan, outputs: Sequence[Array]) -> bytes:
     """With numbers that are all raw, what comes before them is the same for outputs of the same shapes."""
     shapes = tuple(x.shape for x in outputs)
     prefix = plan.answers.get(shapes)
@@ -226,7 +228,9 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-async def serve_http(app: App, limits: Limits, taken: socket.socket, tls: ssl.SSLContext | None, grace: float) -> None:
+async def serve_http(
+    app: App, limits: RequestLimits, taken: socket.socket, tls: ssl.SSLContext | None, grace: float
+) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.serve.model import Model
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 from headrace.serve.tensors import (
     DATATYPES,
     Array,
@@ -50,7 +50,7 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """Parsed request.
 
     Attributes:
@@ -97,11 +97,11 @@ class Plans:
     """Cache of parsed headers: those of one client for batches of one size are the same, and are parsed once."""
 
     def __init__(self) -> None:
-        self._by_header: dict[bytes, Plan] = {}
+        self._by_header: dict[bytes, RequestPlan] = {}
         #: The last one of each length, which is found by a comparison and not by a hash of thousands of bytes.
-        self._last: dict[int, Plan] = {}
+        self._last: dict[int, RequestPlan] = {}
 
-    def find(self, model: Model, header: bytes, limits: Limits) -> Plan:
+    def find(self, model: Model, header: bytes, limits: RequestLimits) -> RequestPlan:
         """Return the plan of a request's JSON for a model. Raises RequestError: the JSON is invalid."""
         plan = self._last.get(len(header))
         if plan is not None and plan.header == header:
@@ -120,7 +120,7 @@ class Plans:
         return plan
 
 
-def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
+def _plan(model: Model, header: bytes, limits: RequestLimits) -> RequestPlan:
     if len(header) > limits.json_bytes:
         advice = f"a request may have {limits.json_bytes:,} bytes: send raw tensors"
         raise RequestError(413, f"JSON of {len(header):,} bytes; {advice}")
@@ -140,7 +140,7 @@ def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
     timeout = timeout_of(parameters.get("timeout"), limits)
     views = _views(inputs)
     key = key_of(views) if views is not None else tuple((1, *x.shape[1:]) for x in inputs)
-    return Plan(rows, key, tuple(inputs), views, tail, outputs, name, timeout, header)
+    return RequestPlan(rows, key, tuple(inputs), views, tail, outputs, name, timeout, header)
 
 
 def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
@@ -157,7 +157,7 @@ def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
     return tuple(_View((len(block), *block[0].shape), block[0].dtype, block[0].start) for block in blocks)
 
 
-def timeout_of(parameter: Any, limits: Limits) -> float:
+def timeout_of(parameter: Any, limits: RequestLimits) -> float:
     """Return seconds that a request may wait, of its parameter in microseconds. Raises RequestError."""
     if parameter is None:
         return limits.timeout
@@ -169,7 +169,7 @@ def timeout_of(parameter: Any, limits: Limits) -> float:
     return min(limits.timeout, number / 1e6)
 
 
-def _inputs(model: Model, tensors: list[Any], limits: Limits) -> tuple[list[Array | _Raw], int]:
+def _inputs(model: Model, tensors: list[Any], limits: RequestLimits) -> tuple[list[Array | _Raw], int]:
     inputs: dict[str, Array | _Raw] = {}
     start = 0
     for tensor in tensors:
@@ -212,7 +212,7 @@ def check_complete(model: Model, inputs: Mapping[str, Any]) -> None:
         raise RequestError(400, f"model '{model.name}' needs the inputs: {', '.join(missing)}")
 
 
-def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: Limits) -> int:
+def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: RequestLimits) -> int:
     """Return rows of a request. Raises RequestError: inputs disagree, there are none, or too many (413)."""
     if not model.by_row:
         return 1
@@ -258,7 +258,7 @@ def output_of(model: Model, name: Any) -> int:
     return index
 
 
-def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, list[bytes]]:
+def answer(model: Model, plan: RequestPlan, outputs: Sequence[Array]) -> tuple[bytes, list[bytes]]:
     """Return an answer's JSON, and the raw tensors that follow it."""
     tensors: list[dict[str, Any]] = []
     raws: list[bytes] = []

@@ -26,7 +26,7 @@ EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration")
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedModel:
     """A graph of a version that answers."""
 
     model: Model
@@ -40,11 +40,11 @@ class Release:
     """A version of a model's folder with all its graphs, by the names under which they are asked."""
 
     folder: VersionFolder
-    graphs: Mapping[str, Served]
+    graphs: Mapping[str, ServedModel]
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue:
+class ItemCatalogue:
     """Catalogue of served models. One assignment replaces it; requests keep the one that they began with.
 
     Attributes:
@@ -58,10 +58,10 @@ class Catalogue:
     current: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[tuple[str, int], str] = field(default_factory=dict)
     ready: bool = False
-    _served: Mapping[tuple[str, str], Served] = field(init=False, repr=False)
+    _served: Mapping[tuple[str, str], ServedModel] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        served: dict[tuple[str, str], Served] = {}
+        served: dict[tuple[str, str], ServedModel] = {}
         for folder, versions in self.releases.items():
             for version, release in versions.items():
                 for name, graph in release.graphs.items():
@@ -70,7 +70,7 @@ class Catalogue:
                         served[name, ""] = graph
         object.__setattr__(self, "_served", served)
 
-    def find(self, name: str, version: str) -> Served:
+    def find(self, name: str, version: str) -> ServedModel:
         """Return what answers; `version` is empty where the current one is meant.
 
         Raises RequestError: nothing does (404).
@@ -109,7 +109,7 @@ class Loader:
     """
 
     def __init__(self, options: ServeOptions, runs: Executor, metrics: Metrics) -> None:
-        self.catalogue = Catalogue()
+        self.catalogue = ItemCatalogue()
         self._options, self._runs, self._metrics = options, runs, metrics
         self._failed: dict[_Key, tuple[Signature, str]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")
@@ -194,7 +194,7 @@ class Loader:
             failures = {k: v for k, v in self.catalogue.failures.items() if k[0] != name}
             current = {n: v for n, v in self.catalogue.current.items() if n != name}
             self._switch(
-                Catalogue(releases, current, failures, self._requested_models - self._foreign <= current.keys())
+                ItemCatalogue(releases, current, failures, self._requested_models - self._foreign <= current.keys())
             )
 
     async def index(self) -> list[dict[str, str]]:
@@ -262,7 +262,7 @@ class Loader:
         unchanged = target == self.catalogue.current and failures == self.catalogue.failures
         if unchanged and ready == self.catalogue.ready and _keys(retained) == _keys(self.catalogue.releases):
             return
-        self._switch(Catalogue(retained, target, failures, ready))
+        self._switch(ItemCatalogue(retained, target, failures, ready))
 
     async def _older_where_failed(
         self, contents: Contents, target: dict[str, int], loaded: _Loaded, failures: dict[_Key, str]
@@ -310,11 +310,11 @@ class Loader:
     def _models(self, folder: VersionFolder) -> dict[str, Model]:
         return models_of(folder, self._options.threads, self._options.allow_nan)
 
-    def _served(self, model: Model) -> Served:
+    def _served(self, model: Model) -> ServedModel:
         metrics = self._metrics.of_model(model.name, model.version)
-        return Served(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
+        return ServedModel(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
 
-    def _switch(self, new: Catalogue) -> None:
+    def _switch(self, new: ItemCatalogue) -> None:
         """Answer requests by `new` from now on; those that have begun keep their version."""
         old, self.catalogue = self.catalogue, new
         for name, version in new.current.items():
@@ -332,7 +332,7 @@ class Loader:
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
 
-    async def _retire(self, removed: list[Served]) -> None:
+    async def _retire(self, removed: list[ServedModel]) -> None:
         """Free what is served no more when it has answered its last request, in the loading thread."""
         await asyncio.sleep(_RETIRE_SECONDS)
         while not all(g.batcher.idle for g in removed):
@@ -360,7 +360,7 @@ def _has(loaded: _Loaded, folder: VersionFolder) -> bool:
     return existing is not None and existing.folder.signature == folder.signature
 
 
-def _graphs(catalogue: Catalogue) -> Iterable[Served]:
+def _graphs(catalogue: ItemCatalogue) -> Iterable[ServedModel]:
     return (g for rs in catalogue.releases.values() for r in rs.values() for g in r.graphs.values())
 
 
@@ -381,7 +381,7 @@ class Service:
         self.options, self.loader, self.metrics = options, loader, metrics
         self.pending_bytes = 0
 
-    def find(self, name: str, version: str) -> Served:
+    def find(self, name: str, version: str) -> ServedModel:
         """See `Catalogue.find`."""
         return self.loader.catalogue.find(name, version)
 

@@ -41,7 +41,7 @@ _WARM_UP_ROWS = (1, 3)
 FEATURES = ".features"
 
 #: Items that MODEL.index gives, best first.
-FOUND = 100
+INDEX_ITEMS = 100
 #: How outputs of MODEL.features end: a graph's inputs and outputs share one space of names.
 _SUFFIX = ".feature"
 #: Scores that are made at once.
@@ -90,7 +90,7 @@ class Model:
             self.by_row = self.by_row and all(x.shape[0] == rows for x in outputs)
 
 
-class Graph(Model):
+class OnnxGraph(Model):
     """One ONNX graph."""
 
     def __init__(self, name: str, version: int, graph: Path, threads: int, allow_nan: bool = False) -> None:
@@ -153,20 +153,23 @@ def models_of(folder: VersionFolder, threads: int, allow_nan: bool) -> dict[str,
     """Load a version's models, by their names in requests. Raises LoadFailure, ValueError: the version is damaged."""
     parts, name, version = folder.parts(), folder.model, folder.version
     if not parts.graphs:
-        return {name: Graph(name, version, parts.graph, threads, allow_nan)}
+        return {name: OnnxGraph(name, version, parts.graph, threads, allow_nan)}
     models: dict[str, Model] = {
-        f"{name}.{key}": Graph(f"{name}.{key}", version, file, threads, allow_nan) for key, file in parts.graphs.items()
+        f"{name}.{key}": OnnxGraph(f"{name}.{key}", version, file, threads, allow_nan)
+        for key, file in parts.graphs.items()
     }
     features = [models[f"{name}.features"]] if "features" in parts.graphs else []
     if "model" in parts.graphs:
-        models[name] = Chain(name, version, [*features, models[f"{name}.model"]])
+        models[name] = ModelChain(name, version, [*features, models[f"{name}.model"]])
     if parts.items is not None and "query" in parts.graphs:
-        models[f"{name}.index"] = index = Index(f"{name}.index", version, *parts.items)
-        models[f"{name}.retrieve"] = Chain(f"{name}.retrieve", version, [*features, models[f"{name}.query"], index])
+        models[f"{name}.index"] = index = ItemIndex(f"{name}.index", version, *parts.items)
+        models[f"{name}.retrieve"] = ModelChain(
+            f"{name}.retrieve", version, [*features, models[f"{name}.query"], index]
+        )
     return models
 
 
-class Chain(Model):
+class ModelChain(Model):
     """Models one behind the other: the outputs of each are, by their names, inputs of the next."""
 
     def __init__(self, name: str, version: int, models: Sequence[Model]) -> None:
@@ -193,7 +196,7 @@ class Chain(Model):
         return tensors
 
 
-class Index(Model):
+class ItemIndex(Model):
     """Codes of the items with the greatest dot products, best first; -1 and minus infinity behind the last one."""
 
     def __init__(self, name: str, version: int, file: Path, first_code: int) -> None:
@@ -205,14 +208,17 @@ class Index(Model):
             raise LoadFailure(f"{file} must be float32 [items, columns]")
         self._first_code = first_code
         inputs = [TensorSpec("query_vector", "FP32", (-1, self._vectors.shape[1]))]
-        outputs = [TensorSpec("item_row", "INT64", (-1, FOUND)), TensorSpec("item_score", "FP32", (-1, FOUND))]
+        outputs = [
+            TensorSpec("item_row", "INT64", (-1, INDEX_ITEMS)),
+            TensorSpec("item_score", "FP32", (-1, INDEX_ITEMS)),
+        ]
         super().__init__(name, version, inputs, outputs, True)
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
         (queries,) = feeds
-        codes = np.full((len(queries), FOUND), -1, np.int64)
+        codes = np.full((len(queries), INDEX_ITEMS), -1, np.int64)
         scores = np.full(codes.shape, -np.inf, np.float32)
-        k = min(FOUND, len(self._vectors))
+        k = min(INDEX_ITEMS, len(self._vectors))
         step = max(1, _SCORES // max(1, len(self._vectors)))
         for start in range(0, len(queries) if k else 0, step):
             products = queries[start : start + step] @ self._vectors.T

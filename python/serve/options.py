@@ -32,7 +32,7 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Limits of requests, connections and waiting.
 
     Attributes:
@@ -99,7 +99,7 @@ class ServeOptions:
     key: Path | None = None
     token: str | None = field(default=None, repr=False)
     allow_nan: bool = False
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
 
 
 class Access:

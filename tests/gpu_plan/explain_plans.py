@@ -26,7 +26,7 @@ from headrace.features.ops.base import Elementwise, SparkOpContext
 from headrace.features.spark import write as writer_spark
 from headrace.jobs.gpu_plan import cases as gpu_cases
 from headrace.jobs.gpu_plan import gate as gpu_gate
-from headrace.jobs.gpu_plan.explain import Explainer, Plan, explain_session
+from headrace.jobs.gpu_plan.explain import Explainer, PhysicalPlan, explain_session
 from headrace.udfs import spark as udfs
 from headrace.workspace import Workspace
 
@@ -147,11 +147,11 @@ def _with_crc(columns: Any) -> Any:
     return changed
 
 
-def _judged(plan: Plan) -> list[Any]:
+def _judged(plan: PhysicalPlan) -> list[Any]:
     return [[n.name, n.reason] for n in plan.leaving]
 
 
-def _all(plans: list[Plan]) -> list[Any]:
+def _all(plans: list[PhysicalPlan]) -> list[Any]:
     return [[len(plans)], *[pair for p in plans for pair in _judged(p)]]
 
 

@@ -29,7 +29,7 @@ from headrace.features.spark import fit as spark_fit
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.lake.landing import arrow_rows, batch_rows, bzip2
 from headrace.lake.landing.stage import Ingest
-from headrace.lake.spark.exchange import Block, exchange, small_batches
+from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import numbered, run_tasks
 from headrace.quality.drift.count_day import count_day
@@ -67,11 +67,11 @@ def executors(spark: SparkSession) -> dict[int, tuple[str, list[str]]]:
 def lost_once(spark: SparkSession, marker: Path) -> list[list[int]]:
     """Return what 4 partitions get of 6 tasks; an executor ends at the first partition with all that it has sent."""
 
-    def send(task: int) -> Iterator[Block]:
+    def send(task: int) -> Iterator[ExchangedBlock]:
         for k in range(8):
-            yield Block(k % 4, task, k, bytes([task, k]))
+            yield ExchangedBlock(k % 4, task, k, bytes([task, k]))
 
-    def receive(blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    def receive(blocks: Sequence[ExchangedBlock]) -> Iterator[pa.RecordBatch]:
         if not marker.exists():
             marker.touch()
             os.kill(executor(), signal.SIGKILL)

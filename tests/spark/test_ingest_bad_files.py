@@ -15,7 +15,7 @@ from headrace.cli.summary import data_lines
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.quality.report.blocks import Cell, Day, Table
+from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, version
@@ -95,7 +95,7 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     assert (check["value"], check["limit"], check["ok"]) == (1, 1, True)
     assert status_lines(manifest)[0] == f"warning: landing file in/{D1}/{name} was left out: {bad['reason']}"
     blocks = data_quality(Day(spec_with(1), D1, {"ingest": manifest})).blocks
-    (table,) = (b for b in blocks if isinstance(b, Table) and b.title == "Files left out")
+    (table,) = (b for b in blocks if isinstance(b, ReportTable) and b.title == "Files left out")
     assert table.rows == ((D1, Cell(f"in/{D1}/{name}", code=True), bad["reason"]),)
     # What is as it was is not looked at again.
     version_before = version(ws)

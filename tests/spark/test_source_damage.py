@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from headrace.cli.summary import data_lines
 from headrace.errors import UserError
 from headrace.lake.spark.errors import exit_message
-from headrace.quality.report.blocks import Cell, Day, Table
+from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
 from headrace.workspace import Workspace
 from tests.source_table_support import (
@@ -150,7 +150,7 @@ def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
     warning = f"warning: file {bad['file']} of {bad['table']} was left out: {bad['reason']}"
     assert [line for line in data_lines({"ingest": manifest}, D3) if line] == [warning]
     blocks = data_quality(Day(spec, D3, {"ingest": manifest})).blocks
-    (table,) = (b for b in blocks if isinstance(b, Table) and b.title == "Files left out")
+    (table,) = (b for b in blocks if isinstance(b, ReportTable) and b.title == "Files left out")
     assert table.rows == ((bad["ds"], Cell(bad["file"], code=True), bad["reason"]),)
     assert ids(dataset(spec, ws, D3)) == expected(read)
     assert ingest(spec, ws, D3).started == manifest.started  # nothing has changed

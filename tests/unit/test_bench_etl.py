@@ -15,7 +15,7 @@ from bench.bench_etl import combined, part_named
 from bench.criteo_data import CATEGORIES, COUNTS, table_of_day
 from bench.etl_check import differences
 from bench.etl_table import markdown
-from bench.parts import Parts
+from bench.parts import FigureParts
 from bench.report import Figure
 from headrace.errors import UserError
 
@@ -29,7 +29,7 @@ def total(size: str, rate: float) -> Figure:
 
 
 def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Parts("etl", tmp_path)
+    measured = FigureParts("etl", tmp_path)
     leave(tmp_path, "real", total("10,000 real lines", 20))
     leave(tmp_path, "8", total("8 M rows", 500), Figure("against NVTabular 23.8, 8 M rows", 500, "rows/s", peer=40))
     leave(tmp_path, "0.5", total("0.5 M rows", 250))

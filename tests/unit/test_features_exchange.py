@@ -31,7 +31,7 @@ from headrace.features.learn.statistics import canonical, merge
 from headrace.features.transport import Sender, cut, packed, unpacked
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.lake.spark.exchange import Block
+from headrace.lake.spark.exchange import ExchangedBlock
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
 from headrace.workspace import Workspace
@@ -42,15 +42,15 @@ SPLITS = ("train", "valid")
 
 def mixed(
     tasks: int,
-    send: Callable[[int], Iterable[Block]],
-    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
+    send: Callable[[int], Iterable[ExchangedBlock]],
+    receive: Callable[[Sequence[ExchangedBlock]], Iterable[pa.RecordBatch]],
     chance: random.Random,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of `headrace.lake.spark.exchange.exchange`.
 
     Tasks run in any order, one of them twice; partitions come in any order.
     """
-    received: dict[int, list[Block]] = {}
+    received: dict[int, list[ExchangedBlock]] = {}
     for task in chance.sample(range(tasks), tasks):
         sent = list(send(task))
         if chance.random() < 0.3:
@@ -86,7 +86,7 @@ def test_counts_merge_by_key(
     built: bool,
     chance: random.Random,
 ) -> None:
-    def send(task: int) -> Iterator[Block]:
+    def send(task: int) -> Iterator[ExchangedBlock]:
         sender = Sender(task, most=2 * block)
         keys, rows, days = zip(*pieces[task], strict=True) if pieces[task] else ((), (), ())
         columns = {

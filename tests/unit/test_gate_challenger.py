@@ -15,7 +15,7 @@ from headrace.config.gate import check_gate
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.quality.gate.rules import (
-    BEHIND,
+    CHALLENGER_KEY,
     PASSED,
     REFUSED,
     better_rule,
@@ -100,7 +100,7 @@ def test_it_becomes_champion_where_it_is_better_than_who_would_be(
     rival = today if verdict == PASSED else champion
     beats = rival is None or challenger - rival > margin
     assert outcome["becomes_champion"] == (mode == "promote" and challenger >= 0.7 and beats)
-    behind_rules = [r for r in outcome["rules"] if r["key"] == BEHIND]
+    behind_rules = [r for r in outcome["rules"] if r["key"] == CHALLENGER_KEY]
     assert len(behind_rules) == (mode == "promote" and rival is not None)
 
 

@@ -16,7 +16,7 @@ from bench.simulated_days import day, run_day
 from headrace.config import Train
 from headrace.manifest import Manifest
 from headrace.quality.gate.day_evaluation import model_facts, requested_metrics
-from headrace.quality.gate.evaluate import EvaluationTask, ModelResult, _measured
+from headrace.quality.gate.evaluate import GateTask, ModelResult, _measured
 from headrace.quality.gate.predictions import KnownValues
 from headrace.train.evaluation.ranks import Ranks
 from headrace.workspace import Workspace
@@ -54,7 +54,7 @@ def test_where_no_row_has_a_number_of_both(
     manifest = make_dataset(ws, train=100, valid=20)
     assert manifest.dataset_schema is not None
     dataset = ws.locate(manifest.output("dataset").name)
-    task = EvaluationTask(
+    task = GateTask(
         (), ws.mapped("clicks"), dataset, manifest.dataset_schema, Train(), ("valid",), "probability", (), {}
     )
     rng = np.random.default_rng(3)

@@ -13,7 +13,7 @@ from headrace.config import Gate, load_spec
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
 from headrace.quality.gate.predictions import SCORE_BINS, coarse_counts, score_counts
-from headrace.quality.gate.rules import PASSED, REFUSED, Rule, judge, verdict_of
+from headrace.quality.gate.rules import PASSED, REFUSED, GateRule, judge, verdict_of
 
 MODEL = {
     "metrics": {"auc": 0.72, "log_loss": 0.45, "calibration": 1.04, "calibration_error": 0.01, "user_auc": None},
@@ -45,7 +45,7 @@ def evaluated(**more: Any) -> dict[str, Any]:
     return {**facts, "slices": slices, "score_psi": 0.12, **more}
 
 
-def only(gate: dict[str, Any], **more: Any) -> list[Rule]:
+def only(gate: dict[str, Any], **more: Any) -> list[GateRule]:
     """All rules but that every prediction is a number."""
     drift = {
         "over_limit": 2,

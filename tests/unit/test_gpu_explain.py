@@ -11,7 +11,7 @@ from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.jobs.gpu_plan import cases as gpu_cases
-from headrace.jobs.gpu_plan.explain import Plan
+from headrace.jobs.gpu_plan.explain import PhysicalPlan
 from headrace.lake.spark import session
 from headrace.workspace import Workspace, checkout
 
@@ -43,34 +43,34 @@ LOG = """
 
 
 def test_the_cause_is_named_not_what_follows_from_it() -> None:
-    (cause,) = Plan(NTILE).leaving
+    (cause,) = PhysicalPlan(NTILE).leaving
     assert (cause.name, cause.depth) == ("NTile", 2)
     assert cause.reason.startswith("GPU does not currently support the operator class")
 
 
 def test_data_that_goes_to_python_has_left_whatever_the_plugin_says() -> None:
-    (cause,) = Plan(UDF).leaving
+    (cause,) = PhysicalPlan(UDF).leaving
     assert cause.name == "ArrowEvalPythonExec"
 
 
 def test_rows_from_the_driver_may_go_into_a_table_and_no_further() -> None:
-    assert Plan(APPEND).is_from_driver
-    assert Plan(APPEND).leaving == ()
+    assert PhysicalPlan(APPEND).is_from_driver
+    assert PhysicalPlan(APPEND).leaving == ()
     counted = "*Exec <HashAggregateExec> will run on GPU\n" + "\n".join("  " + x for x in APPEND.splitlines() if x)
-    assert [n.name for n in Plan(counted).leaving] == ["LocalTableScanExec"]
+    assert [n.name for n in PhysicalPlan(counted).leaving] == ["LocalTableScanExec"]
 
 
 def test_a_delta_log_is_bookkeeping_another_rdd_is_not() -> None:
-    assert Plan(LOG).is_bookkeeping
-    assert Plan(LOG).leaving == ()
+    assert PhysicalPlan(LOG).is_bookkeeping
+    assert PhysicalPlan(LOG).leaving == ()
     renamed_log = LOG.replace("protocol#", "price#")
-    assert not Plan(renamed_log).is_bookkeeping
-    assert [n.name for n in Plan(renamed_log).leaving] == ["RDDScanExec"]
+    assert not PhysicalPlan(renamed_log).is_bookkeeping
+    assert [n.name for n in PhysicalPlan(renamed_log).leaving] == ["RDDScanExec"]
 
 
 def test_an_expression_on_a_bridge_to_the_host_has_left() -> None:
     text = "*Exec <ProjectExec> will run on GPU\n  $Expression <Crc32> crc32(s#1) will run via the CPU bridge\n"
-    assert [n.name for n in Plan(text).leaving] == ["Crc32"]
+    assert [n.name for n in PhysicalPlan(text).leaving] == ["Crc32"]
 
 
 def test_every_operator_has_a_case_that_uses_it() -> None:

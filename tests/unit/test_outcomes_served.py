@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.config import Spec, build_spec, load_spec
 from headrace.generate.site import site_path
 from headrace.manifest import Manifest, Output
-from headrace.quality.outcomes.served import Publication, Window, live, served_days
+from headrace.quality.outcomes.served import ServedPublication, Window, live, served_days
 from headrace.stage import Context
 from headrace.workspace import Workspace
 
@@ -102,7 +102,7 @@ def test_days_of_a_generated_log_are_those_of_its_site(ws: Workspace) -> None:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(5, 20), st.integers(0, 8))
 def test_the_version_that_was_there_the_longest(times: list[int], start: int, length: int) -> None:
     versions = [
-        Publication(time, Output(kind="delta", name="x", version=str(i))) for i, time in enumerate(sorted(times))
+        ServedPublication(time, Output(kind="delta", name="x", version=str(i))) for i, time in enumerate(sorted(times))
     ]
     live_versions = [
         next((v for v in reversed(versions) if v.published_ms <= t), None) for t in range(start, start + length)

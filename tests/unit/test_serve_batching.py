@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `ma
 from headrace.serve.batching import Batcher
 from headrace.serve.metrics import Metrics
 from headrace.serve.model import Model
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 from headrace.serve.tensors import Array, TensorSpec, blocks_of, inputs_of, key_of, merged
 
 
@@ -47,7 +47,7 @@ def answers_of(model: Model, requests: Sequence[Array], timeout: float, **limits
 
     async def ask() -> list[object]:
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(model, Limits(**limits), executor, Metrics().of_model("m", 1))  # type: ignore[arg-type]
+            batcher = Batcher(model, RequestLimits(**limits), executor, Metrics().of_model("m", 1))  # type: ignore[arg-type]
             waiting = [submit(batcher, x, timeout) for x in requests]
             results = await asyncio.gather(*waiting, return_exceptions=True)
             assert batcher.idle
@@ -113,7 +113,7 @@ def test_a_run_that_fails_by_any_error_is_answered(known: bool, caplog: pytest.L
 
     async def ask() -> list[object]:
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(OutOfMemory(), Limits(batch_rows=8), executor, Metrics().of_model("m", 1))
+            batcher = Batcher(OutOfMemory(), RequestLimits(batch_rows=8), executor, Metrics().of_model("m", 1))
             if known:
                 await submit(batcher, np.ones((1, 1), np.int64))
             requests = [np.full((rows, 1), rows) for rows in (3, 4, 5, 2, 2)]
@@ -133,7 +133,7 @@ def test_runs_of_unknown_length_leave_the_loop_to_others(by_row: bool) -> None:
 
     async def ask() -> None:
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(model, Limits(), executor, Metrics().of_model("m", 1))
+            batcher = Batcher(model, RequestLimits(), executor, Metrics().of_model("m", 1))
             for _ in range(3):
                 await submit(batcher, np.ones((2, 1), np.int64))
 
@@ -153,7 +153,7 @@ def test_answers_are_written_before_the_next_run() -> None:
     async def ask() -> None:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(ReportingModel(), Limits(batch_rows=2), executor, Metrics().of_model("m", 1))
+            batcher = Batcher(ReportingModel(), RequestLimits(batch_rows=2), executor, Metrics().of_model("m", 1))
             await submit(batcher, np.ones((1, 1), np.int64))  # how long a row takes
             events.clear()
             waiting = [submit(batcher, np.ones((2, 1), np.int64)) for _ in range(2)]

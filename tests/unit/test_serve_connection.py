@@ -22,11 +22,11 @@ from headrace.serve import http_connection
 from headrace.serve.http_connection import Connection, Shared
 from headrace.serve.http_request import Head
 from headrace.serve.http_server import taking
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 from tests.certificates import self_signed
 
 MOST = 3_000_000
-LIMITS = Limits(header_bytes=2000)
+LIMITS = RequestLimits(header_bytes=2000)
 CLOSED = b"\r\nconnection: close"
 
 
@@ -237,7 +237,7 @@ def test_a_client_that_reads_nothing_does_not_keep_a_closed_connection(data: byt
                 aborted.set()
 
         app = Echo(lambda answer: answer())
-        connection = Connection(Shared(app, Limits(receive_seconds=0.01, send_seconds=0.01)))
+        connection = Connection(Shared(app, RequestLimits(receive_seconds=0.01, send_seconds=0.01)))
         connection.connection_made(transport := Full())  # type: ignore[arg-type]
         feed(connection, transport, data)
         await asyncio.wait_for(aborted.wait(), 30)
@@ -286,7 +286,7 @@ def test_work_for_a_client_that_has_gone_is_given_up() -> None:
 
 def test_a_connection_above_the_limit_is_refused_before_it_says_anything() -> None:
     async def main() -> None:
-        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        shared = Shared(Echo(lambda answer: answer()), RequestLimits(connections=1))
         first, second, third = (Connection(shared) for _ in range(3))
         transports = [Transport() for _ in range(3)]
         first.connection_made(transports[0])  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ def test_a_client_that_has_sent_something_reads_why_it_is_refused(data: bytes, n
     """A socket that is closed with bytes unread is reset: its client may lose what it was told."""
 
     async def main() -> None:
-        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        shared = Shared(Echo(lambda answer: answer()), RequestLimits(connections=1))
         taken = socket.create_server(("127.0.0.1", 0))
         taken.setblocking(False)
         port = taken.getsockname()[1]
@@ -342,7 +342,7 @@ def test_a_client_that_has_sent_something_reads_why_it_is_refused(data: bytes, n
 
 def test_a_refused_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        shared = Shared(Echo(lambda answer: answer()), Limits(connections=0, send_seconds=0.01))
+        shared = Shared(Echo(lambda answer: answer()), RequestLimits(connections=0, send_seconds=0.01))
         monkeypatch.setattr(http_connection, "_LEAVING", 2)
         refused = [(Connection(shared), Transport()) for _ in range(3)]
         for connection, transport in refused:
@@ -383,7 +383,7 @@ def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loo
 
     async def main() -> None:
         nonlocal shared
-        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        shared = Shared(Echo(lambda answer: answer()), RequestLimits(connections=1))
         shared.connections = Counted()
         taken = socket.create_server(("127.0.0.1", 0))
         taken.setblocking(False)

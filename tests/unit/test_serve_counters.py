@@ -29,14 +29,14 @@ from headrace.serve.batching import Batcher  # noqa: E402
 from headrace.serve.grpc_service import SERVICE, make_server, message  # noqa: E402
 from headrace.serve.http_connection import Shared  # noqa: E402
 from headrace.serve.http_server import HttpApp, taking  # noqa: E402
-from headrace.serve.loader import Catalogue, Release, Served, Service  # noqa: E402
+from headrace.serve.loader import ItemCatalogue, Release, ServedModel, Service  # noqa: E402
 from headrace.serve.metrics import Metrics  # noqa: E402
 from headrace.serve.model import Model  # noqa: E402
-from headrace.serve.options import CLIENT_GONE, Limits, RequestError, ServeOptions  # noqa: E402  # noqa: E402
+from headrace.serve.options import CLIENT_GONE, RequestError, RequestLimits, ServeOptions  # noqa: E402  # noqa: E402
 from headrace.serve.repository import VersionFolder, read_repository  # noqa: E402
 from headrace.serve.tensors import Array, TensorSpec  # noqa: E402
 
-LIMITS = Limits(body_bytes=6_000, pending_bytes=9_000, timeout=30.0, receive_seconds=30.0, connections=40)
+LIMITS = RequestLimits(body_bytes=6_000, pending_bytes=9_000, timeout=30.0, receive_seconds=30.0, connections=40)
 #: First numbers of requests that the model refuses, and at which it fails.
 REFUSED, FAILS = -1.0, -2.0
 _STATUS = {
@@ -97,8 +97,8 @@ class Site:
     async def open(self, stack: AsyncExitStack) -> None:
         metrics = self.metrics.of_model("m", 1)
         self.batcher = Batcher(model := Gated(self.gate), LIMITS, stack.enter_context(ThreadPoolExecutor(1)), metrics)
-        release = Release(VersionFolder("m", 1, Path(), ()), {"m": Served(model, self.batcher, metrics)})
-        loader = SimpleNamespace(catalogue=Catalogue({"m": {1: release}}, {"m": 1}, {}, True))
+        release = Release(VersionFolder("m", 1, Path(), ()), {"m": ServedModel(model, self.batcher, metrics)})
+        loader = SimpleNamespace(catalogue=ItemCatalogue({"m": {1: release}}, {"m": 1}, {}, True))
         self.service = Watched(ServeOptions(Path(), limits=LIMITS), loader, self.metrics)
         self.shared = Shared(HttpApp(self.service), LIMITS)
         taken = socket.create_server(("127.0.0.1", 0))

@@ -276,12 +276,12 @@ def test_a_shape_whose_elements_overflow(server: Server) -> None:
 def test_requests_of_grpc_at_the_same_time() -> None:
     """Requests run as many as have room by their largest size, but 128 always, and never more than connections."""
     from headrace.serve.grpc_service import concurrent_requests
-    from headrace.serve.options import Limits
+    from headrace.serve.options import RequestLimits
 
     mib = 1 << 20
-    assert concurrent_requests(Limits()) == 128
-    assert concurrent_requests(Limits(body_bytes=mib, pending_bytes=512 * mib)) == 256
-    assert concurrent_requests(Limits(connections=10)) == 10
+    assert concurrent_requests(RequestLimits()) == 128
+    assert concurrent_requests(RequestLimits(body_bytes=mib, pending_bytes=512 * mib)) == 256
+    assert concurrent_requests(RequestLimits(connections=10)) == 10
 
 
 def code_of(infer: Any, request: bytes) -> Any:

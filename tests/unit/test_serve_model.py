@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
-from headrace.serve.model import Graph
+from headrace.serve.model import OnnxGraph
 from tests.serve_support import exact_graph, exact_inputs, expected
 
 
 def test_tensors_at_odd_places_of_a_request_are_given_at_even_ones(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(exact_graph(1).SerializeToString())
-    graph = Graph("exact", 1, file, 1)
+    graph = OnnxGraph("exact", 1, file, 1)
     arrays: list[np.ndarray] = []
     session = graph._session
 

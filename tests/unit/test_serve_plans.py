@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
 from headrace.serve.http_server import _infer_answer
-from headrace.serve.infer_json import Plan, Plans
+from headrace.serve.infer_json import Plans, RequestPlan
 from headrace.serve.model import Model
-from headrace.serve.options import Limits, RequestError
+from headrace.serve.options import RequestError, RequestLimits
 from headrace.serve.tensors import TensorSpec
 
 INPUTS = [TensorSpec(name, "INT64", (-1,)) for name in "abc"]
@@ -52,7 +52,7 @@ def arrays(rows: int, names: str = "abcxy") -> dict[str, np.ndarray]:
 def test_blocks_are_the_inputs_in_the_models_order(order: str, blocks: list[int]) -> None:
     tensors = arrays(4, order)
     header, raw = request(tensors)
-    plan = Plans().find(model(), header, Limits())
+    plan = Plans().find(model(), header, RequestLimits())
     plan_blocks = plan.blocks(b"..." + raw, 3)
     assert [len(x) for x in plan_blocks] == blocks
     assert plan.key == tuple(x.shape[:1] + x.shape[2:] for x in plan_blocks)
@@ -65,7 +65,7 @@ def test_blocks_are_the_inputs_in_the_models_order(order: str, blocks: list[int]
 def test_a_string_among_raw_inputs_is_no_block() -> None:
     tensors = {**arrays(2), "s": np.array([b"p", b"q"], object)}
     header, raw = request(tensors)
-    plan = Plans().find(model("abcsxy"), header, Limits())
+    plan = Plans().find(model("abcsxy"), header, RequestLimits())
     plan_blocks = plan.blocks(raw, 0)
     assert [x.shape for x in plan_blocks] == [(1, 2)] * 4 + [(1, 2, 1)] * 2
     assert plan_blocks[3].tolist() == [["p", "q"]]
@@ -76,23 +76,23 @@ def test_a_header_that_comes_again_is_not_read_again() -> None:
     plans = Plans()
     headers = [request(arrays(rows))[0] for rows in (4, 5, 7)]
     assert len({len(h) for h in headers}) == 1
-    first = [plans.find(model(), h, Limits()) for h in headers]
+    first = [plans.find(model(), h, RequestLimits()) for h in headers]
     assert [p.rows for p in first] == [4, 5, 7]
     for i in (0, 2, 1, 1, 0):
-        assert plans.find(model(), bytes(bytearray(headers[i])), Limits()) is first[i]
+        assert plans.find(model(), bytes(bytearray(headers[i])), RequestLimits()) is first[i]
 
 
 def test_what_does_not_come_again_is_not_kept() -> None:
     """A plan that does not come again displaces none that does."""
     plans = Plans()
     header = request(arrays(4))[0]
-    first_plan = plans.find(model(), header, Limits())
+    first_plan = plans.find(model(), header, RequestLimits())
     for number in range(2000):
-        assert plans.find(model(), request(arrays(4), id=f"{number:04}")[0], Limits()).id == f"{number:04}"
-    assert plans.find(model(), header, Limits()) is first_plan
+        assert plans.find(model(), request(arrays(4), id=f"{number:04}")[0], RequestLimits()).id == f"{number:04}"
+    assert plans.find(model(), header, RequestLimits()) is first_plan
     for number in range(2000):
-        plans.find(model(), header + b" " * number, Limits())
-    assert plans.find(model(), header, Limits()) is not first_plan
+        plans.find(model(), header + b" " * number, RequestLimits())
+    assert plans.find(model(), header, RequestLimits()) is not first_plan
     assert len(plans._by_header) <= 512
     assert len(plans._last) <= 512
 
@@ -110,7 +110,7 @@ def body_of(answer: bytes) -> tuple[dict[str, Any], bytes]:
 def test_answers_of_all_lengths(names: list[str], raw: bool) -> None:
     """One request's outputs may have other lengths the next time: of strings, or of rows where a model gives others."""
     options = {"outputs": [{"name": n, "parameters": {"binary_data": raw}} for n in names]}
-    plan: Plan = Plans().find(model(), request(arrays(4), **options)[0], Limits())
+    plan: RequestPlan = Plans().find(model(), request(arrays(4), **options)[0], RequestLimits())
     for rows, text in ((4, "a"), (4, "bcd"), (5, "e"), (4, "f")):
         outputs = [np.arange(rows), np.array([text] * rows, object)]
         header, raws = body_of(_infer_answer(model(), plan, outputs))

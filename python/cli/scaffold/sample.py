@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headrace.cli.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
+from headrace.cli.scaffold.table_sample import TableSample, delta_rows, folder_rows, iceberg_rows
 from headrace.cli.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 from headrace.errors import UserError
 from headrace.lake.landing.compression import COMPRESSIONS, without_ending
@@ -117,7 +117,7 @@ def _table(place: Location) -> Sample | None:
     return None
 
 
-def _of_table(path: Location, format_: str, table: TableRows, modified: str, description: str) -> Sample:
+def _of_table(path: Location, format_: str, table: TableSample, modified: str, description: str) -> Sample:
     source = {"format": format_, "path": str(path)}
     about = (table.notes, _name(path.name), modified, table.partitions)
     return Sample(table.rows, source, table.total, table.is_complete, description, *about)

@@ -24,7 +24,7 @@ _DELETED = "Rows that are deleted are among those looked at, and among none that
 
 
 @dataclass(frozen=True)
-class TableRows:
+class TableSample:
     """Sample of a table's rows, and what was seen of the rest."""
 
     rows: pa.Table
@@ -44,7 +44,7 @@ class _File:
     partition: Mapping[str, str | None]
 
 
-def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) -> TableRows:
+def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) -> TableSample:
     """Rows of a folder of data files; `key=value` folders are columns of text.
 
     Raises:
@@ -53,7 +53,7 @@ def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) 
     return _rows([_File(f, format_, _hive(PurePosixPath(f.below(root)).parent)) for f in files])
 
 
-def delta_rows(folder: Location) -> TableRows:
+def delta_rows(folder: Location) -> TableSample:
     """Rows of the newest version of a Delta table, from its log's files.
 
     Raises:
@@ -78,7 +78,7 @@ def delta_rows(folder: Location) -> TableRows:
     return _with_deleted(sampled, sum(f.deleted for f in files))
 
 
-def iceberg_rows(folder: Location) -> TableRows:
+def iceberg_rows(folder: Location) -> TableSample:
     """Rows of the newest snapshot of an Iceberg table, from its manifests' files.
 
     Raises:
@@ -103,15 +103,15 @@ def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
     return sorted((name, value is not None, value or "") for name, value in file.partition.items())
 
 
-def _with_deleted(sampled: TableRows, deleted: int | None) -> TableRows:
+def _with_deleted(sampled: TableSample, deleted: int | None) -> TableSample:
     """Return the rows of a table with some marked as deleted; None: their number is unknown."""
     if deleted == 0:
         return sampled
     total = sampled.total - (deleted or 0)
-    return TableRows(sampled.rows, total, False, sampled.partitions, (*sampled.notes, _DELETED))
+    return TableSample(sampled.rows, total, False, sampled.partitions, (*sampled.notes, _DELETED))
 
 
-def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableRows:
+def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableSample:
     names = list(dict.fromkeys(k for f in files for k in f.partition))
     chosen = list(files)
     if len(files) > SAMPLE_FILES:
@@ -135,7 +135,7 @@ def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None 
     if not rows.num_rows:
         raise UserError("no rows to look at")
     is_complete = len(chosen) == len(files) and rows.num_rows == total
-    return TableRows(rows, round(total * len(files) / len(chosen)), is_complete, tuple(names))
+    return TableSample(rows, round(total * len(files) / len(chosen)), is_complete, tuple(names))
 
 
 def _hive(folder: PurePosixPath) -> dict[str, str | None]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from headrace.embeddings.checkpoint.index import (
     Base,
-    Chunk,
+    FileChunk,
     OptimizerRecord,
     RankRecord,
     TableRecord,
@@ -91,7 +91,7 @@ def save_changed_rows(
     chain = read_chain(base_folder)
     saved_rows = {t.name: t.rows for t in chain[-1][1].tables}
     files: list[FileRecord] = []
-    chunks: list[Chunk] = []
+    chunks: list[FileChunk] = []
     for state, sources in matrices_of(embeddings, with_optimizer).items():
         base_values = [torch.empty_like(m) for m in sources]
         read_into(embeddings, {state: base_values}, chain)
@@ -112,7 +112,7 @@ def save_changed_rows(
                 tensors = {"rows": rows, "values": source.index_select(0, places).cpu()}
                 files.append(save_tensors(directory / name, tensors))
                 chunks.append(
-                    Chunk(
+                    FileChunk(
                         table=block.table,
                         state=state,
                         start=0,

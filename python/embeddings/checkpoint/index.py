@@ -32,7 +32,7 @@ class TableRecord(_Record):
     dim: int
 
 
-class Chunk(_Record):
+class FileChunk(_Record):
     """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`.
 
     Of these rows the columns [first, end) of `columns`; None: all that there are (one, in a state by row).
@@ -89,18 +89,18 @@ class RankRecord(_Record):
     tables: tuple[TableRecord, ...]
     optimizer: OptimizerRecord | None
     files: tuple[FileRecord, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[FileChunk, ...]
     base: Base | None = None
 
 
-class Index(_Record):
+class CheckpointIndex(_Record):
     """Record of all ranks: the content of `index.json`."""
 
     format: Literal[1] = 1
     tables: tuple[TableRecord, ...]
     optimizer: OptimizerRecord | None
     files: tuple[FileRecord, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[FileChunk, ...]
     #: Save below this one; None: this save is complete.
     base: Base | None = None
     #: Checksum before some rows were set to zero (`zero_rows`): saves on top of that save lie on top of this one.
@@ -118,7 +118,7 @@ class Index(_Record):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_index(directory: Location) -> Index:
+def write_index(directory: Location) -> CheckpointIndex:
     """Combine the ranks' records into the index. Done by the chief, after a barrier that follows `save_shards`.
 
     Raises:
@@ -134,7 +134,7 @@ def write_index(directory: Location) -> Index:
     if first.base is None:
         _check_whole(first, chunks, directory)
     files = tuple(f for r in records for f in r.files)
-    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks, base=first.base)
+    index = CheckpointIndex(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks, base=first.base)
     index = index.model_copy(update={"sha256": index.digest()})
     (directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
     for record in records:
@@ -142,7 +142,7 @@ def write_index(directory: Location) -> Index:
     return index
 
 
-def _check_whole(first: RankRecord, chunks: tuple[Chunk, ...], directory: Location) -> None:
+def _check_whole(first: RankRecord, chunks: tuple[FileChunk, ...], directory: Location) -> None:
     for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
         for table in first.tables:
             matching = [c for c in chunks if c.table == table.name and c.state == state]
@@ -160,20 +160,20 @@ def _check_whole(first: RankRecord, chunks: tuple[Chunk, ...], directory: Locati
                 )
 
 
-def read_index(directory: Location) -> Index:
+def read_index(directory: Location) -> CheckpointIndex:
     """Read the index of a saved folder.
 
     Raises:
         UserError: there is none (the save did not finish), or it was altered.
     """
     path = directory / INDEX
-    index = _read(path, Index)
+    index = _read(path, CheckpointIndex)
     if index.digest() != index.sha256:
         raise UserError(f"{path} is damaged: its contents do not match its checksum")
     return index
 
 
-def read_chain(directory: Location) -> list[tuple[Location, Index]]:
+def read_chain(directory: Location) -> list[tuple[Location, CheckpointIndex]]:
     """Return a save and the saves below it, the complete one first.
 
     Raises:
@@ -196,7 +196,7 @@ def read_chain(directory: Location) -> list[tuple[Location, Index]]:
     return chain
 
 
-def verify_shards(directory: Location) -> Index:
+def verify_shards(directory: Location) -> CheckpointIndex:
     """Read every file of a saved folder and compare it with its checksum.
 
     Raises:

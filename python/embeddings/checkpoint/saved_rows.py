@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.embeddings.checkpoint.dynamic import saved_files
-from headrace.embeddings.checkpoint.index import WEIGHT, Chunk, read_chain
+from headrace.embeddings.checkpoint.index import WEIGHT, FileChunk, read_chain
 from headrace.embeddings.checkpoint.tensors import FileRecord, check_file
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.layout import TableRows
@@ -73,7 +73,7 @@ class SavedFile:
     folder: Location
     record: FileRecord
     level: int
-    pieces: tuple[Chunk | _RawIds, ...]
+    pieces: tuple[FileChunk | _RawIds, ...]
 
     def may_have(self, table: str, codes: Codes) -> NDArray[np.bool_]:
         """Return which of the codes [n] this file may have: bool [n]."""
@@ -134,7 +134,7 @@ def files_of(
     """
     requested, files = set(tables), []
     for level, (folder, index) in enumerate(read_chain(embeddings)):
-        pieces: dict[str, list[Chunk]] = {}
+        pieces: dict[str, list[FileChunk]] = {}
         for chunk in index.chunks:
             if chunk.state == WEIGHT and chunk.table in requested:
                 pieces.setdefault(chunk.file, []).append(chunk)
@@ -184,7 +184,7 @@ def _tensor(part: FoundRows) -> Tensor:
     return rows if dtype is torch.uint8 else rows.view(dtype)
 
 
-def _in_range(chunk: Chunk, codes: Codes) -> NDArray[np.bool_]:
+def _in_range(chunk: FileChunk, codes: Codes) -> NDArray[np.bool_]:
     inside: NDArray[np.bool_] = (codes >= chunk.start) & (codes < chunk.stop)
     return inside if chunk.stride == 1 else inside & ((codes - chunk.start) % chunk.stride == 0)
 

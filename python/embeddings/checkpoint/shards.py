@@ -26,8 +26,8 @@ from torch import Tensor
 from headrace.embeddings.checkpoint.index import (
     INDEX,
     WEIGHT,
-    Chunk,
-    Index,
+    CheckpointIndex,
+    FileChunk,
     OptimizerRecord,
     RankRecord,
     TableRecord,
@@ -84,7 +84,7 @@ def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
         )
     embeddings.flush()
     files: list[FileRecord] = []
-    chunks: list[Chunk] = []
+    chunks: list[FileChunk] = []
     for state, sources in matrices_of(embeddings, with_optimizer).items():
         for number, pieces in enumerate(_files_of(embeddings, state, sources)):
             name = f"{state}-{world.rank:05d}-{number:05d}.safetensors"
@@ -94,7 +94,7 @@ def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
                 key += "" if piece.columns is None else "/{}:{}".format(*piece.columns)
                 tensors[key] = source
                 chunks.append(
-                    Chunk(
+                    FileChunk(
                         table=piece.table,
                         state=state,
                         start=rows.start,
@@ -220,7 +220,7 @@ def load_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
 
 
 def read_into(
-    embeddings: LocalTables, targets: Mapping[str, list[Tensor]], chain: Sequence[tuple[Location, Index]]
+    embeddings: LocalTables, targets: Mapping[str, list[Tensor]], chain: Sequence[tuple[Location, CheckpointIndex]]
 ) -> None:
     """Fill matrices that are laid out like the tables with the values of a chain of saves.
 
@@ -251,7 +251,7 @@ def read_into(
                 raise UserError(f"{directory}: {numbers_read} of {expected} numbers of '{state}' were found")
 
 
-def _compare(index: Index, plan: Plan, directory: Location) -> Loaded:
+def _compare(index: CheckpointIndex, plan: Plan, directory: Location) -> Loaded:
     """Compare the tables of a save with a plan."""
     saved = {t.name: t for t in index.tables}
     loaded = Loaded(unused=tuple(sorted(saved.keys() - {t.name for t in plan.tables})))
@@ -278,7 +278,7 @@ def _compare(index: Index, plan: Plan, directory: Location) -> Loaded:
     return loaded
 
 
-def _check_optimizer(index: Index, embeddings: LocalTables, directory: Location) -> None:
+def _check_optimizer(index: CheckpointIndex, embeddings: LocalTables, directory: Location) -> None:
     if embeddings.optimizer is None:
         raise RuntimeError("configure_optimizer comes before loading its states")
     if index.optimizer is None:
@@ -291,13 +291,17 @@ def _check_optimizer(index: Index, embeddings: LocalTables, directory: Location)
 
 
 def _read_chunks(
-    chunks: Iterable[Chunk], index: Index, directory: Location, local: list[LocalBlock], targets: list[Tensor]
+    chunks: Iterable[FileChunk],
+    index: CheckpointIndex,
+    directory: Location,
+    local: list[LocalBlock],
+    targets: list[Tensor],
 ) -> int:
     """Copy the values that are both in the chunks and in this rank's blocks into the targets; return their number."""
     by_table: dict[str, list[LocalBlock]] = {}
     for h in local:
         by_table.setdefault(h.table, []).append(h)
-    by_file: dict[str, list[tuple[Chunk, LocalBlock]]] = {}
+    by_file: dict[str, list[tuple[FileChunk, LocalBlock]]] = {}
     for c in chunks:
         for h in by_table.get(c.table, ()):
             if _meet(c, h):
@@ -334,7 +338,7 @@ def _read_chunks(
     return numbers_read
 
 
-def _meet(chunk: Chunk, held: LocalBlock) -> bool:
+def _meet(chunk: FileChunk, held: LocalBlock) -> bool:
     """Return whether a chunk may have values of a block.
 
     Two arithmetic progressions can meet only if gcd(strides) divides the gap.
@@ -394,7 +398,7 @@ def zero_rows(folder: Location, target: Location, rows: Rows) -> int:
 
 
 def _zeroed(
-    folder: Location, record: FileRecord, chunks: Collection[Chunk], rows: Rows
+    folder: Location, record: FileRecord, chunks: Collection[FileChunk], rows: Rows
 ) -> tuple[dict[str, Tensor] | None, int]:
     """Return a file's tensors with the rows set to zero, None if they are already; and the number of changed rows."""
     file_chunks = [c for c in chunks if c.file == record.name and _may_hold(c, rows.get(c.table, ()))]
@@ -416,5 +420,5 @@ def _zeroed(
     return (tensors if changed else None), count
 
 
-def _may_hold(chunk: Chunk, rows: Collection[int]) -> bool:
+def _may_hold(chunk: FileChunk, rows: Collection[int]) -> bool:
     return bool(rows) and (chunk.rows_key is not None or any(row in chunk.rows for row in rows))

@@ -20,7 +20,7 @@ from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage import decode
 
 
-class Lookup(torch.autograd.Function):
+class LookupFunction(torch.autograd.Function):
     """(anchor, embeddings, handle) -> `Layout`'s outputs, then by table of raw ids vectors [N, D], then has_row [N].
 
     Two all-to-alls forward (one in `prepare`), one backward.

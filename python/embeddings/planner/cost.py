@@ -108,7 +108,7 @@ class Workload:
 
 
 @dataclass
-class Load:
+class RankLoad:
     """Load of each rank, vectors float64 [W]."""
 
     #: Weights and optimizer states; of cached tables the part on the GPU.
@@ -127,10 +127,10 @@ class Load:
     carried: Vector
 
     @staticmethod
-    def zero(world_size: int) -> Load:
-        return Load(*(np.zeros(world_size) for _ in range(8)))
+    def zero(world_size: int) -> RankLoad:
+        return RankLoad(*(np.zeros(world_size) for _ in range(8)))
 
-    def add(self, load: Load, sign: float = 1.0) -> None:
+    def add(self, load: RankLoad, sign: float = 1.0) -> None:
         """Add `sign` times a load, in place."""
         for name in vars(self):
             getattr(self, name).__iadd__(sign * getattr(load, name))
@@ -166,10 +166,10 @@ def resident_bytes(work: Workload, block: Block) -> float:
     return float(row) if cached == 1 or block.replicated else cached * (row + CACHE_SLOT_BYTES) + CACHE_INDEX_BYTES
 
 
-def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
+def load_of(work: Workload, blocks: Sequence[Block]) -> RankLoad:
     """Return the load of each rank by the blocks of one table."""
     world = work.world_size
-    load = Load.zero(world)
+    load = RankLoad.zero(world)
     for block in blocks:
         table = work.by_name[block.table]
         width = len(block.columns)
@@ -243,7 +243,7 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
     return load
 
 
-def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.int64], touched_here: Vector) -> None:
+def _add_pooled(load: RankLoad, work: Workload, block: Block, holders: NDArray[np.int64], touched_here: Vector) -> None:
     """Add the load of a block whose owners sum bags: ids, parts of bags, and the owners' work."""
     world, width = work.world_size, len(block.columns)
     table, popularity = work.by_name[block.table], work.popularity_of(block.table)
@@ -272,9 +272,9 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     load.memory_traffic += world * (ids * (stored + numbers) + 4 * parts * numbers) + touched_here * 2 * row
 
 
-def plan_load(work: Workload, plan: Plan) -> Load:
+def plan_load(work: Workload, plan: Plan) -> RankLoad:
     """Return the load of each rank by a whole plan."""
-    total = Load.zero(work.world_size)
+    total = RankLoad.zero(work.world_size)
     for t in work.tables:
         total.add(load_of(work, plan.blocks_of(t.name)))
     return total

@@ -19,8 +19,8 @@ from headrace.config import Sharding, ShardingKind, TableSharding
 from headrace.embeddings.planner.cost import (
     GIB,
     ExchangeTraffic,
-    Load,
     OtherMemory,
+    RankLoad,
     Vector,
     Workload,
     choose_exchange,
@@ -39,7 +39,7 @@ _SHARES = (1.0, 0.7)
 _AS_GOOD = 1.02
 #: Shares of the rows of cached tables that GPUs hold, tried from the first on.
 _CACHED = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
-_NOTHING = OtherMemory()
+_NO_OTHER_MEMORY = OtherMemory()
 
 
 def plan_tables(
@@ -51,7 +51,7 @@ def plan_tables(
     optimizer: str,
     settings: Sharding,
     popularity: Mapping[str, Popularity] | None = None,
-    other_memory: OtherMemory = _NOTHING,
+    other_memory: OtherMemory = _NO_OTHER_MEMORY,
     card: bool = False,
 ) -> Planned:
     """Make the plan that `settings` asks for.
@@ -179,7 +179,7 @@ class Planned:
     plan: Plan
     work: Workload
     #: With direct messages.
-    load: Load
+    load: RankLoad
     #: Traffic of direct messages and of those by machines; None where these are not possible.
     traffic: ExchangeTraffic | None = None
 
@@ -192,7 +192,7 @@ def even_memory(work: Workload, share: float = 1.0) -> float:
     return np.inf if imbalance is None else max(_SMALL, share * imbalance * work.table_bytes / work.world_size)
 
 
-def memory_over(load: Load, even: float) -> float:
+def memory_over(load: RankLoad, even: float) -> float:
     """Return the bytes by which the fullest rank is above `even`."""
     return max(0.0, float(load.memory.max()) - even)
 
@@ -206,10 +206,10 @@ class Planner:
         limit = work.settings.memory_gib
         self._limit = np.inf if limit is None else limit * GIB - work.other_memory.raw_ids
         self._even = even_memory(work)
-        self._total = Load.zero(self._world)
+        self._total = RankLoad.zero(self._world)
         #: By table: blocks, load, and seconds of each rank, [W].
-        self._chosen: dict[str, tuple[list[Block], Load, Vector]] = {}
-        self._shared: dict[tuple[str, str, int, bool], Load] = {}
+        self._chosen: dict[str, tuple[list[Block], RankLoad, Vector]] = {}
+        self._shared: dict[tuple[str, str, int, bool], RankLoad] = {}
 
     def plan(self, bound: float | None = None, share: float = 1.0) -> Planned:
         """Run one search.
@@ -224,7 +224,7 @@ class Planner:
         Raises:
             UserError: nothing fits.
         """
-        self._total, self._chosen, self._even = Load.zero(self._world), {}, even_memory(self._work, share)
+        self._total, self._chosen, self._even = RankLoad.zero(self._world), {}, even_memory(self._work, share)
         options = {t.name: sharding_options(self._work, t, self._limit) for t in self._work.tables}
         cost = {t.name: float(self._work.bytes_of(t)) for t in self._work.tables}
         if bound is not None:
@@ -257,14 +257,16 @@ class Planner:
     def _fixed(self, table: Table) -> bool:
         return rule_of(self._work, table).kind is not None
 
-    def _load(self, table: Table, kind: ShardingKind, first: int, parts: int, pooled: bool) -> tuple[list[Block], Load]:
+    def _load(
+        self, table: Table, kind: ShardingKind, first: int, parts: int, pooled: bool
+    ) -> tuple[list[Block], RankLoad]:
         """Return blocks and their load; with another first rank it is the same load, rotated."""
         blocks = blocks_for(table, kind, self._world, first, parts, pooled)
         key = (table.name, kind, parts, pooled)
         if key not in self._shared:
             self._shared[key] = load_of(self._work, blocks_for(table, kind, self._world, 0, parts, pooled))
         base = self._shared[key]
-        return blocks, Load(*(np.roll(v, first) for v in vars(base).values())) if first else base
+        return blocks, RankLoad(*(np.roll(v, first) for v in vars(base).values())) if first else base
 
     def _starts(self, kind: ShardingKind, parts: int) -> list[int]:
         """Return candidates for the first rank: where the next `parts` ranks have most room, and are fastest."""
@@ -280,20 +282,20 @@ class Planner:
             starts.add(int(np.argmin(windows)))
         return sorted(starts)
 
-    def _score(self, extra: Load) -> tuple[float, float, float] | None:
+    def _score(self, extra: RankLoad) -> tuple[float, float, float] | None:
         """Return (bytes of the fullest rank above the even share, time of the slowest, time of all); None: it does not
         fit.
         """
         memory = self._total.memory + self._total.buffers + extra.memory + extra.buffers
         if memory.max() > self._limit:
             return None
-        both = Load(*(a + b for a, b in zip(vars(self._total).values(), vars(extra).values(), strict=True)))
+        both = RankLoad(*(a + b for a, b in zip(vars(self._total).values(), vars(extra).values(), strict=True)))
         seconds = both.seconds(self._work.settings)
         return memory_over(both, self._even), float(seconds.max()), float(seconds.sum())
 
     def _best(
         self, table: Table, options: Sequence[ShardingOption]
-    ) -> tuple[tuple[float, float, float], list[Block], Load] | None:
+    ) -> tuple[tuple[float, float, float], list[Block], RankLoad] | None:
         best = None
         for kind, parts, pooled in options:
             for first in self._starts(kind, min(parts, self._world)):
@@ -310,7 +312,7 @@ class Planner:
         self._total.add(best[2])
         self._choose(table, best[1], best[2])
 
-    def _choose(self, table: Table, blocks: list[Block], load: Load) -> None:
+    def _choose(self, table: Table, blocks: list[Block], load: RankLoad) -> None:
         self._chosen[table.name] = blocks, load, load.seconds(self._work.settings)
 
     def _improve(self) -> None:

@@ -40,7 +40,7 @@ from headrace.features.transport import Sender, cut, is_by_key, packed, unpacked
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.keyed_tables import KeyedTable, MappedKeyedTable, keyed_of
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.spark.exchange import Block, exchange, small_batches
+from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.tasks import cores_of, executors_of
 from headrace.storage import Location
 from headrace.storage.once import made_once
@@ -353,7 +353,7 @@ class SendFiles:
     files: tuple[StatisticsFile, ...]
     partitions: int
 
-    def __call__(self, task: int) -> Iterator[Block]:
+    def __call__(self, task: int) -> Iterator[ExchangedBlock]:
         sender, file = Sender(task), self.files[task]
         for number, start in file.parts:
             partial = table_at(self.folder / file.name, start)
@@ -374,7 +374,7 @@ class SendStatistics:
     tables: StatisticNumbers
     partitions: int
 
-    def __call__(self, task: int) -> Iterator[Block]:
+    def __call__(self, task: int) -> Iterator[ExchangedBlock]:
         for scan in self.scan.files(task):
             sender = Sender(scan.number)
             for name, statistic in self.visit.partials(scan.rows()):
@@ -413,7 +413,7 @@ class MergeStatistics:
     tables: StatisticNumbers
     rules: Mapping[str, VocabularyRule]
 
-    def __call__(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, blocks: Sequence[ExchangedBlock]) -> Iterator[pa.RecordBatch]:
         parts: dict[int, list[Partial]] = {}
         for block in blocks:
             for number, table in unpacked(block.payload):

@@ -35,7 +35,7 @@ from headrace.features.arrow.write import mapped, without_values, write_part, wr
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.transport import Sender, unpacked
 from headrace.features.workflow.fitted import FittedWorkflow, stored_schema
-from headrace.lake.spark.exchange import Block, exchange, small_batches
+from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
 
@@ -171,7 +171,7 @@ class SendRows:
     workflow: Location
     plans: tuple[FilePlan, ...]
 
-    def __call__(self, task: int) -> Iterator[Block]:
+    def __call__(self, task: int) -> Iterator[ExchangedBlock]:
         fitted = mapped(self.workflow, self.folder.of_run() / "maps")
         for number, file in self.tasks[task]:
             sender = Sender(number)
@@ -222,7 +222,7 @@ class WritePart:
     folder: Location
     workflow: Location
 
-    def __call__(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, blocks: Sequence[ExchangedBlock]) -> Iterator[pa.RecordBatch]:
         fitted = without_values(self.workflow)
         sets = source_sets(fitted)
         missing, tables = np.zeros(len(sets), np.int64), list[pa.Table]()

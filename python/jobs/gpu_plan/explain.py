@@ -63,7 +63,7 @@ class PlanNode:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PhysicalPlan:
     """One physical plan."""
 
     text: str
@@ -151,17 +151,17 @@ class Explainer:
         context.getConfiguration().addLogger(_LOGGER, logger)
         context.updateLoggers()
 
-    def ran(self) -> list[Plan]:
+    def ran(self) -> list[PhysicalPlan]:
         """Return the plans that ran since the last call."""
         text = self._written.toString()
         self._written.getBuffer().setLength(0)
-        plans = [Plan(part) for part in text.split(_START)]
+        plans = [PhysicalPlan(part) for part in text.split(_START)]
         return [p for p in plans if p.nodes]
 
-    def explain(self, frame: DataFrame) -> Plan:
+    def explain(self, frame: DataFrame) -> PhysicalPlan:
         """Return the plan of a frame, without running it."""
         start = self._written.getBuffer().length()
-        plan = Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
+        plan = PhysicalPlan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
         # It goes to the log, too, where it would be taken for one that ran.
         self._written.getBuffer().setLength(start)
         return plan

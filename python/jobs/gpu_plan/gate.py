@@ -41,7 +41,7 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.jobs.gpu_plan import cases as gpu_cases
-from headrace.jobs.gpu_plan.explain import Explainer, Plan, PlanNode
+from headrace.jobs.gpu_plan.explain import Explainer, PhysicalPlan, PlanNode
 from headrace.jobs.gpu_plan.rows import made_rows
 from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
@@ -71,7 +71,7 @@ class StepPlans:
     #: What they are of: `operator log`, `table operator lag`, `pipeline clicks`.
     subject: str
     step: str
-    plans: tuple[Plan, ...]
+    plans: tuple[PhysicalPlan, ...]
     #: Why the gate is red for another reason than a plan.
     fault: str = ""
 
@@ -110,7 +110,7 @@ def check_operators(explainer: Explainer, ws: Workspace, only: Sequence[str] = (
             yield from _check(f"table operator {name}", cases, explainer, ws, frame, _table_case)
 
 
-Case = Callable[[Explainer, Workspace, DataFrame, Mapping[str, Any]], Iterator[tuple[str, list[Plan]]]]
+Case = Callable[[Explainer, Workspace, DataFrame, Mapping[str, Any]], Iterator[tuple[str, list[PhysicalPlan]]]]
 
 
 def _check(
@@ -132,7 +132,7 @@ def _check(
 
 def _row_case(
     explainer: Explainer, ws: Workspace, frame: DataFrame, chain: Mapping[str, Any]
-) -> Iterator[tuple[str, list[Plan]]]:
+) -> Iterator[tuple[str, list[PhysicalPlan]]]:
     w = Workflow([Chain.model_validate(chain)], gpu_cases.COLUMNS, label=gpu_cases.LABEL)
     folder = _fresh(ws, "workflow")
     fitted = fit(w, frame, VocabularyTable(explainer.spark, folder / "vocabulary", "2026-01-01"))
@@ -151,7 +151,7 @@ def _row_case(
 
 def _table_case(
     explainer: Explainer, ws: Workspace, frame: DataFrame, op: Mapping[str, Any]
-) -> Iterator[tuple[str, list[Plan]]]:
+) -> Iterator[tuple[str, list[PhysicalPlan]]]:
     ops = [OpSpec(op=name, params=params) for name, params in op.items()]
     label = gpu_cases.LABEL
     makes_label = Attribution.name in op
@@ -218,9 +218,9 @@ ON_CPUS = "features.engine: arrow, on CPUs"
 _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and write"}
 
 
-def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ...]]]:
+def _by_step(name: str, plans: Sequence[PhysicalPlan]) -> list[tuple[str, tuple[PhysicalPlan, ...]]]:
     """Sort the plans of a step of the stage into finer steps by what they do."""
-    by_step: dict[str, list[Plan]] = {}
+    by_step: dict[str, list[PhysicalPlan]] = {}
     for plan in plans:
         execs = [n.name for n in plan.execs]
         writes = any(n.name == "InsertIntoHadoopFsRelationCommand" for n in plan.nodes)

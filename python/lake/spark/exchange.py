@@ -35,7 +35,7 @@ _BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 
 @dataclass(frozen=True)
-class Block:
+class ExchangedBlock:
     """Some bytes on their way to a partition."""
 
     partition: int
@@ -48,9 +48,9 @@ class Block:
 def exchange(
     spark: SparkSession,
     tasks: int,
-    send: Callable[[int], Iterable[Block]],
+    send: Callable[[int], Iterable[ExchangedBlock]],
     partitions: int,
-    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
+    receive: Callable[[Sequence[ExchangedBlock]], Iterable[pa.RecordBatch]],
     schema: str,
     hosts: Sequence[str | None] = (),
 ) -> DataFrame:
@@ -131,13 +131,13 @@ class _Gather:
 class _Send:
     """Function of a task that sends blocks, several in one Arrow batch, each with the key of its partition."""
 
-    send: Callable[[int], Iterable[Block]]
+    send: Callable[[int], Iterable[ExchangedBlock]]
     #: By partition: what Spark puts there.
     keys: tuple[int, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         prepare_worker()
-        waiting, size = list[Block](), 0
+        waiting, size = list[ExchangedBlock](), 0
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for block in self.send(number):
@@ -149,7 +149,7 @@ class _Send:
         if waiting:
             yield self._batch(waiting)
 
-    def _batch(self, blocks: Sequence[Block]) -> pa.RecordBatch:
+    def _batch(self, blocks: Sequence[ExchangedBlock]) -> pa.RecordBatch:
         """Return blocks as one Arrow batch of `_SCHEMA`."""
         columns = [
             [self.keys[b.partition] for b in blocks],
@@ -166,7 +166,7 @@ class _Send:
 class _Receive:
     """Function of a task that collects the blocks of its partition and passes them on in order."""
 
-    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]]
+    receive: Callable[[Sequence[ExchangedBlock]], Iterable[pa.RecordBatch]]
     keys: tuple[int, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -176,7 +176,7 @@ class _Receive:
             keys, sources, numbers, payloads = batch.columns
             places = [c.to_pylist() for c in (keys, sources, numbers)]
             for key, source, number, payload in zip(*places, payloads, strict=True):
-                blocks.append(Block(self.keys.index(key), source, number, payload.as_buffer()))
+                blocks.append(ExchangedBlock(self.keys.index(key), source, number, payload.as_buffer()))
         if blocks:
             yield from self.receive(sorted(blocks, key=attrgetter("source", "number")))
 

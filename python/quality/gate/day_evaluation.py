@@ -29,7 +29,7 @@ from headrace.manifest import Input
 from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import needed_models
 from headrace.numeric.psi import psi
-from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, EvaluationTask, ModelResult, batch_seconds, evaluate
+from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, GateTask, ModelResult, batch_seconds, evaluate
 from headrace.quality.gate.predictions import RawActions, coarse_counts, inputs_of
 from headrace.stage import Context
 from headrace.storage import Location
@@ -246,7 +246,7 @@ def measures(spec: Spec, gate: Gate, for_policies: bool = False) -> Train:
     return train.model_copy(update={"evaluation": evaluation, "tasks": {}})
 
 
-def requested_metrics(task: EvaluationTask) -> list[str]:
+def requested_metrics(task: GateTask) -> list[str]:
     """Return the metrics that evaluations of the task's splits have, each where there is a row to measure it by."""
     metrics = list(_OF_NUMBERS) if task.predicts == "number" else [*BASIC, *_requested(task, (ClickMetric, UserMetric))]
     if task.predicts == "order":
@@ -255,7 +255,7 @@ def requested_metrics(task: EvaluationTask) -> list[str]:
     return list(dict.fromkeys([*metrics, *lists]))
 
 
-def _requested(task: EvaluationTask, kinds: Sequence[Any]) -> list[str]:
+def _requested(task: GateTask, kinds: Sequence[Any]) -> list[str]:
     return [m for kind in kinds for m in task.train.evaluation.wants(kind)]
 
 
@@ -271,7 +271,7 @@ def _predicts(spec: Spec, gate: Gate) -> str:
 
 def _task(
     ctx: Context, gate: Gate, compared: Sequence[Location], optional: int, actions: RawActions | None
-) -> EvaluationTask:
+) -> GateTask:
     """Return the settings of the tasks."""
     spec = ctx.spec
     features = ctx.upstream["features"]
@@ -289,7 +289,7 @@ def _task(
     carried = {f.name: CARRIED.format(i) for i, f in enumerate(schema.carried_columns.values())}
     needed = dict.fromkeys(c for folder in compared for c in inputs_of(folder))
     needed |= dict.fromkeys(() if actions is None else actions.columns)
-    task = EvaluationTask(
+    task = GateTask(
         tuple(compared),
         maps_of_tasks(ctx.ws, spec, compared),
         dataset,
@@ -307,7 +307,7 @@ def _task(
     return task
 
 
-def _columns(ctx: Context, frame: DataFrame, task: EvaluationTask) -> DataFrame:
+def _columns(ctx: Context, frame: DataFrame, task: GateTask) -> DataFrame:
     """Return the rows of the splits, with the columns that tasks read, as the dataset carries them."""
     types = {c.name: declared(c) for c in prepared_columns(ctx.spec)}
     sources = {f.name: column for column, f in task.schema.carried_columns.items()}

@@ -35,7 +35,7 @@ _TIMED = 7
 
 
 @dataclass(frozen=True)
-class EvaluationTask:
+class GateTask:
     """Settings of each task; small.
 
     models: the folders of the saved models, the day's own first; maps: where tasks map them (models.maps);
@@ -89,9 +89,7 @@ class ModelResult:
     scores: Sequence[int]
 
 
-def evaluate(
-    spark: SparkSession, frame: DataFrame, task: EvaluationTask, ranks: int
-) -> tuple[int, list[ModelResult], float]:
+def evaluate(spark: SparkSession, frame: DataFrame, task: GateTask, ranks: int) -> tuple[int, list[ModelResult], float]:
     """Predict and measure; no process has all rows.
 
     Args:
@@ -110,9 +108,9 @@ def evaluate(
     numbered = frame.toDF(*[f"c{i}" for i in range(len(task.columns))]).repartition(ranks)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = _run_task(task, batches)
-        if found is not None:
-            yield pa.record_batch([pa.array([json.dumps(found)])], names=["found"])
+        result = _run_task(task, batches)
+        if result is not None:
+            yield pa.record_batch([pa.array([json.dumps(result)])], names=["found"])
         report_peak_memory(peak)
 
     (row,) = numbered.mapInArrow(run, "found string", barrier=True).collect()
@@ -129,7 +127,7 @@ def evaluate(
     return merged["rows"], results, peak.value
 
 
-def _run_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[str, Any] | None:
+def _run_task(task: GateTask, batches: Iterable[pa.RecordBatch]) -> dict[str, Any] | None:
     """Return a task's part; of the chief the whole result."""
     carried, codes = task.needed()
     models = [OpenModel.load(folder, task.maps) for folder in task.models]
@@ -151,7 +149,7 @@ def _run_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[s
 
 
 def _measured(
-    task: EvaluationTask, ranks: Ranks, by_split: Mapping[str, CollectedRows], codes: Sequence[str]
+    task: GateTask, ranks: Ranks, by_split: Mapping[str, CollectedRows], codes: Sequence[str]
 ) -> dict[str, Any]:
     """Metrics of every model and split. Collective."""
     probability = as_they_are if task.predicts == "probability" else None

@@ -30,7 +30,7 @@ from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Actions, Choices, Policy
 from headrace.train.evaluation.ranks import Bools
 
-_WHERE = "train.evaluation.off_policy"
+_KEY = "train.evaluation.off_policy"
 #: Each row is predicted once for each of them.
 MOST_ACTIONS = 10_000
 #: Rows by actions that are held at once.
@@ -101,7 +101,7 @@ def logits_of(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:
     """
     p = probabilities.astype(np.float64)
     if not ((p >= 0) & (p <= 1)).all():
-        raise UserError(f"{_WHERE}: a model predicts numbers that are no probabilities, so it expects no reward")
+        raise UserError(f"{_KEY}: a model predicts numbers that are no probabilities, so it expects no reward")
     p = p.clip(_NEAREST, 1 - _NEAREST)
     logits: NDArray[np.float64] = np.log(p / (1 - p))
     return logits
@@ -122,8 +122,7 @@ def raw_actions(frame: DataFrame, schema: DatasetSchema, settings: OffPolicy) ->
     if len(action.sources) != 1:
         sources = ", ".join(action.sources)
         raise UserError(
-            f"{_WHERE}.action: '{action.name}' is made of several columns ({sources}), and rows get another action by "
-            f"one"
+            f"{_KEY}.action: '{action.name}' is made of several columns ({sources}), and rows get another action by one"
         )
     (column,) = action.sources
     follow = _features(schema, settings.action_features, "action_features")
@@ -139,23 +138,23 @@ def raw_actions(frame: DataFrame, schema: DatasetSchema, settings: OffPolicy) ->
         repeated_rows = actions.filter(pc.equal(values, twice))
         differs = next(c for c in columns if len(pc.unique(repeated_rows[c])) > 1)
         raise UserError(
-            f"{_WHERE}.action_features: '{differs}' differs among rows with the same '{column}', so it does not follow "
+            f"{_KEY}.action_features: '{differs}' differs among rows with the same '{column}', so it does not follow "
             f"from the action; leave its feature out"
         )
     if len(actions) > MOST_ACTIONS:
         raise UserError(
-            f"{_WHERE}: '{column}' has more than {MOST_ACTIONS:,} values in the split 'train', and each row is "
+            f"{_KEY}: '{column}' has more than {MOST_ACTIONS:,} values in the split 'train', and each row is "
             f"predicted once for each; off-policy estimates are for fewer actions"
         )
     if not len(actions):
-        raise UserError(f"{_WHERE}: no row of the split 'train' has a '{column}'")
+        raise UserError(f"{_KEY}: no row of the split 'train' has a '{column}'")
     return RawActions(settings, column, actions)
 
 
 def _features(schema: DatasetSchema, names: tuple[str, ...], key: str) -> list[Feature]:
     by_name = {f.name: f for f in schema.features}
     if unknown := [name for name in names if name not in by_name]:
-        raise UserError(f"{_WHERE}.{key}: the dataset has no feature '{unknown[0]}'")
+        raise UserError(f"{_KEY}.{key}: the dataset has no feature '{unknown[0]}'")
     return [by_name[name] for name in names]
 
 

@@ -15,11 +15,11 @@ from headrace.errors import UserError, nearest
 PASSED, REFUSED = "passed", "refused"
 
 #: The key of the spec that says how much better it must be.
-BEHIND = "challenger.behind"
+CHALLENGER_KEY = "challenger.behind"
 
 
 @dataclass(frozen=True)
-class Rule:
+class GateRule:
     """Rule and its result."""
 
     #: The key of the spec.
@@ -42,7 +42,7 @@ class Rule:
         return asdict(self)
 
 
-def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[Rule]:
+def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[GateRule]:
     """Return every rule of the section, in its order.
 
     Args:
@@ -66,7 +66,7 @@ def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | N
     ]
 
 
-def verdict_of(rules: list[Rule]) -> str:
+def verdict_of(rules: list[GateRule]) -> str:
     """Refused where a rule is broken."""
     return REFUSED if any(rule.passed is False for rule in rules) else PASSED
 
@@ -79,20 +79,20 @@ def metrics_of(model: Mapping[str, Any] | None) -> dict[str, float | None]:
     return numbers | {name: model.get(name) for name in ("bytes", "batch_ms", "rows_per_second")}
 
 
-def _at_least(key: str, figure: str, value: float | None, limit: float) -> Rule:
+def _at_least(key: str, figure: str, value: float | None, limit: float) -> GateRule:
     return _against(key, figure, value, limit, None if value is None else value - limit, "at least")
 
 
-def _at_most(key: str, figure: str, value: float | None, limit: float) -> Rule:
+def _at_most(key: str, figure: str, value: float | None, limit: float) -> GateRule:
     return _against(key, figure, value, limit, None if value is None else limit - value, "at most")
 
 
-def _against(key: str, figure: str, value: float | None, limit: float, margin: float | None, side: str) -> Rule:
+def _against(key: str, figure: str, value: float | None, limit: float, margin: float | None, side: str) -> GateRule:
     requirement = f"{side} {_n(limit)} is asked for"
     if value is None or margin is None:
-        return Rule(key, figure, None, limit, None, False, f"{figure} is undefined, and {requirement}")
+        return GateRule(key, figure, None, limit, None, False, f"{figure} is undefined, and {requirement}")
     by = "" if margin >= 0 else f": by {_n(-margin)} on the wrong side"
-    return Rule(key, figure, value, limit, margin, margin >= 0, f"{figure} is {_n(value)}, {requirement}{by}")
+    return GateRule(key, figure, value, limit, margin, margin >= 0, f"{figure} is {_n(value)}, {requirement}{by}")
 
 
 def _n(value: float) -> str:
@@ -107,7 +107,7 @@ def _named(key: str, name: str, known: Mapping[str, Any]) -> None:
         )
 
 
-def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     known = metrics_of(evaluated["model"])
     for name, limit in gate.metrics.items():
         _named(f"gate.metrics.{name}", name, known)
@@ -117,8 +117,8 @@ def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
             yield _at_most(f"gate.metrics.{name}.max", name, known[name], limit.max)
 
 
-def _not_judged(key: str, figure: str, limit: float | None, reason: str) -> Rule:
-    return Rule(key, figure, None, limit, None, None, f"{figure}: not judged, {reason}")
+def _not_judged(key: str, figure: str, limit: float | None, reason: str) -> GateRule:
+    return GateRule(key, figure, None, limit, None, None, f"{figure}: not judged, {reason}")
 
 
 def _no_champion(evaluated: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _no_champion(evaluated: Mapping[str, Any]) -> str:
     return "" if champion.get("finite", 1) else "the champion gives no number for any of the day's rows"
 
 
-def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     for name, limit in gate.champion.items():
         key, figure = f"gate.champion.{name}", f"{name} beside the champion's"
         if reason := _no_champion(evaluated):
@@ -145,7 +145,7 @@ def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
             yield _no_worse(key, figure, name, difference, limit.by, limit.bound)
 
 
-def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     for name, limit in gate.slices.items():
         key = f"gate.slices.{name}"
         if reason := _no_champion(evaluated):
@@ -169,10 +169,10 @@ def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
 
 def _no_worse(
     key: str, figure: str, metric: str, difference: Mapping[str, float | None] | None, by: float, bound: str
-) -> Rule:
+) -> GateRule:
     """Return a difference, above 0 where the model is better: at least -by."""
     if difference is None:
-        return Rule(key, figure, None, -by, None, False, f"{figure}: the model's is undefined on the day's rows")
+        return GateRule(key, figure, None, -by, None, False, f"{figure}: the model's is undefined on the day's rows")
     low, high, value = difference["low"], difference["high"], difference["value"]
     assert value is not None
     if not HIGHER_IS_BETTER[metric]:
@@ -181,17 +181,17 @@ def _no_worse(
     held = {"low": low, "value": value, "high": high}[bound]
     between = "" if low is None or high is None else f" [{low:+.4g}, {high:+.4g}]"
     if held is None:
-        return Rule(key, figure, value, -by, None, False, f"{figure}: {value:+.4g}, and no interval: too few users")
+        return GateRule(key, figure, value, -by, None, False, f"{figure}: {value:+.4g}, and no interval: too few users")
     margin = held + by
     bound_text = {"low": "the interval's lower end", "value": "the difference", "high": "the interval's upper end"}[
         bound
     ]
     short = "" if margin >= 0 else f": {bound_text} is by {_n(-margin)} below"
     text = f"{figure}: better by {value:+.4g}{between}, at least {-by:+.4g} is asked for{short}"
-    return Rule(key, figure, value, -by, margin, margin >= 0, text, low, high)
+    return GateRule(key, figure, value, -by, margin, margin >= 0, text, low, high)
 
 
-def _calibration(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _calibration(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     known, limits = metrics_of(evaluated["model"]), gate.calibration
     if limits.ratio is not None:
         key, figure = "gate.calibration.ratio", "predicted over observed"
@@ -202,7 +202,7 @@ def _calibration(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         yield _at_most("gate.calibration.max_error", figure, known.get("calibration_error"), limits.max_error)
 
 
-def _coverage(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _coverage(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     limits, model, rows = gate.coverage, evaluated["model"], evaluated["rows"]
     if limits.min_rows is not None:
         yield _at_least("gate.coverage.min_rows", "rows", rows, limits.min_rows)
@@ -216,7 +216,7 @@ def _coverage(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         yield _at_least(key, figure, known / values if values else None, limit)
 
 
-def _drift(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> Iterator[Rule]:
+def _drift(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> Iterator[GateRule]:
     limits = gate.drift
     if limits.max_psi is not None and drift is not None:
         worst = max(
@@ -239,7 +239,7 @@ def _drift(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | 
             yield _at_most(key, figure, evaluated["score_psi"], limits.max_score_psi)
 
 
-def _size(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _size(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     limits, size = gate.size, evaluated["model"]["bytes"]
     if limits.max_bytes is not None:
         yield _at_most("gate.size.max_bytes", "bytes of the saved model", size, limits.max_bytes)
@@ -251,7 +251,7 @@ def _size(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
             yield _at_most(key, figure, size / evaluated["champion"]["bytes"], limits.max_growth)
 
 
-def _latency(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _latency(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     limits, model = gate.latency, evaluated["model"]
     if limits.min_rows_per_second is not None:
         key = "gate.latency.min_rows_per_second"
@@ -261,7 +261,7 @@ def _latency(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         yield _at_most("gate.latency.max_batch_ms", figure, model["batch_ms"], limits.max_batch_ms)
 
 
-def _expressions(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+def _expressions(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:
     metrics, champion_metrics = metrics_of(evaluated["model"]), metrics_of(evaluated["champion"])
     for name, rule in gate.expressions().items():
         yield _expression(f"gate.rules.{name}", rule, metrics, champion_metrics, _no_champion(evaluated))
@@ -273,7 +273,7 @@ def _expression(
     metrics: Mapping[str, float | None],
     champion_metrics: Mapping[str, float | None],
     no_champion: str,
-) -> Rule:
+) -> GateRule:
     for metric in rule.names:
         _named(key, metric, metrics)
     if rule.champion_names and no_champion:
@@ -287,14 +287,14 @@ def _expression(
     try:
         passed = rule.holds(metrics, champion_metrics)
     except UndefinedMetric as e:
-        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: {e.args[0]} is undefined")
+        return GateRule(key, rule.text, None, None, None, False, f"{rule.text}: {e.args[0]} is undefined")
     except ZeroDivisionError:
-        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: it divides by 0 ({values_text})")
+        return GateRule(key, rule.text, None, None, None, False, f"{rule.text}: it divides by 0 ({values_text})")
     holds = "holds" if passed else "does not hold"
-    return Rule(key, rule.text, None, None, None, passed, f"{rule.text} {holds}: {values_text}")
+    return GateRule(key, rule.text, None, None, None, passed, f"{rule.text} {holds}: {values_text}")
 
 
-def judge_challenger(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[Rule]:
+def judge_challenger(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[GateRule]:
     """Return every rule of the section, of the challenger instead of the day's model, against the same champion.
 
     Args:
@@ -310,7 +310,7 @@ def judge_challenger(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[st
     return judge(gate, {**evaluated, "model": challenger, **beside_champion}, drift)
 
 
-def better_rule(evaluated: Mapping[str, Any], verdict: str, monitor: str, required_gain: float) -> Rule | None:
+def better_rule(evaluated: Mapping[str, Any], verdict: str, monitor: str, required_gain: float) -> GateRule | None:
     """Return whether a challenger is better than the version that would be champion without it.
 
     Args:
@@ -332,13 +332,17 @@ def better_rule(evaluated: Mapping[str, Any], verdict: str, monitor: str, requir
     figure = f"{monitor} beside that of version {reference['version']}"
     difference = differences.get(monitor)
     if difference is None:
-        return Rule(BEHIND, figure, None, required_gain, None, False, f"{figure}: it was not measured on these rows")
+        return GateRule(
+            CHALLENGER_KEY, figure, None, required_gain, None, False, f"{figure}: it was not measured on these rows"
+        )
     value, low, high = (difference[name] for name in ("value", "low", "high"))
     if not HIGHER_IS_BETTER.get(monitor, True):
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     between = "" if low is None or high is None else f" [{low:+.4g}, {high:+.4g}]"
     text = f"{figure}: better by {value:+.4g}{between}, more than {required_gain:.4g} is asked for"
-    return Rule(BEHIND, figure, value, required_gain, value - required_gain, value > required_gain, text, low, high)
+    return GateRule(
+        CHALLENGER_KEY, figure, value, required_gain, value - required_gain, value > required_gain, text, low, high
+    )
 
 
 def verdict_on_challenger(

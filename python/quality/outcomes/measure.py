@@ -67,7 +67,7 @@ def outcome_rows(ctx: Context, spark: SparkSession, days: Sequence[ServedDay]) -
         `ds`, the day of the run; `served_ds`, user, item, `rank`, `score`, `model_version`, `arms`, `propensity`;
         `shown_landed`, the landing day of the first event while the list was shown (null: there is none, where all
         rows count); for each label LABEL (0 or 1), LABEL_landed, the landing day with which it was known to be 1, and
-        LABEL_ripe; `slice_NAME` of the first event while the list was shown.
+        LABEL_ripe; slice_NAME of the first event while the list was shown.
     """
     spec, outcomes = ctx.spec, section(ctx.spec)
     assert spec.score is not None
@@ -136,7 +136,7 @@ def _events(ctx: Context, spark: SparkSession, days: Sequence[ServedDay], source
     """Return the events since the first list was shown.
 
     Columns: `__user`, `__item`, `__time` (microseconds), `__landed`, `__main` and, by the position of labels and
-    slices, `__label0` (whether the event counts for it), `__slice0`.
+    slices, __label0 (whether the event counts for it), __slice0.
     """
     spec, outcomes = ctx.spec, section(ctx.spec)
     assert spec.score is not None
@@ -243,7 +243,7 @@ def final_rate(rate: float | None, known: float | None, shown_share: float | Non
 class Measure:
     """Measurement of one served day: a task of Spark, called with the day's rows.
 
-    labels: columns of 0 and 1; the scores are probabilities of the first. lengths: of lists, for `hr_at_K`.
+    labels: columns of 0 and 1; the scores are probabilities of the first. lengths: of lists, for hr_at_K.
     slices: columns of text, by name. most: values of a slice that get a group each.
     """
 
@@ -325,7 +325,7 @@ class Measure:
     def _hit_rates(
         self, ranks: Ranks, dimension: Dimension, code: I64, users: I64, positive: npt.NDArray[np.bool_], place: I64
     ) -> dict[str, F64]:
-        """Return `hr_at_K` of each group: float64 [1 + replicates, groups]."""
+        """Return hr_at_K of each group: float64 [1 + replicates, groups]."""
         groups, rates = len(dimension.values), {}
         chosen = code >= 0
         distinct, index = np.unique(users[chosen], return_inverse=True)

@@ -24,7 +24,7 @@ log = logging.getLogger("headrace.outcomes")
 
 
 @dataclass(frozen=True)
-class Publication:
+class ServedPublication:
     """Published version of a day's lists."""
 
     #: Milliseconds since 1970 (UTC).
@@ -40,7 +40,7 @@ class Window:
     end: int
 
 
-def publications(ws: Workspace, name: str) -> dict[str, list[Publication]]:
+def publications(ws: Workspace, name: str) -> dict[str, list[ServedPublication]]:
     """List by day the versions of a table that added rows of it, as far back as its log goes; oldest first.
 
     Args:
@@ -48,7 +48,7 @@ def publications(ws: Workspace, name: str) -> dict[str, list[Publication]]:
         name: the table's name in manifests.
     """
     log = DeltaLog(ws.locate(name))
-    versions_by_day: dict[str, list[Publication]] = {}
+    versions_by_day: dict[str, list[ServedPublication]] = {}
     for commit in log.commits():
         if erased_rows(commit.user_metadata) is not None:
             continue  # the versions before are read without these rows
@@ -63,7 +63,7 @@ def publications(ws: Workspace, name: str) -> dict[str, list[Publication]]:
         )
         for ds, count in rows.items():
             table = Output(kind="delta", name=name, version=str(commit.version), rows=count)
-            versions_by_day.setdefault(ds, []).insert(0, Publication(published_ms, table))
+            versions_by_day.setdefault(ds, []).insert(0, ServedPublication(published_ms, table))
     return versions_by_day
 
 
@@ -84,7 +84,7 @@ def window(ctx: Context, ds: str) -> Window | None:
     return Window(min(visited), max(visited)) if visited else None
 
 
-def live(versions: Sequence[Publication], shown_window: Window | None) -> Publication | None:
+def live(versions: Sequence[ServedPublication], shown_window: Window | None) -> ServedPublication | None:
     """Return the version of a day (oldest first) that was current the longest while lists were shown.
 
     For a window without a length it is the newest version before it. None: the first version is later than the window.
@@ -137,7 +137,7 @@ def served_days(ctx: Context) -> Served:
     spec = ctx.spec
     stage = "score" if spec.publish is None else "publish"
     served = Served([], [])
-    by_table: dict[str, dict[str, list[Publication]]] = {}
+    by_table: dict[str, dict[str, list[ServedPublication]]] = {}
     for ds in days_looked_at(spec, ctx.ds):
         manifest = Manifest.load(ctx.ws.manifest(spec.pipeline, ds, stage))
         if manifest is None or manifest.removed:
@@ -146,7 +146,7 @@ def served_days(ctx: Context) -> Served:
         if newest.name not in by_table:
             by_table[newest.name] = publications(ctx.ws, newest.name)
         # The log may no longer say when the day was written; its manifest does.
-        manifest_version = Publication(int((manifest.started.timestamp() + manifest.seconds) * 1000), newest)
+        manifest_version = ServedPublication(int((manifest.started.timestamp() + manifest.seconds) * 1000), newest)
         shown_version = live(by_table[newest.name].get(ds, [manifest_version]), window(ctx, ds))
         if shown_version is None:
             served.late.append(ds)

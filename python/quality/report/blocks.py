@@ -28,7 +28,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under headings. Headings that start with `>` are of numbers, to the right."""
 
     headings: tuple[str, ...]
@@ -71,11 +71,11 @@ class Tree:
     wide: bool = True
 
 
-Block = Table | Plot | Text | Tree
+Block = ReportTable | Plot | Text | Tree
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A headed part of the page."""
 
     id: str

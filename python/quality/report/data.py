@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.quality.report import facts, plots
-from headrace.quality.report.blocks import Block, Cell, Day, Plot, Section, Table, Text, checks, not_run
+from headrace.quality.report.blocks import Block, Cell, Day, Plot, ReportSection, ReportTable, Text, checks, not_run
 
 _TOP_FEATURES = 15
 
@@ -16,7 +16,7 @@ _TOP_DRIFT = 40
 _LARGEST_PSI = 1e3
 
 
-def features(day: Day) -> Section:
+def features(day: Day) -> ReportSection:
     """Return the section on features: ranges, vocabularies, missing and unknown values, XGBoost's importance."""
     blocks: list[Block] = []
     dataset_facts = day.facts("features")
@@ -46,7 +46,7 @@ def features(day: Day) -> Section:
         blocks.append(Plot(svg, "What XGBoost looks at"))
         blocks += _importance(facts.records(day.facts("baseline").get("importance")))
     blocks += _dataset_tables(day)
-    return Section("features", "Features", tuple(blocks))
+    return ReportSection("features", "Features", tuple(blocks))
 
 
 def _importance(records: Sequence[Mapping[str, Any]]) -> Iterable[Block]:
@@ -58,7 +58,7 @@ def _importance(records: Sequence[Mapping[str, Any]]) -> Iterable[Block]:
         means = [facts.decimals(r.get(key)) for key in ("gain", "cover")]
         rows.append((Cell(facts.short(r.get("feature")), code=True), *means, facts.count(r.get("weight"))))
     headings = ("Feature", ">mean gain of a split", ">mean cover of a split", ">splits")
-    yield Table(headings, tuple(rows), "Importance of the features to XGBoost")
+    yield ReportTable(headings, tuple(rows), "Importance of the features to XGBoost")
 
 
 def _dataset_tables(day: Day) -> Iterable[Block]:
@@ -70,12 +70,12 @@ def _dataset_tables(day: Day) -> Iterable[Block]:
         span = " to ".join(str(d) for d in facts.sequence(dataset_facts.get(f"{name}_range"))) or "–"
         rows.append((name, span, *(facts.count(s.get(k)) for k in ("rows", "row_groups", "files"))))
     if rows:
-        yield Table(("Split", "Days", ">Rows", ">Row groups", ">Files"), tuple(rows), "Splits")
+        yield ReportTable(("Split", "Days", ">Rows", ">Row groups", ">Files"), tuple(rows), "Splits")
     vocabularies = facts.mapping(dataset_facts.get("vocabularies"))
     if vocabularies:
         version = facts.number(dataset_facts.get("vocabulary_version"))
         title = "Vocabularies" + (f", version {version:.0f}" if version is not None else "")
-        yield Table(
+        yield ReportTable(
             ("Vocabulary", ">Ids", ">New this run"),
             tuple(
                 (str(n), facts.count(facts.mapping(v).get("size")), facts.count(facts.mapping(v).get("new")))
@@ -85,17 +85,17 @@ def _dataset_tables(day: Day) -> Iterable[Block]:
         )
 
 
-def data_quality(day: Day) -> Section:
+def data_quality(day: Day) -> ReportSection:
     """Return the section on faults of the landing files."""
     if "ingest" not in day.manifests:
-        return Section("data", "Data quality", (not_run("ingest"),))
+        return ReportSection("data", "Data quality", (not_run("ingest"),))
     ingest_facts = day.facts("ingest")
     blocks = list(_source_blocks(day, ingest_facts, ""))
     for name, of_source in facts.mapping(ingest_facts.get("sources")).items():
         blocks += _source_blocks(day, facts.mapping(of_source), f" of source {facts.short(name)}")
     days = [str(d) for d in facts.sequence(ingest_facts.get("days"))]
     note = f"Days loaded by this run: {_span(days)}." if days else ""
-    return Section("data", "Data quality", tuple(blocks), note)
+    return ReportSection("data", "Data quality", tuple(blocks), note)
 
 
 def _source_blocks(day: Day, source_facts: Mapping[str, object], suffix: str) -> Iterable[Block]:
@@ -105,7 +105,7 @@ def _source_blocks(day: Day, source_facts: Mapping[str, object], suffix: str) ->
     checked = checks(checked_records)
     if checked:
         title = f"Expectations{suffix}" + (f" of {day.ds}" if len(checked_records) < len(every) else "")
-        yield Table(("Expectation", ">Value", ">Limit", ""), checked, title)
+        yield ReportTable(("Expectation", ">Value", ">Limit", ""), checked, title)
     if len(checked_records) < len(every):
         yield Text(
             f"Other expectations{suffix} held, of earlier days: {len(every) - len(checked_records)}.",
@@ -117,7 +117,7 @@ def _source_blocks(day: Day, source_facts: Mapping[str, object], suffix: str) ->
         ordered = sorted(reasons.items(), key=lambda kv: -kv[1])
         top = ordered[0][1] or 1.0
         rows = tuple((n, Cell(facts.count(v), bar=max(0.0, v / top))) for n, v in ordered)
-        yield Table(("Reason", ">Rows"), rows, f"Quarantine{suffix}")
+        yield ReportTable(("Reason", ">Rows"), rows, f"Quarantine{suffix}")
     else:
         yield Text(f"No row{suffix} went to quarantine.", "good", wide=False)
     bad_files = tuple(
@@ -125,13 +125,13 @@ def _source_blocks(day: Day, source_facts: Mapping[str, object], suffix: str) ->
         for r in facts.records(source_facts.get("bad_files"))
     )
     if bad_files:
-        yield Table(("Day", "File", "Reason"), bad_files, f"Files left out{suffix}")
+        yield ReportTable(("Day", "File", "Reason"), bad_files, f"Files left out{suffix}")
     drift = tuple(
         (Cell(str(r.get("column")), code=True), str(r.get("change")), facts.show(r.get("detail")))
         for r in facts.records(source_facts.get("drift"))
     )
     if drift:
-        yield Table(("Column", "Change", "Detail"), drift, f"Schema drift{suffix}")
+        yield ReportTable(("Column", "Change", "Detail"), drift, f"Schema drift{suffix}")
     else:
         yield Text(f"No schema drift{suffix}: the files have the declared columns.", "good", wide=False)
 
@@ -140,15 +140,15 @@ def _span(days: Sequence[str]) -> str:
     return days[0] if len(days) == 1 else f"{len(days)}, from {min(days)} to {max(days)}"
 
 
-def drift(day: Day) -> Section:
+def drift(day: Day) -> ReportSection:
     """Return the section on drift: the newest rows compared with those that the model was trained on."""
     if not day.planned("drift"):
-        return Section("drift", "Drift", (Text("This pipeline has no section `drift`.", "dim"),))
+        return ReportSection("drift", "Drift", (Text("This pipeline has no section `drift`.", "dim"),))
     if "drift" not in day.manifests:
-        return Section("drift", "Drift", (not_run("drift"),))
+        return ReportSection("drift", "Drift", (not_run("drift"),))
     columns = facts.records(day.facts("drift").get("columns"))
     if not columns:
-        return Section("drift", "Drift", (Text("No column was compared.", "dim"),))
+        return ReportSection("drift", "Drift", (Text("No column was compared.", "dim"),))
     over = [r for r in columns if facts.records(r.get("breaches"))]
     summary = (
         f"{len(over)} of {len(columns)} columns and features are over a limit." if over else "All within their limits."
@@ -158,7 +158,7 @@ def drift(day: Day) -> Section:
     ordered = [*over, *(r for r in columns if not facts.records(r.get("breaches")))]
     rows = tuple(_drift_row(r) for r in ordered[:_TOP_DRIFT])
     headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing", ">now", ">Unknown", ">now", ">Mean", ">now", "")
-    blocks.append(Table(headings, rows, "Columns of the events, and features", wide=True))
+    blocks.append(ReportTable(headings, rows, "Columns of the events, and features", wide=True))
     if len(ordered) > _TOP_DRIFT:
         blocks.append(Text(f"And {len(ordered) - _TOP_DRIFT} more, within their limits or less far off.", "dim"))
     bars = [
@@ -175,7 +175,7 @@ def drift(day: Day) -> Section:
         for s in ("valid", "train")
     ]
     note = f"{ranges[0]} beside the training range, {ranges[1]}." if all(ranges) else ""
-    return Section("drift", "Drift", tuple(blocks), note)
+    return ReportSection("drift", "Drift", tuple(blocks), note)
 
 
 def _mean(value: Any) -> str:
@@ -192,7 +192,7 @@ def _mean(value: Any) -> str:
     )
 
 
-def _drift_limits(day: Day) -> Table:
+def _drift_limits(day: Day) -> ReportTable:
     limits = day.spec.drift
     assert limits is not None
     rows: list[tuple[Cell | str, ...]] = [
@@ -218,7 +218,7 @@ def _drift_limits(day: Day) -> Table:
                 column_limits.action or limits.action,
             )
         )
-    return Table(("Limit of", "Column", ">Value", "Then"), tuple(rows), "Limits")
+    return ReportTable(("Limit of", "Column", ">Value", "Then"), tuple(rows), "Limits")
 
 
 def _drift_row(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.quality.report import facts, plots
-from headrace.quality.report.blocks import Block, Cell, Day, Plot, Section, Table, Text, not_run
+from headrace.quality.report.blocks import Block, Cell, Day, Plot, ReportSection, ReportTable, Text, not_run
 from headrace.quality.report.quality import metric_name
 
 _SPLITS = {
@@ -27,7 +27,7 @@ _ByModel = Mapping[str, Mapping[str, Any]]
 _TOP_GATE_SLICES = 30
 
 
-def evaluation(day: Day) -> Section:
+def evaluation(day: Day) -> ReportSection:
     """Metrics of each split with their intervals, and of its slices; no block where nothing was asked for."""
     of_models = {
         name: facts.mapping(day.facts(stage).get("evaluation"))
@@ -42,7 +42,7 @@ def evaluation(day: Day) -> Section:
         for task in dict.fromkeys(str(task) for results in tasks.values() for task in results):
             of_task = {name: facts.mapping(results[task]) for name, results in tasks.items() if task in results}
             blocks += _rows_blocks(of_task, f"{title}, task {task}")
-    return Section("evaluation", "Evaluation by slice", tuple(blocks))
+    return ReportSection("evaluation", "Evaluation by slice", tuple(blocks))
 
 
 def _rows_blocks(by_model: _ByModel, title: str) -> list[Block]:
@@ -81,7 +81,7 @@ def _intervals(by_model: _ByModel, title: str) -> list[Block]:
     return [Plot(svg, f"{metric_name(metric)} by slice, {title}", several if len(by_model) > 1 else "")]
 
 
-def _overall(by_model: _ByModel, title: str) -> Table:
+def _overall(by_model: _ByModel, title: str) -> ReportTable:
     """Return a row for each metric; a column for each model, and its intervals."""
     # `<metric>.<task>` stands in the task's own table.
     metrics = {
@@ -96,10 +96,10 @@ def _overall(by_model: _ByModel, title: str) -> Table:
         rows.append((metric_name(metric), *cells))
     rows.append(("rows", *(c for result in by_model.values() for c in (facts.count(result.get("rows")), ""))))
     headings = ("Metric", *(h for name in by_model for h in (f">{name}", ">interval")))
-    return Table(headings, tuple(rows), f"Metrics of the {title}")
+    return ReportTable(headings, tuple(rows), f"Metrics of the {title}")
 
 
-def _slices(by_model: _ByModel, title: str) -> Table:
+def _slices(by_model: _ByModel, title: str) -> ReportTable:
     """Return a row for each value of each slice and each model."""
     slices = {name: facts.records(slice_records.get("slices")) for name, slice_records in by_model.items()}
     metric_names = _names(
@@ -130,7 +130,7 @@ def _slices(by_model: _ByModel, title: str) -> Table:
             )
     model = ["Model"] if len(by_model) > 1 else []
     headings = ("Slice", "Value", *model, ">rows", *(f">{metric_name(n)}" for n in metric_names))
-    return Table(headings, tuple(rows), f"Slices of the {title}", wide=True)
+    return ReportTable(headings, tuple(rows), f"Slices of the {title}", wide=True)
 
 
 def _names(metrics: Iterable[Mapping[Any, Any]]) -> list[str]:
@@ -148,12 +148,12 @@ def _interval(value: Any) -> str:
     return f"[{facts.decimals(ends[0])}, {facts.decimals(ends[1])}]"
 
 
-def gate(day: Day) -> Section:
+def gate(day: Day) -> ReportSection:
     """Return the section on the gate: verdict, rules, both models' metrics, slices; empty without a gate."""
     if not day.planned("gate"):
-        return Section("gate", "Gate", ())
+        return ReportSection("gate", "Gate", ())
     if "gate" not in day.manifests:
-        return Section("gate", "Gate", (not_run("gate"),))
+        return ReportSection("gate", "Gate", (not_run("gate"),))
     verdict_facts, evaluated = day.facts("gate"), day.facts("evaluate")
     blocks: list[Block] = [_verdict(verdict_facts)]
     if note := str(verdict_facts.get("note") or ""):
@@ -161,7 +161,7 @@ def gate(day: Day) -> Section:
     rules = facts.records(verdict_facts.get("rules"))
     if rules:
         headings = ("Rule", "", "Figure", ">value", ">limit", ">margin")
-        blocks.append(Table(headings, tuple(_rule(r) for r in rules), "Rules", wide=True))
+        blocks.append(ReportTable(headings, tuple(_rule(r) for r in rules), "Rules", wide=True))
     model, champion = (facts.mapping(evaluated.get(name)) for name in ("model", "champion"))
     if model:
         blocks.append(_models(model, champion, facts.mapping(evaluated.get("differences"))))
@@ -173,7 +173,7 @@ def gate(day: Day) -> Section:
     )
     rows = f"{facts.count(verdict_facts.get('rows'))} rows of the split {verdict_facts.get('split')}"
     note = f"Both models predict the same {rows}, each by its own workflow; intervals are paired, over users."
-    return Section("gate", "Gate", tuple(blocks), note)
+    return ReportSection("gate", "Gate", tuple(blocks), note)
 
 
 def _verdict(verdict_facts: Mapping[str, Any]) -> Text:
@@ -199,7 +199,7 @@ def _challenger(judged: Mapping[str, Any], evaluated: Mapping[str, Any], model: 
     unmet = [r for r in facts.records(judged.get("rules")) if r.get("passed") is False]
     headings = ("Rule", "", "Figure", ">value", ">limit", ">margin")
     title = f"Rules that the challenger {'breaks' if refused else 'does not meet'}"
-    broken = (Table(headings, tuple(_rule(r) for r in unmet), title, wide=True),) if unmet else ()
+    broken = (ReportTable(headings, tuple(_rule(r) for r in unmet), title, wide=True),) if unmet else ()
     metrics, model_metrics = facts.mapping(evaluated.get("metrics")), facts.mapping(model.get("metrics"))
     differences = facts.mapping(evaluated.get("beside_model"))
     rows = tuple(
@@ -212,7 +212,7 @@ def _challenger(judged: Mapping[str, Any], evaluated: Mapping[str, Any], model: 
         for name, value in metrics.items()
     )
     columns = ("Metric", f">version {judged.get('version')}", f">version {model.get('version')}", ">difference")
-    return text, *broken, Table((*columns, ">interval of that"), rows, "The challenger beside the day's model")
+    return text, *broken, ReportTable((*columns, ">interval of that"), rows, "The challenger beside the day's model")
 
 
 def _rule(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:
@@ -223,7 +223,7 @@ def _rule(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:
     return Cell(str(r.get("key")), code=True), state, str(r.get("figure")), *numbers, margin
 
 
-def _models(model: Mapping[str, Any], champion: Mapping[str, Any], differences: Mapping[str, Any]) -> Table:
+def _models(model: Mapping[str, Any], champion: Mapping[str, Any], differences: Mapping[str, Any]) -> ReportTable:
     metrics, champion_metrics = (facts.mapping(m.get("metrics")) for m in (model, champion))
     rows: list[tuple[Cell | str, ...]] = []
     for name, value in metrics.items():
@@ -239,7 +239,7 @@ def _models(model: Mapping[str, Any], champion: Mapping[str, Any], differences: 
     )
     headings = ("Metric", f">version {model.get('version')}", *champion_headings)
     title = "The day's model beside the champion" if champion else "The day's model"
-    return Table(headings, tuple(rows), title, wide=bool(champion))
+    return ReportTable(headings, tuple(rows), title, wide=bool(champion))
 
 
 def _difference(result: Mapping[str, Any]) -> tuple[str, str]:
@@ -248,7 +248,7 @@ def _difference(result: Mapping[str, Any]) -> tuple[str, str]:
     return "–" if value is None else f"{value:+.4f}", interval
 
 
-def _gate_slices(slices: list[Mapping[str, Any]]) -> Table:
+def _gate_slices(slices: list[Mapping[str, Any]]) -> ReportTable:
     """Return slices by AUC, or the first metric they have; the worst in comparison with the champion first."""
     metric = next((m for m in ("auc", "rmse", "ndcg_at_k") if m in facts.mapping(slices[0].get("metrics"))), "auc")
     sign = -1 if metric == "rmse" else 1
@@ -270,4 +270,6 @@ def _gate_slices(slices: list[Mapping[str, Any]]) -> Table:
         for s in sorted(slices, key=order)[:_TOP_GATE_SLICES]
     )
     headings = ("Slice", ">rows", ">model", ">champion", ">difference", ">interval of that")
-    return Table(headings, rows, f"{metric_name(metric)} by slice, the worst beside the champion first", wide=True)
+    return ReportTable(
+        headings, rows, f"{metric_name(metric)} by slice, the worst beside the champion first", wide=True
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.quality.report import facts, plots
-from headrace.quality.report.blocks import Block, Cell, Day, Plot, Section, Table, Text, not_run
+from headrace.quality.report.blocks import Block, Cell, Day, Plot, ReportSection, ReportTable, Text, not_run
 from headrace.quality.report.quality import metric_name
 
 #: Rows of a table.
@@ -21,16 +21,16 @@ _EXPERIMENT_DAYS = 14
 _KINDS = {"better": Cell("better", "good"), "worse": Cell("worse", "bad")}
 
 
-def outcomes(day: Day) -> Section:
+def outcomes(day: Day) -> ReportSection:
     """Show lists of earlier days beside what followed; nothing where the pipeline has no such stage."""
     title = "Outcomes of earlier lists"
     if not day.planned("outcomes"):
-        return Section("outcomes", title, ())
+        return ReportSection("outcomes", title, ())
     if "outcomes" not in day.manifests:
-        return Section("outcomes", title, (not_run("outcomes"),))
+        return ReportSection("outcomes", title, (not_run("outcomes"),))
     records = facts.records(day.facts("outcomes").get("days"))
     if not records:
-        return Section("outcomes", title, (Text("No list was served before this day.", "dim"),))
+        return ReportSection("outcomes", title, (Text("No list was served before this day.", "dim"),))
     alerts = facts.records(day.facts("outcomes").get("alerts"))
     summary = f"{len(alerts)} figures are beyond a limit." if len(alerts) != 1 else "One figure is beyond a limit."
     blocks: list[Block] = [Text(summary if alerts else "No figure is beyond a limit.", "bad" if alerts else "good")]
@@ -47,7 +47,7 @@ def outcomes(day: Day) -> Section:
         blocks.append(_days([r for r in records if r.get("label") == label], label))
     groups = facts.records(day.facts("outcomes").get("groups"))
     blocks += [_groups([r for r in groups if r.get("label") == label], label) for label in labels if groups]
-    return Section("outcomes", title, tuple(blocks), "As far as events had landed by this day.")
+    return ReportSection("outcomes", title, tuple(blocks), "As far as events had landed by this day.")
 
 
 def _history(day: Day, label: str) -> list[Record]:
@@ -75,7 +75,7 @@ def _point(record: Record) -> plots.RatePoint | None:
     )
 
 
-def _days(records: Sequence[Record], label: str) -> Table:
+def _days(records: Sequence[Record], label: str) -> ReportTable:
     """Return a row a served day, the newest first."""
     metrics = list(dict.fromkeys(str(r.get("metric")) for r in records))
     by_day: dict[str, dict[str, Record]] = {}
@@ -100,10 +100,12 @@ def _days(records: Sequence[Record], label: str) -> Table:
             )
         )
     headings = ("Served", "", ">Still to come", ">Shown", ">Users", f">{label}")
-    return Table((*headings, *(f">{_name(name)}" for name in metrics)), tuple(rows), f"Served days: {label}", wide=True)
+    return ReportTable(
+        (*headings, *(f">{_name(name)}" for name in metrics)), tuple(rows), f"Served days: {label}", wide=True
+    )
 
 
-def _groups(records: Sequence[Record], label: str) -> Table:
+def _groups(records: Sequence[Record], label: str) -> ReportTable:
     """Return a row a group, of one served day."""
     metrics = [name for name in _COLUMNS if any(r.get("metric") == name for r in records)]
     by_group: dict[tuple[str, str], dict[str, Record]] = {}
@@ -118,10 +120,10 @@ def _groups(records: Sequence[Record], label: str) -> Table:
         rows.append((dimension.replace(":", " "), facts.short(value), *counts, *figures))
     served = str(records[0].get("served_ds")) if records else ""
     headings = ("By", "Value", ">Shown", ">Users", *(f">{_name(name)}" for name in metrics))
-    return Table(headings, tuple(rows), f"Groups, served on {served}: {label}", wide=True)
+    return ReportTable(headings, tuple(rows), f"Groups, served on {served}: {label}", wide=True)
 
 
-def _alerts(alerts: Sequence[Record]) -> Table:
+def _alerts(alerts: Sequence[Record]) -> ReportTable:
     rows: list[tuple[Cell | str, ...]] = []
     for r in alerts:
         group = "all" if r.get("dimension") == "all" else f"{r.get('dimension')} {r.get('value')}".replace(":", " ")
@@ -130,7 +132,7 @@ def _alerts(alerts: Sequence[Record]) -> Table:
         rows.append(
             (*columns, figure, f"{r.get('kind')} {facts.show(r.get('limit'))}", Cell(str(r.get("key")), code=True))
         )
-    return Table(("Served", "Figure", "Of", ">Value", ">Limit", "Key"), tuple(rows), "Beyond a limit", wide=True)
+    return ReportTable(("Served", "Figure", "Of", ">Value", ">Limit", "Key"), tuple(rows), "Beyond a limit", wide=True)
 
 
 def _with_interval(record: Record) -> str:
@@ -144,17 +146,17 @@ def _name(metric: str) -> str:
     return f"HR@{metric.removeprefix('hr_at_')}" if metric.startswith("hr_at_") else metric_name(metric)
 
 
-def experiments(day: Day) -> Section:
+def experiments(day: Day) -> ReportSection:
     """Return each experiment of the pipeline; nothing where it has none."""
     title = "Experiments"
     if not day.planned("experiments"):
-        return Section("experiments", title, ())
+        return ReportSection("experiments", title, ())
     if "experiments" not in day.manifests:
-        return Section("experiments", title, (not_run("experiments"),))
+        return ReportSection("experiments", title, (not_run("experiments"),))
     blocks: list[Block] = []
     for experiment in facts.records(day.facts("experiments").get("experiments")):
         blocks += _experiment(experiment)
-    return Section("experiments", title, tuple(blocks), "Totals are of the days whose label is ripe.")
+    return ReportSection("experiments", title, tuple(blocks), "Totals are of the days whose label is ripe.")
 
 
 def _experiment(experiment: Mapping[str, Any]) -> list[Block]:
@@ -177,7 +179,7 @@ def _experiment(experiment: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
-def _arms(experiment: Mapping[str, Any], arms: Mapping[str, Any], differences: Mapping[str, Any]) -> Table:
+def _arms(experiment: Mapping[str, Any], arms: Mapping[str, Any], differences: Mapping[str, Any]) -> ReportTable:
     """Return a row an arm."""
     rows: list[tuple[Cell | str, ...]] = []
     for arm, arm_facts in ((str(arm), facts.mapping(arm_facts)) for arm, arm_facts in arms.items()):
@@ -215,10 +217,10 @@ def _arms(experiment: Mapping[str, Any], arms: Mapping[str, Any], differences: M
         "Is",
         "Stopped",
     )
-    return Table(headings, tuple(rows), f"Arms of {experiment.get('name')}: {experiment.get('label')}", wide=True)
+    return ReportTable(headings, tuple(rows), f"Arms of {experiment.get('name')}: {experiment.get('label')}", wide=True)
 
 
-def _by_day(name: str, days: list[Mapping[str, Any]], arms: list[Any], treatments: list[Any]) -> Table:
+def _by_day(name: str, days: list[Mapping[str, Any]], arms: list[Any], treatments: list[Any]) -> ReportTable:
     """Return a row a served day, the newest first."""
     rows: list[tuple[Cell | str, ...]] = []
     for served_day in days:
@@ -233,7 +235,7 @@ def _by_day(name: str, days: list[Mapping[str, Any]], arms: list[Any], treatment
             )
         )
     headings = ("Served", "", *(f">{arm}" for arm in arms), *(f">{arm} - control" for arm in treatments))
-    return Table(headings, tuple(rows), f"Days of {name}", wide=True)
+    return ReportTable(headings, tuple(rows), f"Days of {name}", wide=True)
 
 
 def _difference(result: Mapping[str, Any]) -> str:

@@ -17,8 +17,8 @@ from headrace.quality.report.blocks import (
     Chip,
     Day,
     Plot,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     Text,
     Tree,
     checks,
@@ -90,7 +90,7 @@ def _ranking_metric(day: Day, kind: str) -> float | None:
     return next((metrics[n] for n in names if n in metrics), None)
 
 
-def stages(day: Day) -> Section:
+def stages(day: Day) -> ReportSection:
     """Return the section on what ran, and on which versions."""
     rows: list[tuple[Cell | str, ...]] = []
     for chip in chips(day):
@@ -112,7 +112,7 @@ def stages(day: Day) -> Section:
             )
         )
     blocks: list[Block] = [
-        Table(("Stage", "State", ">Time", ">Peak memory", "Ended, UTC", "Key", "Code"), tuple(rows), wide=True)
+        ReportTable(("Stage", "State", ">Time", ">Peak memory", "Ended, UTC", "Key", "Code"), tuple(rows), wide=True)
     ]
     train = day.facts("train")
     other_stages = [stage for stage in ORDER[:-1] if stage not in day.manifests and not day.planned(stage)]
@@ -135,11 +135,11 @@ def stages(day: Day) -> Section:
         for o in m.outputs
     ]
     if outputs:
-        blocks.append(Table(("Stage", "Kind", "Made", "Version", ">Rows"), tuple(outputs), "Versions", wide=True))
-    return Section("ran", "What ran", tuple(blocks))
+        blocks.append(ReportTable(("Stage", "Kind", "Made", "Version", ">Rows"), tuple(outputs), "Versions", wide=True))
+    return ReportSection("ran", "What ran", tuple(blocks))
 
 
-def flow(day: Day) -> Section:
+def flow(day: Day) -> ReportSection:
     """Row counts through the stages."""
     tables: list[Block] = []
     for title, names in (
@@ -160,17 +160,17 @@ def flow(day: Day) -> Section:
         missing = [s for s in names if s not in day.manifests]
         if rows:
             stages_ = [s for s in names if s in day.manifests or day.planned(s)]
-            tables.append(Table((" and ".join(stages_), ">Rows"), rows, title))
+            tables.append(ReportTable((" and ".join(stages_), ">Rows"), rows, title))
         elif any(day.planned(s) for s in missing):
             tables.append(not_run(" and ".join(s for s in missing if day.planned(s)), title))
-    return Section("rows", "Rows through the stages", tuple(tables))
+    return ReportSection("rows", "Rows through the stages", tuple(tables))
 
 
-def cost(day: Day) -> Section:
+def cost(day: Day) -> ReportSection:
     """Time, processor time, bytes from and to storage, and peak memory, by stage."""
     done = [m for s in ORDER if (m := day.manifests.get(s)) is not None and s != "report"]
     if not done:
-        return Section("cost", "Cost", (not_run("the day"),))
+        return ReportSection("cost", "Cost", (not_run("the day"),))
     blocks: list[Block] = [_cost_table(done)]
     blocks.append(
         Plot(plots.value_bars([(m.stage, m.seconds) for m in done], "seconds", "Seconds by stage", unit=" s"), "Time")
@@ -189,10 +189,10 @@ def cost(day: Day) -> Section:
         svg = plots.value_bars(peaks, "MiB", "Peak memory by process", plots.BASELINE, " MiB")
         blocks.append(Plot(svg, "Peak resident memory by process"))
     note = "Bytes are those that went past the page cache: what was read before on the machine is not counted."
-    return Section("cost", "Cost", tuple(blocks), note if cores else "")
+    return ReportSection("cost", "Cost", tuple(blocks), note if cores else "")
 
 
-def _cost_table(done: Sequence[Manifest]) -> Table:
+def _cost_table(done: Sequence[Manifest]) -> ReportTable:
     """Return a row a stage, and their sum."""
     largest = max((m.resources.core_seconds for m in done if m.resources), default=0.0) or 1.0
     rows: list[tuple[Cell | str, ...]] = []
@@ -213,20 +213,20 @@ def _cost_table(done: Sequence[Manifest]) -> Table:
         )
         rows.append(("all", facts.duration(sum(m.seconds for m in done)), f"{total:,.1f} s", "", *both, ""))
     headings = ("Stage", ">Time", ">Core-seconds", ">Cores busy", ">Read", ">Written", ">Peak memory of a process")
-    return Table(headings, tuple(rows), "What the stages used", wide=True)
+    return ReportTable(headings, tuple(rows), "What the stages used", wide=True)
 
 
-def publication(day: Day) -> Section:
+def publication(day: Day) -> ReportSection:
     """Return the audit, and what a reader of the warehouse now sees."""
     if not day.planned("score"):
-        return Section("published", "Publication", (Text("This pipeline scores nothing.", "dim"),))
+        return ReportSection("published", "Publication", (Text("This pipeline scores nothing.", "dim"),))
     blocks: list[Block] = []
     publish_facts = day.facts("publish")
     if "publish" not in day.manifests and day.planned("publish"):
         blocks.append(not_run("publish"))
     checked = checks(publish_facts.get("audit"))
     if checked:
-        blocks.append(Table(("Audit", ">Value", ">Limit", ""), checked, "Audit of the staged scores"))
+        blocks.append(ReportTable(("Audit", ">Value", ">Limit", ""), checked, "Audit of the staged scores"))
     if left_out := day.manifests["publish"].rows.get("left_out") if "publish" in day.manifests else None:
         named = tuple(
             (column, str(value), str(key.get("reason")))
@@ -236,7 +236,7 @@ def publication(day: Day) -> Section:
         )
         title = f"{left_out:,} rows are left out: the target cannot hold their keys"
         blocks.append(
-            Table(("Column", "Key", "Why"), tuple((c, _shortened(v), reason) for c, v, reason in named), title)
+            ReportTable(("Column", "Key", "Why"), tuple((c, _shortened(v), reason) for c, v, reason in named), title)
         )
     sample = facts.records(publish_facts.get("sample")) or facts.records(day.facts("score").get("sample"))
     if sample:
@@ -248,13 +248,13 @@ def publication(day: Day) -> Section:
         headings = tuple(f">{c}" if r else c for c, r in zip(columns, right, strict=True))
         title = f"First rows of {publish_facts['table']}" if publish_facts.get("table") else "First scores"
         title += f" ({', '.join(f'{k} {v}' for k, v in shared.items())})" if shared else ""
-        blocks.append(Table(headings, rows, title))
+        blocks.append(ReportTable(headings, rows, title))
     warehouse = publish_facts.get("warehouse")
     model = facts.mapping(day.facts("score").get("model")).get("kind")
     note = " ".join(
         [*([f"Scored by the {model} model."] if model else []), *([f"Warehouse: {warehouse}."] if warehouse else [])]
     )
-    return Section("published", "Publication", tuple(blocks) or (not_run("score"),), note)
+    return ReportSection("published", "Publication", tuple(blocks) or (not_run("score"),), note)
 
 
 def _shortened(key: str) -> str:
@@ -266,16 +266,16 @@ def _raw(value: Any) -> str:
     return facts.show(value) if isinstance(value, (float, bool)) or value is None else str(value)
 
 
-def lineage_of(day: Day) -> Section:
+def lineage_of(day: Day) -> ReportSection:
     """Return the lineage from the day's last output back to the landing files."""
     last = next((m for s in reversed(ORDER[:-1]) if (m := day.manifests.get(s)) is not None), None)
     if last is None:
-        return Section("lineage", "Lineage", (not_run("the day"),))
+        return ReportSection("lineage", "Lineage", (not_run("the day"),))
     runs = {**day.runs, **{(m.pipeline, m.ds, m.stage): m for m in day.manifests.values()}}
-    return Section("lineage", "Lineage", (Tree(lineage.trace(runs, last, next(iter(last.outputs), None))),))
+    return ReportSection("lineage", "Lineage", (Tree(lineage.trace(runs, last, next(iter(last.outputs), None))),))
 
 
-def settings(day: Day) -> Section:
+def settings(day: Day) -> ReportSection:
     """Return the spec, folded away.
 
     Spark's free properties stay out: a page is passed around, and they are not vetted.
@@ -283,14 +283,16 @@ def settings(day: Day) -> Section:
     dumped = day.spec.model_dump(mode="json", by_alias=True)
     dumped["spark"].pop("properties", None)
     text = yaml.safe_dump(dumped, sort_keys=False, width=100, allow_unicode=True)
-    return Section("settings", "Settings", (Text(text, title="The pipeline's spec, defaults included", pre=True),))
+    return ReportSection(
+        "settings", "Settings", (Text(text, title="The pipeline's spec, defaults included", pre=True),)
+    )
 
 
-def history(day: Day) -> Section:
+def history(day: Day) -> ReportSection:
     """Return lines over the days and a row for each of the last; nothing where this is the first day."""
     runs = _days(day)
     if sum("train" in of_day or "baseline" in of_day for of_day in runs.values()) < 2:
-        return Section("history", "The days before", ())
+        return ReportSection("history", "The days before", ())
     blocks: list[Block] = []
     of_models = (("neural", "train", plots.NEURAL), ("XGBoost", "baseline", plots.BASELINE))
     for metric, title in (("auc", "AUC"), ("log_loss", "log loss"), ("ndcg_at_k", "NDCG@k"), ("rmse", "RMSE")):
@@ -321,7 +323,7 @@ def history(day: Day) -> Section:
         blocks.append(Text("XGBoost, fixed day: AUC. Saved: embeddings. Drifted: columns over a limit.", "dim"))
     else:
         blocks.append(Text("XGBoost: AUC. Drifted: columns over a limit.", "dim"))
-    return Section("history", "The days before", tuple(blocks), f"Up to {day.ds}.")
+    return ReportSection("history", "The days before", tuple(blocks), f"Up to {day.ds}.")
 
 
 def _days(day: Day) -> Runs:
@@ -351,7 +353,7 @@ def _series(runs: Runs, value: Callable[[Mapping[str, Manifest]], Any]) -> list[
     return [(ds, number) for ds, number in values if number is not None]
 
 
-def _history_table(runs: Runs) -> Table:
+def _history_table(runs: Runs) -> ReportTable:
     """Return the newest day first; a column that no day has anything for is left out."""
     columns: list[tuple[str, Callable[[Mapping[str, Manifest]], Cell | str]]] = [
         (">Version", lambda of_day: facts.show(_stage_fact(of_day, "train", "registered").get("version"))),
@@ -371,7 +373,7 @@ def _history_table(runs: Runs) -> Table:
     cells = {heading: [make(of_day) for _, of_day in newest] for heading, make in columns}
     used = [h for h, _ in columns if any((c if isinstance(c, str) else c.text) != "–" for c in cells[h])]
     rows = tuple((ds, *(cells[heading][i] for heading in used)) for i, (ds, _) in enumerate(newest))
-    return Table(("Day", *used), rows, "By day", wide=True)
+    return ReportTable(("Day", *used), rows, "By day", wide=True)
 
 
 def _verdict(of_day: Mapping[str, Manifest]) -> Cell | str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.quality.report import facts, plots
-from headrace.quality.report.blocks import Block, Cell, Day, Plot, Section, Table, Text, not_run
+from headrace.quality.report.blocks import Block, Cell, Day, Plot, ReportSection, ReportTable, Text, not_run
 from headrace.stage import identity
 
 _METRICS = {
@@ -45,11 +45,11 @@ _COLOURS = {"model": plots.NEURAL, "champion": plots.CEILING, "challenger": plot
 _SIGNIFICANT = 0.05
 
 
-def quality(day: Day) -> Section:
+def quality(day: Day) -> ReportSection:
     """Return the section on quality: metrics with the baseline's and the ceiling, calibration, lift."""
     models = [(name, stage) for name, stage in (("neural", "train"), ("XGBoost", "baseline")) if stage in day.manifests]
     if not models:
-        return Section("quality", "Model quality", (not_run("train"),))
+        return ReportSection("quality", "Model quality", (not_run("train"),))
     blocks: list[Block] = [_metrics_table(day, models)]
     colours = {"train": plots.NEURAL, "baseline": plots.BASELINE}
     bars = [(name, auc, colours[stage]) for name, stage in models if (auc := day.metric(stage, "auc")) is not None]
@@ -69,10 +69,10 @@ def quality(day: Day) -> Section:
     if lifts:
         note = "The rate of the rows with the highest predictions, in units of the average rate."
         blocks.append(Plot(plots.lift(lifts), "Lift", note))
-    return Section("quality", "Model quality", tuple(blocks))
+    return ReportSection("quality", "Model quality", tuple(blocks))
 
 
-def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> Table:
+def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> ReportTable:
     metrics_of = {stage: facts.numbers(day.facts(stage).get("metrics")) for _, stage in models}
     names = list(dict.fromkeys(n for metrics in metrics_of.values() for n in metrics))
     ceiling = {"auc": day.ceiling, "log_loss": facts.number(day.truth.get("log_loss_floor"))}
@@ -88,7 +88,7 @@ def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> Table:
     for name in ("train", "valid"):
         counts = [facts.count(day.rows(stage).get(name)) for _, stage in models]
         rows.append((f"rows, {name}", *counts, *([""] if known else [])))
-    return Table(tuple(headings), tuple(rows), "Metrics on the validation split")
+    return ReportTable(tuple(headings), tuple(rows), "Metrics on the validation split")
 
 
 def metric_name(name: str) -> str:
@@ -124,14 +124,14 @@ def _bins(value: Any) -> list[tuple[float, float, float]]:
     return bins
 
 
-def learning(day: Day) -> Section:
+def learning(day: Day) -> ReportSection:
     """Return the learning curves."""
     train = day.facts("train")
     curve = facts.points(train.get("curve"), "step", "loss")
     evals = facts.points(train.get("evals"), "step", "auc")
     losses = facts.points(train.get("evals"), "step", "log_loss")
     if not (curve or evals or losses):
-        return Section("learning", "Learning curves", (not_run("train"),))
+        return ReportSection("learning", "Learning curves", (not_run("train"),))
     blocks: list[Block] = []
     if curve or losses:
         blocks.append(Plot(plots.loss_curve(curve, losses, _entropy(day.metric("train", "base_rate"))), "Loss by step"))
@@ -151,7 +151,7 @@ def learning(day: Day) -> Section:
     blocks += _trees(day.facts("baseline"))
     blocks += _raw_ids(train.get("dynamic"))
     blocks += _cached(train.get("cached"))
-    return Section("learning", "Learning curves", tuple(blocks))
+    return ReportSection("learning", "Learning curves", tuple(blocks))
 
 
 def _trees(baseline: Mapping[str, Any]) -> list[Block]:
@@ -195,7 +195,7 @@ def _raw_ids(value: Any) -> list[Block]:
         ">found in training",
         ">without a row in valid",
     )
-    return [Table(headings, rows, "Tables of raw ids", wide=True)]
+    return [ReportTable(headings, rows, "Tables of raw ids", wide=True)]
 
 
 def _cached(value: Any) -> list[Block]:
@@ -214,7 +214,7 @@ def _cached(value: Any) -> list[Block]:
         for name, t in tables
     )
     headings = ("table", ">rows", ">on the GPU", ">lookups in training", ">found there")
-    return [Table(headings, rows, "Tables larger than the GPU", wide=True)]
+    return [ReportTable(headings, rows, "Tables larger than the GPU", wide=True)]
 
 
 def _entropy(p: float | None) -> float | None:
@@ -224,7 +224,7 @@ def _entropy(p: float | None) -> float | None:
     return -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
 
-def models(day: Day) -> Section:
+def models(day: Day) -> ReportSection:
     """Return a column for each model; nothing where there is one alone."""
     trained = [
         stage
@@ -239,10 +239,10 @@ def models(day: Day) -> Section:
     if len(compared) > 1:
         blocks += [_compared_table(compared), *_drawn(compared)]
     note = "What is measured on the same rows can be compared; two trainings may have validated on different ones."
-    return Section("models", "Models side by side", tuple(blocks), note if blocks else "")
+    return ReportSection("models", "Models side by side", tuple(blocks), note if blocks else "")
 
 
-def _trained(day: Day, stages: list[str]) -> Table:
+def _trained(day: Day, stages: list[str]) -> ReportTable:
     """Return the registered version of each, its metrics on its own validation rows, its time and memory."""
     metrics = {stage: facts.numbers(day.facts(stage).get("metrics")) for stage in stages}
     scored = facts.mapping(day.facts("score").get("model")).get("version")
@@ -256,10 +256,10 @@ def _trained(day: Day, stages: list[str]) -> Table:
     if any(scored == day.manifests[stage].key for stage in stages):
         rows.append(("scored the day", *("yes" if day.manifests[s].key == scored else "" for s in stages)))
     headings = ("", *(f">{_TRAINED[stage]}" for stage in stages))
-    return Table(headings, tuple(rows), "As each was trained, on its own validation rows")
+    return ReportTable(headings, tuple(rows), "As each was trained, on its own validation rows")
 
 
-def _compared_table(compared: Mapping[str, Mapping[str, Any]]) -> Table:
+def _compared_table(compared: Mapping[str, Mapping[str, Any]]) -> ReportTable:
     """Return the metrics of all models on the same rows."""
     models = list(compared.values())
     rows: list[tuple[Cell | str, ...]] = [
@@ -268,7 +268,9 @@ def _compared_table(compared: Mapping[str, Mapping[str, Any]]) -> Table:
         ("bytes on disk", *(facts.count(model.get("bytes")) for model in models)),
         ("rows a second on one core", *(facts.count(model.get("rows_per_second")) for model in models)),
     ]
-    return Table(("", *(f">{_COMPARED[role]}" for role in compared)), tuple(rows), "On the same rows, by the gate")
+    return ReportTable(
+        ("", *(f">{_COMPARED[role]}" for role in compared)), tuple(rows), "On the same rows, by the gate"
+    )
 
 
 def _drawn(compared: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
@@ -307,16 +309,16 @@ def _core_seconds(day: Day, stage: str) -> str:
     return "–" if used is None else f"{used.core_seconds:,.1f}"
 
 
-def comparison(day: Day) -> Section:
+def comparison(day: Day) -> ReportSection:
     """Metrics with intervals, the difference from the reference and its p, time, memory, size; no block without any."""
     models, name = facts.records(day.facts("compare").get("models")), str(day.facts("compare").get("reference"))
     if not models:
-        return Section("comparison", "Models compared", ())
+        return ReportSection("comparison", "Models compared", ())
     blocks: list[Block] = [] if _is_of_this_dataset(day) else [Text("Of an earlier dataset of this day.", "bad")]
     blocks += [_metrics(models, name), _costs(models)]
     note = f"p: of no difference from {name}, by a paired bootstrap over users; values below {_SIGNIFICANT} are marked."
     tested = any(facts.mapping(m.get("against")) for m in models)
-    return Section("comparison", "Models compared", tuple(blocks), note if tested else "")
+    return ReportSection("comparison", "Models compared", tuple(blocks), note if tested else "")
 
 
 def _is_of_this_dataset(day: Day) -> bool:
@@ -325,7 +327,7 @@ def _is_of_this_dataset(day: Day) -> bool:
     return features is None or identity(features) in read
 
 
-def _metrics(models: list[Mapping[str, Any]], reference: str) -> Table:
+def _metrics(models: list[Mapping[str, Any]], reference: str) -> ReportTable:
     names = list(dict.fromkeys(str(n) for m in models for n in facts.mapping(m.get("metrics"))))
     tested = any(facts.mapping(m.get("against")) for m in models)
     rows: list[tuple[Cell | str, ...]] = []
@@ -339,7 +341,9 @@ def _metrics(models: list[Mapping[str, Any]], reference: str) -> Table:
                 row += _difference(facts.mapping(facts.mapping(model.get("against")).get(name)))
             rows.append(tuple(row))
     more = (f">minus {facts.short(reference)}", ">interval of that", ">p") if tested else ()
-    return Table(("Metric", "Model", ">value", ">interval", *more), tuple(rows), "Metrics of the models", wide=True)
+    return ReportTable(
+        ("Metric", "Model", ">value", ">interval", *more), tuple(rows), "Metrics of the models", wide=True
+    )
 
 
 def _difference(result: Mapping[str, Any]) -> list[Cell | str]:
@@ -350,11 +354,11 @@ def _difference(result: Mapping[str, Any]) -> list[Cell | str]:
     return [facts.decimals(result.get("value")), ends, Cell(facts.decimals(p, 3), "good" if p < _SIGNIFICANT else "")]
 
 
-def _costs(models: list[Mapping[str, Any]]) -> Table:
+def _costs(models: list[Mapping[str, Any]]) -> ReportTable:
     rows: list[tuple[Cell | str, ...]] = []
     for m in models:
         peak = max(facts.numbers(m.get("peak_memory_mib")).values(), default=None)
         figures = (facts.duration(m.get("seconds")), facts.memory(peak), facts.memory(m.get("mib")))
         rows.append((str(m.get("name")), Cell(str(m.get("class")), code=True), facts.count(m.get("steps")), *figures))
     headings = ("Model", "Class", ">steps", ">time", ">peak memory of a process", ">on disk")
-    return Table(headings, tuple(rows), "What the models take", wide=True)
+    return ReportTable(headings, tuple(rows), "What the models take", wide=True)

@@ -10,11 +10,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
 from headrace.quality.report import data, evaluation, outcomes, overview, quality
-from headrace.quality.report.blocks import Day, Section
+from headrace.quality.report.blocks import Day, ReportSection
 
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
 #: a module of headrace.quality.report and a line here.
-SECTIONS: tuple[Callable[[Day], Section], ...] = (
+SECTIONS: tuple[Callable[[Day], ReportSection], ...] = (
     quality.quality,
     quality.models,
     evaluation.gate,

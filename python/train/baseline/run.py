@@ -198,7 +198,7 @@ log = logging.getLogger("headrace.train")
 
 
 @dataclass(frozen=True)
-class FirstModel:
+class FirstModelSource:
     """The model whose predictions the trees look at: its saved model, what model.json names it by, its outputs."""
 
     folder: Location
@@ -206,7 +206,7 @@ class FirstModel:
     outputs: tuple[str, ...]
 
 
-def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None = None) -> Result:
+def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModelSource | None = None) -> Result:
     """Train, evaluate, save and register the trees of a stage.
 
     Args:

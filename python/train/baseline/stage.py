@@ -110,7 +110,7 @@ class TrainSecondStage(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the dataset, the first model or the master lack."""
         # Imports XGBoost and scikit-learn (2 s): not for those who only ask whether there is something to do.
-        from headrace.train.baseline.run import FirstModel, train_trees
+        from headrace.train.baseline.run import FirstModelSource, train_trees
 
         conf, train = ctx.spec.second_stage, ctx.upstream["train"]
         assert conf is not None
@@ -118,7 +118,7 @@ class TrainSecondStage(Stage):
         folder = ctx.ws.locate(output.name)
         outputs = tuple(read_meta(folder).get("tasks", {})) or (ONLY_TASK,)
         card = {"key": output.version, "sha256": file_digest(folder / "model.json"), "outputs": list(outputs)}
-        result = train_trees(ctx, conf, self.name, FirstModel(folder, card, outputs))
+        result = train_trees(ctx, conf, self.name, FirstModelSource(folder, card, outputs))
         # Of the same rows, by the same evaluation.
         alone = train.facts.get("evaluation", {}).get(TEST, {}).get("metrics", {})
         first = {"stage": "train", "name": output.name, "version": output.version, "metrics": alone}

@@ -13,7 +13,7 @@ from headrace.comm.base import Collective
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.lists import pad
 from headrace.errors import UserError
-from headrace.models.retrieval import ItemFeatures, further_item_features, item_feature, item_vectors
+from headrace.models.retrieval import ItemFeaturesByCode, further_item_features, item_feature, item_vectors
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location
@@ -25,7 +25,7 @@ from headrace.train.evaluation.request import Request, check_no_nulls, ids_here
 
 def collect_item_features(
     ranks: Ranks, layout: SplitLayout, schema: DatasetSchema, item: str, names: Sequence[str], order_by: str | None
-) -> ItemFeatures:
+) -> ItemFeaturesByCode:
     """Read a split, each rank its share of the row groups; all ranks get all items.
 
     Args:
@@ -36,7 +36,7 @@ def collect_item_features(
         UserError: a feature that the dataset does not have.
     """
     if not names:
-        return ItemFeatures(item)
+        return ItemFeaturesByCode(item)
     known = {f.name: f for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))}
     for name in names:
         if name not in known:
@@ -87,7 +87,7 @@ def collect_item_features(
             ranks.gather_rows(x) for x in (codes_to_send, newest[codes_to_send], *(c[codes_to_send] for c in columns))
         ]
         keep(codes, age, values)
-    return ItemFeatures(item, dict(zip(names, columns, strict=True)))
+    return ItemFeaturesByCode(item, dict(zip(names, columns, strict=True)))
 
 
 def interactions(
@@ -152,7 +152,7 @@ class FullRanker:
                 f"train.evaluation.item is '{request.item.name}', but the model's items are '{self._item.name}': "
                 f"name that one"
             )
-        self._features: ItemFeatures | None = None
+        self._features: ItemFeaturesByCode | None = None
 
     def evaluate(self, evaluator: Evaluator, split: str) -> Evaluation:
         """Compute the metrics of a split. Collective.
