@@ -49,9 +49,9 @@ def limited_memory(gib: float) -> Iterator[ControlGroup]:
     Raises:
         RuntimeError: no group can be made here: it takes root, and a container that passes control groups on.
     """
-    v2 = (_ROOT / "cgroup.controllers").exists()
-    folder = (_ROOT if v2 else _ROOT / "memory") / f"headrace-bench-{os.getpid()}"
-    limit, peak = ("memory.max", "memory.peak") if v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+    is_v2 = (_ROOT / "cgroup.controllers").exists()
+    folder = (_ROOT if is_v2 else _ROOT / "memory") / f"headrace-bench-{os.getpid()}"
+    limit, peak = ("memory.max", "memory.peak") if is_v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
     try:
         folder.mkdir()
     except OSError as e:
@@ -65,12 +65,12 @@ def limited_memory(gib: float) -> Iterator[ControlGroup]:
 
 def _remove(folder: Path) -> None:
     """End who is still in the group, whose first process may have been killed, and remove it."""
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while pids := (folder / "cgroup.procs").read_text().split():
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise RuntimeError(f"processes {', '.join(pids)} do not end; {folder} stays")
         time.sleep(0.05)
     folder.rmdir()

@@ -70,11 +70,13 @@ def pipelines(with_specs: bool = True) -> Iterator[Pipeline]:
         with_specs: tell specs that headrace refuses; the process of a task need not, its job does.
     """
     contents = {path: _content(path) for path in sorted(SETTINGS.pipelines.glob("*.yaml"))}
-    read = [_read(path, content) for path, content in contents.items()]
-    sound = {p.path: content for p in read if p.fault is None and isinstance(content := contents[p.path], bytes)}
-    faults = spec_faults(sound) if with_specs else {}
+    parsed = [_read(path, content) for path, content in contents.items()]
+    valid_contents = {
+        p.path: content for p in parsed if p.fault is None and isinstance(content := contents[p.path], bytes)
+    }
+    faults = spec_faults(valid_contents) if with_specs else {}
     seen: dict[str, Path] = {}
-    for pipeline in read:
+    for pipeline in parsed:
         path = pipeline.path
         entry = replace(pipeline, fault=faults[path]) if path in faults else pipeline
         if entry.name in seen:

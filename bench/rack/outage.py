@@ -39,7 +39,7 @@ class Outage:
     async def serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         """Serve one connection of a client's."""
         server: asyncio.StreamWriter | None = None
-        handing_back: asyncio.Task[None] | None = None
+        answer_task: asyncio.Task[None] | None = None
         try:
             while True:
                 head = await client.readuntil(b"\r\n\r\n")
@@ -49,7 +49,7 @@ class Outage:
                     return
                 if server is None:
                     reader, server = await asyncio.open_connection(self._host, self._target_port)
-                    handing_back = asyncio.create_task(_hand_back(reader, answer))
+                    answer_task = asyncio.create_task(_hand_back(reader, answer))
                 server.write(head)
                 async for block in _body(client, rest):
                     server.write(block)
@@ -58,8 +58,8 @@ class Outage:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client is done, or gone
         finally:
-            if handing_back is not None:
-                handing_back.cancel()
+            if answer_task is not None:
+                answer_task.cancel()
             for end in (server, answer):
                 if end is not None:
                     end.close()
@@ -95,18 +95,18 @@ async def _hand_back(source: asyncio.StreamReader, target: asyncio.StreamWriter)
 
 
 async def _body(client: asyncio.StreamReader, headers: bytes) -> AsyncIterator[bytes]:
-    left = 0
+    remaining = 0
     for line in headers.decode("latin-1").splitlines():
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":
-            left = int(value)
+            remaining = int(value)
         elif name.strip().lower() == "transfer-encoding":
             raise ValueError(f"a body of unknown length: {line}")
-    while left:
-        block = await client.read(min(left, _BLOCK))
+    while remaining:
+        block = await client.read(min(remaining, _BLOCK))
         if not block:
-            raise asyncio.IncompleteReadError(b"", left)
-        left -= len(block)
+            raise asyncio.IncompleteReadError(b"", remaining)
+        remaining -= len(block)
         yield block
 
 

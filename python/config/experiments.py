@@ -216,10 +216,10 @@ def _named(name: str, label: OutcomeLabel, sources: Mapping[str, NamedSource]) -
     return sources[label.from_]
 
 
-def _check_column(section: str, column: str, table: Table, place: str) -> None:
+def _check_column(section: str, column: str, table: Table, table_key: str) -> None:
     names = [c.name for c in table.columns]
     if column not in names:
-        raise ValueError(f"{section}: column '{column}' is not declared in {place}.columns{nearest(column, names)}")
+        raise ValueError(f"{section}: column '{column}' is not declared in {table_key}.columns{nearest(column, names)}")
 
 
 def _check_tasks(name: str, column: str | None, days: int, tasks: Mapping[str, Task]) -> None:

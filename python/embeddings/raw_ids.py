@@ -120,7 +120,7 @@ def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[R
     """
     words = 8 // message.element_size()
     by_table: list[tuple[list[Tensor], list[Tensor], list[int]]] = [([], [], []) for _ in range(tables)]
-    rest = []
+    further_parts = []
     for part in torch.split(message, list(lengths)):
         offset = tables
         for (ids, counts, sizes), n in zip(by_table, part[:tables].tolist(), strict=True):
@@ -129,6 +129,6 @@ def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[R
             counts.append(part[offset + n * words : offset + n * (words + 1)].long())
             sizes.append(n)
             offset += n * (words + 1)
-        rest.append(part[offset:])
+        further_parts.append(part[offset:])
     requests = [RawIdRequest(torch.cat(ids), torch.cat(counts), sizes) for ids, counts, sizes in by_table]
-    return requests, torch.cat(rest), [p.numel() for p in rest]
+    return requests, torch.cat(further_parts), [p.numel() for p in further_parts]

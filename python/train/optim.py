@@ -144,11 +144,11 @@ def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parame
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     for c in copies:
         c.grad = torch.zeros_like(c)
-    twin = type(optimizer)(
+    optimizer_copy = type(optimizer)(
         [{"params": copies}], **{k: v for k, v in optimizer.defaults.items() if k in ("lr", "weight_decay")}
     )
-    _step(twin)
-    return _flat(twin)
+    _step(optimizer_copy)
+    return _flat(optimizer_copy)
 
 
 def _leave_compiler_out() -> None:
@@ -158,16 +158,16 @@ def _leave_compiler_out() -> None:
     in each rank (torch._compile._disable_dynamo keeps what it made in this attribute; torch 2.13).
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        plain = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if plain is not None and not hasattr(plain, _MARK):
-            setattr(plain, _MARK, plain)
+        unwrapped = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if unwrapped is not None and not hasattr(unwrapped, _MARK):
+            setattr(unwrapped, _MARK, unwrapped)
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
     """`optimizer.step()` below its wrappers, which look for hooks, and for a compiler to tell it of this place."""
-    plain = inspect.unwrap(type(optimizer).step)
+    unwrapped = inspect.unwrap(type(optimizer).step)
     with torch.no_grad():
-        plain(optimizer)
+        unwrapped(optimizer)
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -45,11 +45,11 @@ def _look_up(authority: str) -> None:
 
     Raises OSError where there is none of that name: to the client that is a connection which fails.
     """
-    place = urlsplit(f"hdfs://{authority}")
-    if place.port is None:  # a name of hdfs-site.xml
+    url = urlsplit(f"hdfs://{authority}")
+    if url.port is None:  # a name of hdfs-site.xml
         return
     try:
-        socket.getaddrinfo(place.hostname, place.port)
+        socket.getaddrinfo(url.hostname, url.port)
     except socket.gaierror as e:
         # A server of names that does not answer is no reason to take the name for a wrong one.
         if e.errno != socket.EAI_AGAIN:
