@@ -2,6 +2,7 @@
 
     make bench-ingest                                      # JSON lines, CSV, Criteo lines; 1, 4 and 16 million rows
     python -m bench.bench_ingest csv-4 jsonl-4             # parts: a form, and millions of rows
+    python -m bench.bench_ingest renamed-0.06              # lines of which Arrow is unsure, all of them
     python -m bench.bench_ingest --resume                  # only what this checkout has not measured yet
     python -m bench.bench_ingest csv-4 --peers none        # or some of duckdb, polars
 
@@ -38,7 +39,7 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from bench.ingest_text import COLUMNS, DAY, FORMS, write_text
+from bench.ingest_text import COLUMNS, DAY, FORMS, PLAIN_FORMS, RENAMED, write_text
 from bench.memory import Peak, peak_of_tree
 from bench.parts import FigureParts
 from bench.report import Figure, publish
@@ -62,10 +63,11 @@ def spec_of(form: str) -> Spec:
     return build_spec(
         {
             "pipeline": form,
-            "source": {"format": form, "path": f"in/{form}/{{ds}}/*"},
+            "source": {"format": "jsonl" if form == RENAMED else form, "path": f"in/{form}/{{ds}}/*"},
             "table": {
                 "columns": [{"name": n, "type": t} for n, t in COLUMNS[form].items()],
                 **({"keys": ["id"], "event_time": "ts"} if clicks else {}),
+                **({"new_columns": "accept"} if form == RENAMED else {}),
             },
             "features": {"label": "clicked" if clicks else "label", "workflow": [], "split": {"by": "position"}},
         }
@@ -81,7 +83,7 @@ def plain_spark(spark: SparkSession, form: str, paths: list[Path], out: Path) ->
     """Write a table as one does without thinking: a declared schema, and a write. Return its rows."""
     schema = ", ".join(f"`{n}` {t}" for n, t in COLUMNS[form].items())
     reader, names = spark.read.schema(schema), [str(p) for p in paths]
-    if form == "jsonl":
+    if form in ("jsonl", RENAMED):
         frame = reader.json(names)
     else:
         options = {"sep": "\t", "quote": ""} if form == "criteo" else {"header": "true"}
@@ -98,8 +100,9 @@ def floor(form: str, paths: list[Path], out: Path) -> tuple[float, int]:
     tick, rows = time.perf_counter(), 0
     writer: Any = None
     for path in paths:
-        if form == "jsonl":
-            chosen = pjson.ParseOptions(explicit_schema=pa.schema(list(columns.items())))
+        if form in ("jsonl", RENAMED):
+            schema = pa.schema(list(columns.items()))
+            chosen = pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
             batches = [pjson.read_json(path, pjson.ReadOptions(block_size=4 << 20), chosen)]
         else:
             names = None if form == "csv" else list(columns)
@@ -222,7 +225,7 @@ if __name__ == "__main__":
     # So that sessions end and folders are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=[f"{form}-{size}" for size in (1, 4, 16) for form in FORMS])
+    parser.add_argument("parts", nargs="*", default=[f"{form}-{size}" for size in (1, 4, 16) for form in PLAIN_FORMS])
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or some of " + ",".join(PEERS))
     parser.add_argument("--resume", action="store_true", help="skip parts that this commit has measured")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
