@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 
-#: What separates values in a line that could not be read; alike in Java's and Python's regular expressions.
-BETWEEN = r"[\s,;|\"'{}\[\]:=()<>]+"
+#: What separates values in a line that could not be read; alike in Java's and Python's regular expressions. The blanks
+#: beyond ASCII are named, as only Python's `\s` has them.
+BETWEEN = r"[\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000" r",;|\"'{}\[\]:=()<>]+"
 #: Between the words of a value that has separators itself: in no word of a line.
 _JOINT = "\x1f"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.forgotten import BETWEEN, ForgottenValues, words_of
 from headrace.lake.landing.block_reader import Declaration, TimeRange
 from headrace.lake.landing.blocks import Part
 from headrace.lake.landing.read_lines import PartCounts, ReadTask, SourceFile
@@ -54,6 +55,13 @@ def test_hashes_are_of_salt_column_and_text(tmp_path: Path) -> None:
     file.put_text("{")
     with pytest.raises(UserError, match="whose rows must not be loaded again"):
         ForgottenValues.load(file)
+
+
+@given(st.text("aé,;| \t\x1c\x85\xa0\u1680\u2003\u2028\u202f\u205f\u3000\u200b", max_size=9))
+def test_words_are_the_same_in_java_and_python(text: str) -> None:
+    """Spark splits lines by Java's regular expressions, whose `\\s` has blanks of ASCII alone."""
+    assert words_of(text) == re.split(BETWEEN, text, flags=re.ASCII)
+    assert all(word == "".join(word.split()) for word in words_of(text))
 
 
 def test_a_task_leaves_their_rows_out(tmp_path: Path) -> None:
