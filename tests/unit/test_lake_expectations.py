@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import Expectations, Table
+from headrace.cli.summary import data_lines
+from headrace.config import Expectations, Table, load_spec
 from headrace.errors import UserError
 from headrace.lake.landing import expectations
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
+from headrace.manifest import Manifest
+from headrace.quality.report.blocks import Cell, Day, ReportTable
+from headrace.quality.report.data import data_quality
 
 DS = "2026-01-02"
 END = datetime.fromisoformat(DS).replace(tzinfo=UTC) + timedelta(days=1)
@@ -111,6 +115,13 @@ def test_a_column_in_no_file_of_the_day() -> None:
     empty = profile("c.gz", read=0, good=0, bad=0)
     (drift,) = expectations.column_drifts([*files, empty], TABLE, frozenset())
     assert drift.detail == "in no file of the day (a.gz, b.gz)"
+    # Summary and report show it.
+    facts = {"drift": expectations.as_facts([drift])}
+    manifest = Manifest(stage="ingest", pipeline="clicks", ds=DS, key="k", spec_hash="", facts=facts)
+    assert f"warning: column 'price' is missing: {drift.detail}" in data_lines({"ingest": manifest}, DS)
+    blocks = data_quality(Day(load_spec("clicks"), DS, {"ingest": manifest})).blocks
+    (table,) = (b for b in blocks if isinstance(b, ReportTable) and b.title == "Schema drift")
+    assert table.rows == ((Cell("price", code=True), "missing", drift.detail),)
     checks = expectations.check_limits(DS, END, [*files, empty], 0, Expectations(columns="present", max_bad_rate=1))
     with pytest.raises(UserError, match=r"columns: 1 of the declared ones(.|\n)*column 'price' is missing"):
         expectations.enforce(checks, [drift], {})
