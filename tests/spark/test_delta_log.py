@@ -1,4 +1,4 @@
-"""Delta tables as Spark writes them, read without Spark: deletion vectors and every kind of checkpoint."""
+"""Delta's log without Spark: what Spark reads of it, and names of columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from bench.simulated_days import day, write_rows
 from headrace.errors import UserError
@@ -17,8 +18,10 @@ from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, ddl_fiel
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import remove_days_before, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, claim, create_table
+from headrace.lake.delta.with_spark import save_delta
 from headrace.lake.landing.commit import commit_files
 from headrace.manifest import Manifest
+from headrace.schema import column
 from headrace.storage import Fence, LeaseLost, local
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
@@ -320,3 +323,32 @@ def test_spark_reads_what_is_committed_without_it(spark: SparkSession, tmp_path:
         (51, ["51"]),
         (60, ["60"]),
     ]
+
+
+NAMES = ['the "best" `item` 100%', "a b", "größe;cm, it's", "{x} (y)=z", "tab\tand\nline", "service.name", "select"]
+
+
+def test_days_of_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
+    table = local(tmp_path / "scores")
+    for ds, rows in [("2026-01-01", 5), ("2026-01-02", 7), ("2026-01-01", 3)]:
+        values = [F.col("id").alias(name) for name in NAMES]
+        frame = spark.range(rows).select(F.lit(ds).alias("ds"), *values)
+        writer = frame.write.format("delta").mode("overwrite").partitionBy("ds").option("mergeSchema", "true")
+        save_delta(writer.option("replaceWhere", f"ds = '{ds}'"), table, None, frame.schema)
+        assert DeltaLog(table).columns().keys() == {"ds", *NAMES}
+    stored = spark.read.format("delta").load(str(table))
+    assert sorted(stored.groupBy("ds").agg(F.sum(column(NAMES[0]))).collect()) == [
+        ("2026-01-01", 3),
+        ("2026-01-02", 21),
+    ]
+    assert stored.where(column(NAMES[4]) == 2).count() == 2
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE `{NAMES[3]}` = 1")
+    assert spark.read.format("delta").load(str(table)).where(column(NAMES[1]) == 1).count() == 0
+    assert len(DeltaLog(table).files(DeltaLog(table).version) or []) >= 2
+
+
+def test_a_column_without_a_name(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.range(1).select(F.lit("2026-01-01").alias("ds"), F.col("id").alias(""))
+    writer = frame.write.format("delta").mode("overwrite").partitionBy("ds")
+    with pytest.raises(UserError, match="a Delta table cannot have a column ''"):
+        save_delta(writer, local(tmp_path / "scores"), None, frame.schema)

@@ -1,4 +1,4 @@
-"""Evaluation as the spec asks for it, of a trained model: against pandas over the saved model's answers."""
+"""Evaluation over ranks: its runs, and columns that grow with the rows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.models.predictor import load_predictor
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.evaluation.predict import GrowingColumn
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import OTHER_VALUES, Request, carried_ids, make_dimension, slice_values
 from headrace.train.job import Job
@@ -331,3 +332,30 @@ def test_keys_follow_evaluation_and_precision() -> None:
         build_spec({**minimal, "model": {"loss": "squared_error"}, "train": {"evaluation": policy}})
     with pytest.raises(UserError, match=r"train.evaluation.user: 'nobody' must be in features.carried"):
         build_spec({**minimal, "train": {"evaluation": {"user": "nobody"}}})
+
+
+BATCHES = st.lists(
+    st.tuples(st.sampled_from(["f4", "i8", "U3", "U9", "O"]), st.integers(0, 50_000)), min_size=1, max_size=6
+).filter(lambda drawn: len({kind[0] in "fi" for kind, _ in drawn if kind != "O"}) < 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES)
+def test_a_column_is_its_batches_one_behind_the_other(drawn: list[tuple[str, int]]) -> None:
+    batches = [np.arange(i, i + rows).astype(kind) for i, (kind, rows) in enumerate(drawn)]
+    column = GrowingColumn(np.float32)
+    assert (len(column.array), column.array.dtype) == (0, np.float32)
+    for batch in batches:
+        column.add(batch)
+    expected = np.concatenate(batches)
+    assert column.array.dtype == expected.dtype
+    assert np.array_equal(column.array, expected)
+
+
+def test_memory_is_one_piece() -> None:
+    column = GrowingColumn(np.float32)
+    for _ in range(100):
+        column.add(np.zeros(4_096, np.float32))
+    held = column.array.base
+    assert held is not None
+    assert 409_600 <= len(held) <= 2 * 409_600

@@ -1,8 +1,10 @@
-"""Text made to be slow or large: the work and the memory of cutting it into lines and records grow with its bytes."""
+"""Hostile text in landing files: work stays linear, and lone surrogates are counted."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from headrace.lake.landing.blocks import LINE_BYTES, TOO_LONG, LineBlock, odd_js
 from headrace.lake.landing.delimited import UNCLOSED, QuotedFields
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
+from headrace.lake.landing.json_paths import columns_with_halves, without_halves
 from headrace.lake.landing.text_lines import lines_of, whole_records
 from headrace.storage import local
 
@@ -244,3 +247,30 @@ def test_numbers_of_nearly_the_longest_kind_are_searched_once() -> None:
     line = b'{"a": [' + (b"1" * 899 + b",") * 20_000 + b"1]}\n"
     odd = odd_json(LineBlock(line + line.replace(b"1,1", b"111", 1), 1))
     assert odd.tolist() == [False, True]
+
+
+UNITS = st.sampled_from(["\ud83d", "\ude00", "\U0001f600", "\\", "u", "d83d", '"', "a", "é"])
+TEXT = st.lists(UNITS, max_size=8).map("".join)
+
+
+def decoded(text: str) -> str:
+    """Return a text as JSON's reader has it: halves that stand beside each other are a pair."""
+    read: str = json.loads(json.dumps(text))
+    return read
+
+
+@given(st.dictionaries(st.sampled_from(["a", "B", "c"]), TEXT), TEXT)
+def test_each_half_is_a_replacement_character(row: dict[str, str], inner: str) -> None:
+    line = json.dumps(row | {"o": {"In": [inner]}}).encode()
+    parsed = json.loads(without_halves(line))
+    for key, text in row.items():
+        assert parsed[key] == re.sub("[\ud800-\udfff]", "\ufffd", decoded(text))
+    has_surrogate = {key: re.search("[\ud800-\udfff]", decoded(text)) is not None for key, text in row.items()}
+    expected = [
+        has_surrogate.get("a", False),
+        has_surrogate.get("B", False),
+        re.search("[\ud800-\udfff]", decoded(inner)) is not None,
+    ]
+    assert columns_with_halves(line, [("a",), ("b",), ("o", "in")]) == [
+        i for i, has_half in enumerate(expected) if has_half
+    ]

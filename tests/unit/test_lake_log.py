@@ -1,4 +1,4 @@
-"""A Delta log read without Spark. Logs are written by hand, to the protocol's document."""
+"""Delta's log: what is read of it, and data files whose commit fails."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.errors import UserError
+from headrace.errors import BusyError, UserError
+from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, remove_files
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction, create_table
+from headrace.lake.landing.commit import forgotten_unless_refused
 from headrace.lake.landing.load_history import row_counts
-from headrace.storage import local
+from headrace.storage import LeaseLost, Location, StoreRefused, local
+from headrace.storage.objects.calls import StoreAway
 
 SCHEMA = json.dumps(
     {
@@ -253,3 +257,59 @@ def test_what_an_application_wrote_last(tmp_path: Path) -> None:
     table = pa.table({"txn": pa.array([{"appId": "c", "version": 7}, None], kind)})
     pq.write_table(table, tmp_path / "_delta_log" / f"{1:020d}.checkpoint.parquet")
     assert [log.application_version("c", version) for version in (0, 4)] == [None, 7]
+
+
+DAY = "2026-03-01"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Location:
+    folder = local(tmp_path / "table")
+    types = {"id": "long", "ds": "string"}
+    create_table(folder, [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in types.items()], ["ds"])
+    return folder
+
+
+def _written(table: Location, first: int) -> WrittenFile:
+    schema = pa.schema([("id", pa.int64())])
+    writer = DataFileWriter(table, DAY, schema, "snappy")
+    writer.add(pa.table({"id": [first, first + 1]}, schema=schema))
+    data_file = writer.close()
+    assert data_file is not None
+    return data_file
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreAway("no answer"), StoreRefused("the token has expired"), OSError(5, "fsync"), KeyboardInterrupt()],
+    ids=lambda e: type(e).__name__,
+)
+def test_files_of_a_commit_whose_answer_is_lost_stay(error: BaseException, table: Location) -> None:
+    committed_file, extra_file = _written(table, 0), _written(table, 10)
+    written = [committed_file, extra_file]
+
+    def commit() -> None:
+        with forgotten_unless_refused(written, [committed_file]):
+            Transaction(table).replace("ds", [DAY], [committed_file.add_action()], "{}")
+            raise error
+
+    with pytest.raises(type(error)):
+        commit()
+    remove_files(table, written)
+    assert (table / committed_file.path).exists()
+    assert not (table / extra_file.path).exists()
+
+
+@pytest.mark.parametrize("error", [UserError("a constraint is broken"), BusyError("another writer"), LeaseLost("lost")])
+def test_files_of_a_refused_commit_go(error: UserError, table: Location) -> None:
+    refused_file = _written(table, 0)
+    written = [refused_file]
+
+    def commit() -> None:
+        with forgotten_unless_refused(written, [refused_file]):
+            raise error
+
+    with pytest.raises(type(error)):
+        commit()
+    remove_files(table, written)
+    assert not (table / refused_file.path).exists()

@@ -1,4 +1,4 @@
-"""ItemTable's files against a dictionary of the same items."""
+"""Items as mapped files, and the day's table of scores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import UserError
 from headrace.score import items
+from headrace.score.day_table import check_columns
 from headrace.score.items import HASHES, ItemTable
 from headrace.storage import LeaseLost, Location, local
 from tests.storage_homes import memory_home
@@ -98,3 +101,28 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
     item_table = ItemTable(folder, "id", table.schema, (items.ItemPart(file, rows),), "")
     assert number == 0
     assert item_table.open().equals(table)
+
+
+OPTIONAL = {"source": "string", "reason": "string"}
+
+
+def table(path: Path, *names: str) -> None:
+    write_deltalake(str(path), pa.table({n: pa.array([], pa.string()) for n in names}))
+
+
+@pytest.mark.parametrize("key", ["user", "source", "reason"])
+def test_a_key_may_have_the_name_of_an_optional_column(tmp_path: Path, key: str) -> None:
+    table(tmp_path / "scores", "ds", key)
+    check_columns(local(tmp_path / "scores"), {"ds": "string", key: "string"}, "", OPTIONAL)
+    other_key = "items" if key == "user" else "user"
+    with pytest.raises(UserError, match="has the columns"):
+        check_columns(
+            local(tmp_path / "scores"), {"ds": "string", other_key: "string"}, "its keys were others", OPTIONAL
+        )
+
+
+def test_days_may_have_optional_columns_or_not(tmp_path: Path) -> None:
+    table(tmp_path / "scores", "ds", "user", "source")
+    check_columns(local(tmp_path / "scores"), {"ds": "string", "user": "string"}, "", OPTIONAL)
+    with pytest.raises(UserError, match="its keys were others"):
+        check_columns(local(tmp_path / "scores"), {"ds": "string", "item": "string"}, "its keys were others", OPTIONAL)

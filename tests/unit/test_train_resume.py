@@ -1,4 +1,4 @@
-"""A run that was killed, or whose checkpoints are damaged, ends as one that was not disturbed."""
+"""Training that resumes from checkpoints, and which of them are removed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from headrace.comm.base import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.train.callbacks.progress import ProgressEvent
+from headrace.storage import LeaseLost, local
+from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
-from headrace.train.checkpoint.read import list_steps
+from headrace.train.checkpoint.read import RECORD, list_steps, restore, step_name
+from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import TrainingReport
@@ -256,3 +259,37 @@ def test_a_superseded_rank_does_not_commit(
         train_local(job)
     assert list_steps(job.checkpoints) == [5]
     assert not job.saved_model.exists()
+
+
+def test_an_overtaken_launch_removes_none_of_a_later_one(tmp_path: Path) -> None:
+    folder = local(tmp_path)
+    for step in (10, 20, 30):
+        (folder / step_name(step)).make_dir()
+        (folder / step_name(step) / RECORD).put_text("{}")
+
+    def overtaken() -> None:
+        raise LeaseLost("another launch")
+
+    of_step_20: Any = SimpleNamespace(progress=LoopProgress(step=20), keep_step=None)
+    writer = CheckpointWriter(folder, LocalCollective(), config="", keep=1, check_fence=overtaken)
+    with pytest.raises(LeaseLost):
+        writer._remove_older(of_step_20)
+    assert sorted(list_steps(folder)) == [10, 20, 30]
+    # The holder's own launch: older ones, and later ones, which were found damaged when it resumed.
+    CheckpointWriter(folder, LocalCollective(), config="", keep=1, check_fence=lambda: None)._remove_older(of_step_20)
+    assert list_steps(folder) == [20]
+
+
+def test_an_overtaken_launch_that_resumes_removes_nothing_of_a_later_one(tmp_path: Path) -> None:
+    folder, no_model = local(tmp_path), cast(Any, None)
+    later_launch = (folder / step_name(40)).begin("another")
+    (later_launch / "part").put_text("x")
+
+    def overtaken() -> None:
+        raise LeaseLost("another launch")
+
+    with pytest.raises(LeaseLost):
+        restore(folder, no_model, no_model, LocalCollective(), config="", check_fence=overtaken)
+    assert (later_launch / "part").exists()
+    assert restore(folder, no_model, no_model, LocalCollective(), config="", check_fence=lambda: None) is None
+    assert not later_launch.exists()
