@@ -287,7 +287,7 @@ bench-gpu: env
 sanitize-gpu: native-cuda env
 	@command -v compute-sanitizer >/dev/null || { echo "sanitize-gpu: no compute-sanitizer here: it comes with the CUDA toolkit (/usr/local/cuda/bin)" >&2; exit 2; }
 	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --noconftest tests/native/test_columns.py -k gpu
-	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --confcutdir=tests/gpu tests/gpu/test_kernels.py tests/gpu/test_interaction.py
+	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --confcutdir=tests/gpu tests/gpu/test_kernels.py tests/gpu/test_kernels.py
 bench-serve: serve
 bench-%: env
 	@mkdir -p build/bench

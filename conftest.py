@@ -27,8 +27,7 @@ from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout, s3_dir
 from tests.hadoop_servers import Hdfs, hdfs
 from tests.lanes import SEED, VARIABLE, LanePlugin
-from tests.spark_settings import GENERATED, INTERPRETED
-from tests.support import DAY, NEXT_DAY, Run, headrace
+from tests.support import DAY, GENERATED, INTERPRETED, NEXT_DAY, Run, headrace
 from tests.users_package import install
 
 # An example's time says how busy the machine is: several processes share its cores.

@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +33,61 @@ from headrace.storage import local, location_of
 from headrace.train.job import Job
 from headrace.workspace import Workspace
 from tests.s3_server import BUCKET, s3_server
-from tests.slow_link import slow_link
 
 #: Rows of a file, 5 MB.
 _ROWS = 32_768
 _FILES = 12
 _NAME = "datasets/bench/2026-01-01/k"
+
+
+_BLOCK = 128 << 10
+
+
+class _Bandwidth:
+    """Bytes of all connections together, in one direction."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate, self._lock, self._free_at = bytes_per_second, threading.Lock(), 0.0
+
+    def pass_through(self, size: int) -> None:
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + size / self._rate
+            wait = self._free_at - time.monotonic()
+        if wait > 0.001:
+            time.sleep(wait)
+
+
+@contextmanager
+def slow_link(endpoint: str, bits_per_second: float) -> Iterator[str]:
+    """Yield the address under which `http://127.0.0.1:PORT` answers over such a link."""
+    port = int(endpoint.rsplit(":", 1)[1])
+    ways = [_Bandwidth(bits_per_second / 8) for _ in range(2)]
+
+    def pump(source: socket.socket, target: socket.socket, way: _Bandwidth) -> None:
+        with suppress(OSError):
+            while block := source.recv(_BLOCK):
+                way.pass_through(len(block))
+                target.sendall(block)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    server = socket.create_connection(("127.0.0.1", port))
+                    for source, target, way in ((client, server, ways[0]), (server, client, ways[1])):
+                        threading.Thread(target=pump, args=(source, target, way), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
 
 
 def step() -> TrainingStep:

@@ -19,7 +19,7 @@ from headrace.jobs.events import StageEvent
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, RunPlan, run_stage
 from headrace.workspace import Workspace
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 DS = "2026-01-03"
 AUC = {"train": 0.77, "baseline": 0.74}

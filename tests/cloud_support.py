@@ -23,8 +23,7 @@ from headrace.publish.target import Check
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
-from tests.fence_support import holding
-from tests.publish_support import DS, TYPES, good_rows, staged
+from tests.publish_support import DS, TYPES, good_rows, holding, staged
 
 COLUMNS = [name for name, _ in TYPES]
 

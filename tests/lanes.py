@@ -78,7 +78,7 @@ SLOW: tuple[str, ...] = (
     "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[sasrec",
     "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[two_tower",
     "tests/unit/test_export_triton.py::test_a_server_that_polls_never_sees_a_part",
-    "tests/unit/test_features_driver_memory.py::test_what_goes_by_is_held_within_the_least_of_a_spec[long",
+    "tests/unit/test_features_memory.py::test_what_goes_by_is_held_within_the_least_of_a_spec[long",
     "tests/unit/test_forget.py::test_killed_at_many_calls",
     "tests/unit/test_forget_uploads.py::test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_named",
     "tests/unit/test_gpu.py::test_by_the_interpreter",

@@ -1,4 +1,4 @@
-"""Scores without Spark, and publishing them to the PostgreSQL of the wheel: for tests of the warehouse."""
+"""Scores without Spark, their publication to the PostgreSQL of the wheel, and writers that are overtaken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from headrace.publish.files import StagedFiles
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.target import Check
-from headrace.storage import local
+from headrace.stage import RunLock
+from headrace.storage import Lease, local
+from headrace.storage.lease import Holder
 
 DS = "2026-01-10"
 TYPES = [
@@ -120,3 +122,13 @@ def served(kind: str, folder: Path, user: int) -> list[tuple[int, float]]:
             version = json.loads(client.get("clicks_scores:current"))["version"]
             value = client.get(f"clicks_scores:{version}:{user}")
     return [(r["item"], r["score"]) for r in json.loads(value)]
+
+
+def holding(token: int, lease: str = "l") -> RunLock:
+    """A run that takes itself for the holder: it was paused, and has not asked."""
+    return RunLock((Lease(Holder(token=token, lease=lease), lambda: True),))
+
+
+def overtaken(token: int, lease: str = "l") -> RunLock:
+    """A run that is told that it is not the holder any more when it asks."""
+    return RunLock((Lease(Holder(token=token, lease=lease), lambda: False),))

@@ -1,16 +1,19 @@
-"""The manifests of a whole day, as the stages write them."""
+"""Reports of tests: what they are made of, and their pages, parsed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from typing import Any
 
+from headrace.config import Spec, load_spec
 from headrace.manifest import Input, Manifest, Output
+from headrace.quality.report.blocks import Day
 from headrace.stage import identity
 from headrace.workspace import Workspace
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 DS = "2026-01-08"
 STAGES = CLICKS_STAGES[:-1]
@@ -291,3 +294,43 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
 def save(ws: Workspace, manifests: Mapping[str, Manifest]) -> None:
     for stage, manifest in manifests.items():
         manifest.save(ws.manifest(manifest.pipeline, manifest.ds, stage))
+
+
+def make_day(manifests: Mapping[str, Manifest], spec: Spec | None = None, **more: Any) -> Day:
+    return Day(spec=spec or load_spec("clicks"), ds=DS, manifests=manifests, **more)
+
+
+class Checker(HTMLParser):
+    """Every tag that is opened is closed in order; collects text, attributes and ids."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "path", "use"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.stack, self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.stack[-1:] == [tag]
+            self.stack.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.stack or self.stack[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())

@@ -1,4 +1,4 @@
-"""A small shop of events, and its pairs by pandas, Spark's expressions and a sort."""
+"""A small shop of events, its items and models, and its pairs by pandas, Spark's expressions and a sort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
-from headrace.config import Model, Spec
+from headrace.config import Model, Spec, build_spec
 from headrace.features.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -23,7 +23,26 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
-from tests.shop_support import shop_spec
+
+
+def shop_spec(types: Mapping[str, str], features: Mapping[str, Any], **sections: Any) -> Spec:
+    """Clicks by their time `ts`; the last day of the window is `valid`.
+
+    Args:
+        types: of the events' columns.
+        features: what the section has besides label and split.
+        sections: the spec's others.
+    """
+    return build_spec(
+        {
+            "pipeline": "shop",
+            "source": {"format": "jsonl", "path": "{ds}/*"},
+            "table": {"columns": [{"name": k, "type": v} for k, v in types.items()], "event_time": "ts"},
+            "features": {"label": "click", "split": {"by": "time", "valid_days": 1}, **features},
+            **sections,
+        }
+    )
+
 
 DS = "2026-01-05"
 

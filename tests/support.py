@@ -1,4 +1,4 @@
-"""Running headrace as a user does, and reading back everything a day made, for comparisons."""
+"""Running headrace as a user does, and reading back all that a day made, for comparisons; settings that tests share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from safetensors.numpy import load_file
 
-from headrace.config import Warehouse
+from headrace.config import Warehouse, load_spec
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
-from headrace.stages import ORDER
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
-from tests.dataset_support import padded
+from tests.train_support import padded
 
 DAY = "2026-01-03"
 NEXT_DAY = "2026-01-04"
@@ -157,3 +157,18 @@ def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
             np.testing.assert_array_equal(value, right_value, err_msg=name)
         else:
             assert value == right_value, name
+
+
+#: In the day's order.
+CLICKS_STAGES = tuple(name for name in ORDER if STAGES[name].applies(load_spec("clicks")))
+
+
+#: Spark's expressions by Java code that it generates for each plan, as they run anywhere else, or by its interpreter of
+#: the same expressions: for tests of few rows and many plans, of which the compiler would take a quarter of the time.
+GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+#: Of executors of this machine, for few rows: what headrace sets for local masters alone.
+FEW_ROWS = INTERPRETED | {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.python.daemon.module": "headrace.lake.spark.worker_daemon",
+}

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.features.table_ops.base import QUERY, TrainRange
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
-from tests.arrow_table_ops import external, joins, operators
+from tests.arrow_table_ops import joins, operators
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.negatives import negatives
 
@@ -41,6 +41,6 @@ def by_arrow(p: Preparation, table: pa.Table, reader: ExternalReader, train: Tra
             table = rows(table)
             continue
         table = IMPLEMENTATIONS[step.op.name](
-            step.op, table, ArrowTableContext(step.schema, partial(external.read, reader), train)
+            step.op, table, ArrowTableContext(step.schema, partial(joins.read, reader), train)
         )
     return table

@@ -15,18 +15,20 @@ from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.sequences import _BETWEEN, _UNITS, History, Lag, Sessions
 from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
 from tests.arrow_table_ops.context import ArrowTableContext
-from tests.arrow_table_ops.sums import halves, joined, to_grid
 from tests.arrow_table_ops.windows import (
     I64,
     Bits,
     Past,
     column_array,
+    halves,
     hashes,
+    joined,
     micros_of,
     nan_to_null,
     nulled,
     replaced,
     take,
+    to_grid,
 )
 
 F64 = npt.NDArray[np.float64]

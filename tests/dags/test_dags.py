@@ -20,9 +20,9 @@ from headrace.manifest import Manifest
 from headrace.publish.postgres import server as warehouse
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout, pipeline_file
-from tests.clicks_stages import CLICKS_STAGES
 from tests.dags import stub
 from tests.dags.standalone import standalone
+from tests.support import CLICKS_STAGES
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"

@@ -29,8 +29,18 @@ from headrace.publish.postgres.server import connect
 from headrace.stages import STAGES
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.clicks_stages import CLICKS_STAGES
-from tests.support import DAY, NEXT_DAY, SMALL, Run, assert_same, everything, headrace, manifests, read_delta
+from tests.support import (
+    CLICKS_STAGES,
+    DAY,
+    NEXT_DAY,
+    SMALL,
+    Run,
+    assert_same,
+    everything,
+    headrace,
+    manifests,
+    read_delta,
+)
 from tests.users_package import model_of
 
 #: A class of the user's in place of the DLRM.

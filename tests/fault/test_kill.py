@@ -14,8 +14,7 @@ import pytest
 
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
-from tests.clicks_stages import CLICKS_STAGES
-from tests.support import DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
+from tests.support import CLICKS_STAGES, DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
 
 #: How often a stage that got away is tried again.
 _AIMS = 6

@@ -29,7 +29,7 @@ from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.score_support import DS, scores, spec
-from tests.spark_settings import FEW_ROWS
+from tests.support import FEW_ROWS
 
 
 class ListAccumulator(AccumulatorParam[list[Any]]):

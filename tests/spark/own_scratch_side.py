@@ -37,7 +37,7 @@ from headrace.score import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
-from tests.spark_settings import FEW_ROWS
+from tests.support import FEW_ROWS
 
 MASTER = "local-cluster[2,1,1024]"
 

@@ -30,7 +30,7 @@ from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
+from tests.train_support import read_padded
 
 DS = "2026-01-10"
 

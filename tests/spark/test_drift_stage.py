@@ -23,8 +23,8 @@ from headrace.quality.drift.stage import JudgeDrift
 from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
 from tests.spark.test_features_stage import clicks, land, make_clicks
+from tests.train_support import read_padded
 
 DS, NEXT = "2026-01-05", "2026-01-06"
 NUMBERS = {"user_age", "user_activity", "item_age_days", "item_price"}

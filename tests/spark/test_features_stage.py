@@ -36,8 +36,8 @@ from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
 from tests.spark.test_features_stateless import crossed
+from tests.train_support import read_padded
 
 DS = "2026-01-05"
 META = ["_source_file string", "_source_line bigint", "ds string"]

@@ -31,7 +31,7 @@ from headrace.stage import check_stage, plan_run, run_stage
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace
-from tests.shop_support import shop_spec
+from tests.score_support import shop_spec
 from tests.train_support import job_of
 
 FIRST, SECOND = "2026-01-04", "2026-01-05"

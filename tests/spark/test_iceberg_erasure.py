@@ -20,7 +20,7 @@ from headrace.publish.tables.iceberg_erasure import IcebergErasure, SnapshotExpi
 from headrace.publish.tables.iceberg_fencing import change, load_table
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.storage_faults import Killed
+from tests.storage_support import Killed
 from tests.warehouses import Warehouses
 
 DAYS = ("2026-01-10", "2026-01-11")

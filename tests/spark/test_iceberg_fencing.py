@@ -22,8 +22,8 @@ from headrace.publish.tables.iceberg_fencing import change, claim, load_table
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
-from tests.fence_support import holding
-from tests.storage_faults import Killed
+from tests.publish_support import holding
+from tests.storage_support import Killed
 from tests.warehouses import Warehouses
 
 DS, NEXT, LAST = "2026-01-10", "2026-01-11", "2026-01-12"

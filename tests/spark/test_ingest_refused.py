@@ -1,4 +1,4 @@
-"""What ingest refuses: sources, declarations, and rows by constraints of the table."""
+"""Refusals of ingest: sources, declarations, and rows by constraints of the table."""
 
 from __future__ import annotations
 

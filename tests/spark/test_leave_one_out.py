@@ -15,7 +15,7 @@ from headrace.stage import run_stage
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace, checkout
-from tests.dataset_support import read_padded
+from tests.train_support import read_padded
 
 USERS, ITEMS, CANDIDATES = 60, 80, 25
 

@@ -26,9 +26,9 @@ from headrace.publish.target import beyond_retention
 from headrace.stage import Outcome, run_stage
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
-from tests.fence_support import holding
 from tests.ingest_support import D1, make_spec, put, run, table
-from tests.own_package import installed
+from tests.publish_support import holding
+from tests.users_package import installed
 from tests.warehouses import COLUMNS, SCHEMA, same, scores
 
 DS, NEXT = "2026-01-10", "2026-01-11"

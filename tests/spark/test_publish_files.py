@@ -22,8 +22,8 @@ from headrace.stage import RunLock
 from headrace.storage import Lease, LeaseLost
 from headrace.storage.lease import Holder
 from headrace.workspace import Workspace
-from tests.fence_support import holding
-from tests.storage_faults import Killed
+from tests.publish_support import holding
+from tests.storage_support import Killed
 from tests.warehouses import SCHEMA, Warehouses, same, scores
 
 DS = "2026-01-10"

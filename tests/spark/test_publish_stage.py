@@ -33,7 +33,7 @@ from headrace.publish.stage import Publish
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
 from tests.publish_support import redis_server, served
-from tests.storage_faults import Killed
+from tests.storage_support import Killed
 from tests.warehouses import SCHEMA, Warehouses, in_warehouse, same, scores
 
 DS = "2026-01-10"

@@ -20,8 +20,8 @@ from headrace.lake.spark.session import iceberg_jars, spark_settings
 from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
 from tests.scaffold_support import clicks
+from tests.train_support import read_padded
 
 
 def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:

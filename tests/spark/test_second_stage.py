@@ -27,7 +27,7 @@ from headrace.stage import Context, identity, run_stage
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainSecondStage
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
+from tests.train_support import read_padded
 
 DS = "2026-01-10"
 SETTINGS = {"rounds": 6, "max_depth": 3, "workers": 1}

@@ -23,7 +23,7 @@ from headrace.stage import run_lock
 from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from headrace.stage import run_lock, run_stage
 from headrace.storage import Location
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local
 from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
 from tests.evaluation_support import on_any_ranks, rows_of
+from tests.train_support import read_padded
 
 DS = "2026-01-10"
 MODELS = {

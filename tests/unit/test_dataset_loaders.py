@@ -27,7 +27,7 @@ from headrace.numeric.jagged import concatenated
 from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.dataset_support import padded_codes, read_padded
+from tests.train_support import padded_codes, read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]
 TRAIN = Train(batch_size=64, streams=4, seed=3)

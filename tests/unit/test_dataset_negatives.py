@@ -16,7 +16,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
+from tests.train_support import read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]
 TRAIN = Train(batch_size=64, streams=4, seed=3)

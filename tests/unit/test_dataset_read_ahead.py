@@ -32,7 +32,7 @@ from headrace.storage import location, release_copy
 from headrace.storage.objects import calls, copies
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 TRAIN = Train(batch_size=64, streams=4, seed=3, read_ahead_mib=1)
 Split = tuple[SplitLayout, DatasetSchema]

@@ -1,12 +1,15 @@
-"""The planner: plans that hold everything once, within the memory, the same again; costs that come true."""
+"""The planner of sharding: costs, memory, searches, and the popularity of codes that it reads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,8 +25,11 @@ from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
 from headrace.embeddings.planner.declared import load_tables
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import Planned, plan_tables
-from headrace.embeddings.sharding_plan import Lookup, Table
+from headrace.embeddings.sharding_plan import Lookup, Table, tables_of
 from headrace.errors import UserError
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
+from headrace.train.setup.state import sampled_popularity
 from headrace.workspace import Workspace
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
@@ -448,3 +454,39 @@ def test_tables_must_be_said(tmp_path: object) -> None:
         plan_sharding(Workspace(tmp_path), "clicks", None, None, 8, None, [])
     with pytest.raises(UserError, match="no tables 'mlpref'; shipped: criteo-1tb, mlperf, mlperf-onehot"):
         load_tables("mlpref")
+
+
+def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_path: Path) -> None:
+    schema = DatasetSchema(
+        features=(
+            Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32", cardinality=50),
+            Feature(
+                name="seen",
+                kind=Kind.CATEGORICAL,
+                dtype="int32",
+                cardinality=9,
+                vocabulary="item",
+                length=2,
+                is_list=True,
+            ),
+            Feature(name="item", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, vocabulary="item"),
+            Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+        )
+    )
+    columns = {
+        "user": [0, 1, 1, 1],
+        "seen": [[3], [3], [], [4, 3]],
+        "item": [3, 5, 5, 0],
+        "click": [0.0, 1.0, 0.0, 0.0],
+    }
+    types = {n: pa.float32() if n == "click" else pa.int32() for n in columns} | {"seen": pa.list_(pa.int32())}
+    table = pa.table({n: pa.array(v, types[n]) for n, v in columns.items()})
+    (tmp_path / "train").mkdir()
+    for part in range(3):
+        pq.write_table(table, tmp_path / "train" / f"{part}.parquet")
+    popularity = sampled_popularity(local(tmp_path), schema, *tables_of(schema, 4))
+    # item: 3 four times a file, 5 twice, 0 (of the scalar) and 4 once; nothing was seen once in three files.
+    assert popularity["item"].rows.tolist() == [1, 1, 2, 5]
+    np.testing.assert_allclose(popularity["item"].chance, [4 / 8, 2 / 8, 1 / 8, 0])
+    assert popularity["user"].rows.tolist() == [1, 1, 48]
+    np.testing.assert_allclose(popularity["user"].chance, [3 / 4, 1 / 4, 0])

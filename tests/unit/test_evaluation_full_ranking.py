@@ -31,9 +31,8 @@ from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
 from tests.evaluation_support import list_metrics
-from tests.train_support import TRAIN, job_of
+from tests.train_support import TRAIN, job_of, read_padded
 
 #: Codes 0 (null) and 1 (unknown) are no items.
 FIRST = 2

@@ -28,8 +28,7 @@ from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, job_of
+from tests.train_support import TRAIN, job_of, read_padded
 
 SETTINGS = {
     "metrics": [

@@ -19,7 +19,7 @@ from headrace.models.predictor import load_predictor
 from headrace.registry.versions import register, registered_name
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.storage_faults import Killed, faulty
+from tests.storage_support import Killed, faulty
 from tests.triton_support import PbError, Repository, read_config
 
 support = pytest.importorskip("tests.export_support", reason="ONNX is not installed: run `make onnx`")

@@ -46,8 +46,8 @@ from headrace.lake.spark.tasks import grouped
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
+from tests.train_support import read_padded
 
 COLUMNS = [
     TableColumn(name="id", type="bigint"),

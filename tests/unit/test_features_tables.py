@@ -21,7 +21,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.score.columns import check_columns
 from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow
-from tests.arrow_table_ops.external import read
+from tests.arrow_table_ops.joins import read
 from tests.tables_support import (
     DAY,
     JOINS_ASOF,

@@ -30,7 +30,7 @@ from headrace.storage import Fence, Lease, LeaseLost, Location, flock, local
 from headrace.storage.lease import Holder
 from headrace.storage.objects import lease as leases
 from headrace.workspace import Workspace
-from tests.storage_homes import home_of, memory_home
+from tests.storage_support import home_of, memory_home
 
 DS = "2026-01-03"
 FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("ds", "string"))]

@@ -40,8 +40,7 @@ from headrace.storage import StoreAway, local
 from headrace.storage.objects import calls, copies
 from headrace.workspace import Workspace
 from tests.forget_support import DAYS, FORGOTTEN, ROWS, USERS, events, make_home, put_rows, record, shop, tables
-from tests.storage_faults import Killed, faulty
-from tests.storage_homes import memory_home
+from tests.storage_support import Killed, faulty, memory_home
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
 PERSONS = Persons("user_id", False, frozenset(FORGOTTEN))

@@ -13,7 +13,7 @@ from headrace.publish.embedded import roles
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres.target import PostgresTarget, open_postgres
 from headrace.workspace import Workspace
-from tests.storage_faults import Killed
+from tests.storage_support import Killed
 
 pytestmark = pytest.mark.service
 

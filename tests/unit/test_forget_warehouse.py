@@ -30,7 +30,7 @@ from headrace.publish.target import Publication
 from headrace.storage import LeaseLost, Location, local
 from headrace.workspace import Workspace
 from tests.forget_support import put_rows
-from tests.storage_faults import Killed, faulty
+from tests.storage_support import Killed, faulty
 
 DS, NEXT = "2026-01-10", "2026-01-11"
 PERSONS = Persons("user_id", True, frozenset({"1", "9"}))

@@ -37,8 +37,7 @@ from headrace.stage import identity, run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace
 from tests.cli_support import DS, make_yard
-from tests.housekeeping_support import clicks, gc
-from tests.storage_faults import Killed, faulty
+from tests.storage_support import Killed, clicks, faulty, gc
 
 DAYS = 8
 SPEC: dict[str, Any] = {

@@ -26,8 +26,7 @@ from headrace.storage import LeaseLost, Location
 from headrace.storage.flock import HeldFolder
 from headrace.storage.objects import copies
 from headrace.workspace import Workspace
-from tests.housekeeping_support import clicks
-from tests.storage_homes import left_over, memory_home
+from tests.storage_support import clicks, left_over, memory_home
 
 DS = "2026-01-03"
 

@@ -33,7 +33,7 @@ from headrace.lake.spark.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 DS = "2026-01-03"
 

@@ -18,7 +18,7 @@ from headrace.stage import Context, Result
 from headrace.stages import STAGES
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
-from tests.clicks_stages import CLICKS_STAGES
+from tests.support import CLICKS_STAGES
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.lake.landing import bzip2
 from headrace.lake.landing.blocks import Part, blocks
 from headrace.storage import Location, local
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -32,7 +32,7 @@ from headrace.storage.objects import store as objects
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, make_spec
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 
 @pytest.fixture

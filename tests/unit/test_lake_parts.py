@@ -21,8 +21,8 @@ from headrace.lake.scratch import task_folder
 from headrace.stage import Context
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.shop_support import shop_spec
-from tests.storage_homes import memory_home
+from tests.score_support import shop_spec
+from tests.storage_support import memory_home
 
 MIB = 1 << 20
 

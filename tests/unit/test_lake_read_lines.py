@@ -17,7 +17,7 @@ from headrace.lake.landing.key_hashes import load_hashes
 from headrace.lake.landing.read_lines import ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
-from tests.storage_homes import home_of, left_over
+from tests.storage_support import home_of, left_over
 
 DAY = "2026-01-01"
 SCHEMA = pa.schema(

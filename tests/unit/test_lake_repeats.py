@@ -18,7 +18,7 @@ from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.landing.key_hashes import hashes_of_share, load_hashes, save_array, save_hashes
 from headrace.lake.landing.repeats import REPEATED, KeyedFile, RepeatTask, SuspectTask
 from headrace.storage import Location, local
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 HASHES = st.one_of(st.integers(LEAST, MOST), st.sampled_from([LEAST, LEAST + 1, -1, 0, 1, MOST]))

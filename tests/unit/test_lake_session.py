@@ -17,7 +17,7 @@ from headrace.storage import location_of
 from headrace.storage.objects import copies
 from headrace.workspace import Workspace
 from tests.source_table_support import COLUMNS, make_spec
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 ZONE = "spark.sql.session.timeZone"
 

@@ -27,7 +27,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.storage import local
-from tests.dataset_support import padded_codes
+from tests.train_support import padded_codes
 
 ROWS, MEAN, LENGTH, GROUP, BATCH = 20_000, 10, 1_000, 5_000, 100
 COLUMNS = [

@@ -24,8 +24,7 @@ from headrace.schema import DatasetSchema
 from headrace.train.carried_columns import ListColumn
 from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, job_of
+from tests.train_support import TRAIN, job_of, read_padded
 
 ROWS, DRAWN, ITEMS = 7, 5, 9
 RNG = np.random.default_rng(2)

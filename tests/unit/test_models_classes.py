@@ -19,8 +19,7 @@ from headrace.models.saved import load_model, read_card
 from headrace.models.sharded_model import ShardedModel
 from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 SHORT = TRAIN.model_copy(update={"epochs": 1})
 

@@ -28,7 +28,7 @@ from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.storage.host_scratch import RUN, on_this_host
 from headrace.workspace import Workspace
-from tests.shop_support import shop_spec
+from tests.score_support import shop_spec
 
 USERS = 200_000
 SCHEMA = DatasetSchema(

@@ -25,7 +25,7 @@ from headrace.storage import Location, location, location_of
 from headrace.storage.store import STORE_KINDS
 from headrace.workspace import Workspace, checkout, pipeline_file
 from tests.ingest_support import COLUMNS, D1
-from tests.own_package import installed, offering
+from tests.users_package import installed, offering
 
 FEATURES = {"label": "hour", "workflow": [], "split": {"by": "position"}}
 #: A store of a package: objects in memory, which all tests of a process share.

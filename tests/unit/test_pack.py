@@ -24,7 +24,7 @@ from headrace.jobs.pack.archive import Packed
 from headrace.jobs.pack.distributions import choose, installed
 from headrace.storage import Location, local, location_of
 from headrace.workspace import checkout, installation
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NAMES = [f"p{n}" for n in range(6)]

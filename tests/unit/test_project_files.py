@@ -1,11 +1,14 @@
-"""Files for other programs: image, workflow, hooks and dashboard name what the repository has."""
+"""Files of the project: images, hooks, workflows, pages that name code, and what pytest collects."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import yaml
 
 from headrace.serve.metrics import Metrics
 from headrace.workspace import checkout
+from tests.lanes import part_of
 
 DASHBOARD = checkout() / "examples" / "grafana" / "headrace.json"
 #: Suffixes that Prometheus' text has behind a family's name.
@@ -88,3 +92,71 @@ def test_hooks_call_programs_of_the_environment() -> None:
         program, *words = hook["entry"].split()
         assert Path(sys.executable).with_name(Path(program).name).is_file(), program
         assert all((checkout() / word).is_file() for word in words if word.endswith(".py"))
+
+
+ROWS = re.findall(
+    r"^\| ([^|]+) \| [^|]+ \| `([\w/.]+)`((?:,? `\w+`)*) \|$", (checkout() / "docs" / "glossary.md").read_text(), re.M
+)
+
+
+def test_each_line_is_read() -> None:
+    lines = (checkout() / "docs" / "glossary.md").read_text().splitlines()
+    assert len(ROWS) == sum(line.startswith("| ") and not line.startswith("| term") for line in lines)
+
+
+@pytest.mark.parametrize(("term", "place", "classes"), ROWS)
+def test_what_a_term_names_exists(term: str, place: str, classes: str) -> None:
+    path = checkout() / "python" / place
+    files = [path] if path.is_file() else sorted(Path(path).rglob("*.py"))
+    assert files, f"{term}: there is no {place}"
+    code = "\n".join(file.read_text() for file in files)
+    assert [name for name in re.findall(r"\w+", classes) if f"class {name}" not in code] == []
+
+
+PAGE = (checkout() / "docs" / "faults.md").read_text()
+#: (line of the report, the last cell) of each row.
+TABLE_ROWS = re.findall(r"^\| ([A-G]\d) \|.*\| ([^|]+) \|$", PAGE, re.M)
+#: Lines of the report.
+LINES = [
+    f"{part}{n}" for part, count in zip("ABCDEFG", (2, 2, 2, 7, 6, 4, 4), strict=True) for n in range(1, count + 1)
+]
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+
+
+@cache
+def decorators(file: str) -> dict[str, str]:
+    """Return the markers of a file's tests: by the function's name, with those of the whole file."""
+    module = ast.parse((checkout() / file).read_text())
+    of_file = [
+        ast.unparse(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {node.name: " ".join([*of_file, *map(ast.unparse, node.decorator_list)]) for node in functions}
+
+
+def test_each_line_of_the_report_has_rows_and_each_row_a_test() -> None:
+    assert list(dict.fromkeys(line for line, _ in TABLE_ROWS)) == LINES
+    assert len(TABLE_ROWS) == len(re.findall(r"^\| [A-G]\d ", PAGE, re.M))
+    assert [
+        (line, cell) for line, cell in TABLE_ROWS if not re.fullmatch(r"`tests/[^`]+`(, `tests/[^`]+`)*", cell)
+    ] == []
+    # None: not of those of which a run takes a part.
+    in_each_run = [any(part_of(test) is None for test in re.findall(r"`([^`]+)`", cell)) for _, cell in TABLE_ROWS]
+    assert [row for row, is_in in zip(TABLE_ROWS, in_each_run, strict=True) if not is_in] == []
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in TESTS}))
+def test_the_named_tests_are_in_the_lane(file: str) -> None:
+    names = [name for named_file, name in TESTS if named_file == file]
+    assert [name for name in names if name not in decorators(file)] == []
+    assert [name for name in names if "mark.long" in decorators(file)[name]] == []
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
+    """pytest looks into no folder with a name of `norecursedirs`: by default "dist" is one."""
+    folders = {p.relative_to(checkout()).parent for p in checkout().joinpath("tests").rglob("test_*.py")}
+    assert len(folders) > 5
+    patterns = pytestconfig.getini("norecursedirs")
+    assert [str(f) for f in folders if any(fnmatch(part, p) for part in f.parts for p in patterns)] == []

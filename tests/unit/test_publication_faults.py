@@ -36,8 +36,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 from headrace.storage.objects import calls
-from tests.storage_faults import Killed, faulty
-from tests.storage_homes import left_over, memory_home
+from tests.storage_support import Killed, faulty, left_over, memory_home
 
 SCHEMA = DatasetSchema(
     features=(

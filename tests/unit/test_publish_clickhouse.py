@@ -33,8 +33,7 @@ from tests.cloud_support import (
     record,
     target_of,
 )
-from tests.fence_support import holding
-from tests.publish_support import DS, TYPES, good_rows, staged
+from tests.publish_support import DS, TYPES, good_rows, holding, staged
 
 NEXT = "2026-01-11"
 

@@ -27,8 +27,7 @@ from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost, flock
 from headrace.workspace import Workspace
-from tests.fence_support import holding, overtaken
-from tests.publish_support import DS, TABLE, day, fill, good_rows, publish, staged, staging_tables
+from tests.publish_support import DS, TABLE, day, fill, good_rows, holding, overtaken, publish, staged, staging_tables
 
 NEXT = "2026-01-11"
 OLD, NEW = Fence("l", 1), Fence("l", 2)

@@ -19,8 +19,7 @@ from headrace.errors import UserError
 from headrace.publish.online import VERSION_DATABASE, VERSION_KEY, OnlineVersion, RedisStore, open_store
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
-from tests.fence_support import holding
-from tests.publish_support import redis_server
+from tests.publish_support import holding, redis_server
 
 OLD, NEW = OnlineVersion("2026-01-09", "old"), OnlineVersion("2026-01-10", "new")
 

@@ -27,8 +27,7 @@ from headrace.publish.target import Check
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
-from tests.fence_support import holding
-from tests.publish_support import DS, TYPES, Row, good_rows, staged
+from tests.publish_support import DS, TYPES, Row, good_rows, holding, staged
 
 NEXT = "2026-01-11"
 

@@ -24,7 +24,7 @@ from headrace.registry.promotion import (
 from headrace.registry.versions import aliases, numbered
 from headrace.storage import LeaseLost, local
 from headrace.workspace import Workspace
-from tests.fence_support import overtaken
+from tests.publish_support import overtaken
 
 
 @pytest.fixture(scope="module")

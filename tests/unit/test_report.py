@@ -20,8 +20,7 @@ from headrace.quality.report.report import page
 from headrace.quality.report.stage import Report, truth_file
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
-from tests.report_page import Checker, make_day
-from tests.report_support import DS, STAGES, make_manifests, save
+from tests.report_support import DS, STAGES, Checker, make_day, make_manifests, save
 
 TRUTH = {"ds": DS, "rows": 60_000, "auc_ceiling": 0.7816, "log_loss_floor": 0.4102, "base_rate": 0.1912}
 

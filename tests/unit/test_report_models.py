@@ -15,8 +15,7 @@ from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.quality import lift_of
 from headrace.quality.report.report import page
-from tests.report_page import Checker, make_day
-from tests.report_support import DS, make_manifests
+from tests.report_support import DS, Checker, make_day, make_manifests
 
 
 def test_tasks_have_tables_of_their_own() -> None:

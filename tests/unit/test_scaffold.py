@@ -33,7 +33,7 @@ from headrace.storage import Location, local
 from headrace.storage.objects import calls, store
 from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 
 def written(path: Path | str, target: Path, **named: str) -> Spec:

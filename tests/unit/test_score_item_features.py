@@ -24,7 +24,7 @@ from headrace.score.pair_features import PairFeatures
 from headrace.storage import LeaseLost, Location, local
 from headrace.storage.host_scratch import HostScratch, RunFolder
 from headrace.storage.objects import copies
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 COLUMNS = {"user": "string", "item": "bigint", "price": "double", "tags": "array<string>", "click": "int"}
 CHAINS: list[dict[str, Any]] = [

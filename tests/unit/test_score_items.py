@@ -22,7 +22,7 @@ from headrace.score import items
 from headrace.score.day_table import check_columns
 from headrace.score.items import HASHES, ItemTable
 from headrace.storage import LeaseLost, Location, local
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 _KEYS = {
     "text": (pa.string(), st.text(max_size=6)),

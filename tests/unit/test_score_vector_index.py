@@ -28,7 +28,7 @@ from headrace.score.candidates.vector_source import FindItems, MeasureRecall, Ve
 from headrace.score.model_vectors import ModelVectors
 from headrace.score.top_k import best_items
 from headrace.storage import LeaseLost, Location, local
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 
 def write(folder: Path, rows: NDArray[np.int32], vectors: NDArray[np.float32], cuts: list[int]) -> ItemVectors:

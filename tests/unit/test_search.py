@@ -25,7 +25,7 @@ from headrace.train.search_space import overlay_of, overrides_of
 from headrace.train.setup.earlier_days import PRETRAINED
 from headrace.train.tuner import SearchResult, Trial, Tuner, sample_dataset, sizes
 from headrace.workspace import Workspace, checkout
-from tests.dataset_support import read_padded
+from tests.train_support import read_padded
 
 DS = "2026-01-10"
 RATE = "train.embeddings.learning_rate"

@@ -25,7 +25,7 @@ from headrace.storage import Location, local, missing
 from headrace.storage.objects import calls
 from headrace.workspace import Workspace
 from tests.source_table_support import make_spec
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 DAYS = ["2026-03-01", "2026-03-02", "2026-03-03"]

@@ -31,7 +31,7 @@ from headrace.stage import Context
 from headrace.storage import local, location_of
 from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 DS = "2026-03-02"
 

@@ -22,7 +22,7 @@ from headrace.storage import Location, local, location, not_as_written, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.storage.objects.store import ObjectStore
-from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
+from tests.storage_support import hdfs_home, home_of, left_over, memory_home
 
 LOCAL = ["local", "local, no rename that replaces nothing", "local, no exchange of names"]
 

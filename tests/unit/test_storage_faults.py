@@ -10,8 +10,7 @@ import pytest
 
 from headrace.storage import Location, local, system
 from headrace.workspace import checkout
-from tests.storage_faults import Killed, faulty
-from tests.storage_support import fill_by_two, put_file, put_folder, seen
+from tests.storage_support import Killed, faulty, fill_by_two, put_file, put_folder, seen
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])

@@ -14,7 +14,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.storage import Location
 from headrace.storage.objects import calls, store
-from tests.storage_homes import left_over, memory_home
+from tests.storage_support import left_over, memory_home
 
 
 @pytest.fixture

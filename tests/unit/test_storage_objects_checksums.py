@@ -17,7 +17,7 @@ from headrace.storage.objects.calls import ChangedInPlace
 from headrace.storage.objects.checksum import crc32_of
 from headrace.storage.objects.file_list import FileList
 from headrace.storage.objects.store import ObjectStore
-from tests.storage_homes import left_over, memory_home
+from tests.storage_support import left_over, memory_home
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ import pytest
 
 from headrace.storage import Location
 from headrace.storage.objects import calls, copies
-from tests.storage_faults import Killed, faulty
-from tests.storage_homes import left_over, memory_home
-from tests.storage_support import fill_by_two, put_file, put_folder, seen
+from tests.storage_support import Killed, faulty, fill_by_two, left_over, memory_home, put_file, put_folder, seen
 
 
 def upload_file(home: Location, text: str) -> None:

@@ -20,8 +20,7 @@ from headrace.storage import LeaseLost, Location
 from headrace.storage.lease import Held, Holder
 from headrace.storage.objects import calls
 from headrace.storage.objects import lease as leases
-from tests.storage_faults import faulty
-from tests.storage_homes import memory_home
+from tests.storage_support import faulty, memory_home
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
 from tests.certificates import self_signed
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 #: The library's own are ten.
 REFUSALS = 40

@@ -26,7 +26,7 @@ from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, make_spec
 from tests.s3_server import BUCKET, SECRET, S3Server, s3_server
-from tests.storage_homes import left_over
+from tests.storage_support import left_over
 
 pytestmark = [pytest.mark.jvm, pytest.mark.service, pytest.mark.extra]
 

@@ -36,7 +36,7 @@ from headrace.quality.drift import stage as drift
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 
 def away(*args: object, **named: object) -> Any:

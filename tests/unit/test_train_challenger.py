@@ -22,8 +22,7 @@ from headrace.train.loop.run import train
 from headrace.train.setup.earlier_days import find_forgetting_dataset, find_warm_start
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, job_of
+from tests.train_support import TRAIN, job_of, read_padded
 
 
 def spec_of(**sections: Any) -> Spec:

@@ -21,8 +21,7 @@ from headrace.train.setup.earlier_days import find_pretrained
 from headrace.train.setup.initial_weights import check_pretrained
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 UI = {"user": "user", "item": "item"}
 CANDIDATES = {"negatives": {"column": "item", "as": "candidates", "per_positive": 3}}

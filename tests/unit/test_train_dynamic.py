@@ -30,8 +30,7 @@ from headrace.train.loop.run import train, train_local
 from headrace.train.result import TrainingReport
 from headrace.train.setup.earlier_days import model_misfit
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import Stopped, stop_at
+from tests.train_support import Stopped, read_padded, stop_at
 
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 ALL, PARTLY_RAW = ("user", "item", "tags"), ("user", "tags")

@@ -30,8 +30,7 @@ from headrace.train.loop.run import train, train_local
 from headrace.train.result import Diverged, TrainingReport
 from headrace.train.setup import state as setup
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, assert_same_weights, first_of, job_of, weights
+from tests.train_support import TRAIN, assert_same_weights, first_of, job_of, read_padded, weights
 
 
 @pytest.fixture(scope="module")

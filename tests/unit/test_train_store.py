@@ -23,7 +23,7 @@ from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace
-from tests.storage_homes import left_over, memory_home
+from tests.storage_support import left_over, memory_home
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of
 
 #: Twelve steps, all of one epoch.

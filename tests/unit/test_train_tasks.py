@@ -23,8 +23,7 @@ from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
-from tests.dataset_support import read_padded
-from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 MODELS: dict[str, dict[str, Any]] = {
     "shared_bottom": {"bottom_mlp": [12], "tower_mlp": [6]},

@@ -42,7 +42,7 @@ from tests.cloud_support import (
 )
 from tests.identifier_support import HOSTILE, check_names
 from tests.publish_support import DS, good_rows, staged
-from tests.storage_homes import memory_home
+from tests.storage_support import memory_home
 
 
 def test_bigquery(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ from headrace_hdfs import bucket, rpc
 from headrace_hdfs.bucket import HdfsBucket
 from headrace_hdfs.store import HdfsStore
 from tests.hadoop_servers import Hdfs
-from tests.storage_faults import Killed, faulty
-from tests.storage_homes import hdfs_home, left_over
-from tests.storage_support import put_file, put_folder, seen
+from tests.storage_support import Killed, faulty, hdfs_home, left_over, put_file, put_folder, seen
 
 
 @pytest.fixture
