@@ -1,10 +1,13 @@
-"""Blocks of a page (values for the template, no HTML but the plots') and the day that it is about."""
+"""Blocks of a page (values for the template, no HTML but the plots') and the day that it is about.
+
+The template shows a block by its `kind`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from markupsafe import Markup
 
@@ -31,6 +34,7 @@ class Cell:
 class ReportTable:
     """Rows under headings. Headings that start with `>` are of numbers, to the right."""
 
+    kind: ClassVar = "table"
     headings: tuple[str, ...]
     rows: tuple[tuple[Cell | str, ...], ...]
     title: str = ""
@@ -46,6 +50,7 @@ class ReportTable:
 class Plot:
     """An inline SVG."""
 
+    kind: ClassVar = "plot"
     svg: Markup
     title: str
     note: str = ""
@@ -56,6 +61,7 @@ class Plot:
 class Text:
     """A paragraph; `pre`: a preformatted one, folded away under its title."""
 
+    kind: ClassVar = "text"
     text: str
     tone: Tone = ""
     title: str = ""
@@ -67,6 +73,7 @@ class Text:
 class Tree:
     """A lineage tree."""
 
+    kind: ClassVar = "tree"
     root: Node
     wide: bool = True
 
