@@ -113,8 +113,8 @@ QUICK_JVM: Mapping[str, str] = {
 }
 
 #: Tests of which each run of lane `all` takes one of DRAWN_PARTS parts, as the run's seed says; lane `long` takes all.
-#: How their node ids begin, the longest first. They compare further kinds of tables, machines and models, by programs
-#: of their own or in large plans: what they have in common with the others is tested by those, in each run.
+#: How their node ids begin. They compare further kinds of tables, machines and models, by programs of their own or in
+#: large plans: what they have in common with the others is tested by those, in each run.
 DRAWN: tuple[str, ...] = (
     "tests/dags/test_dags.py::test_a_real_day_and_again",
     "tests/gpu_plan/",
@@ -159,6 +159,27 @@ DRAWN: tuple[str, ...] = (
     "tests/spark/test_second_stage.py",
     "tests/spark/test_features_append.py",
     "tests/spark/test_features_stateless.py",
+    "tests/spark/test_sources.py",
+    "tests/spark/test_publish_stage.py::test_every_kind_of_warehouse_has_the_same_scores",
+    "tests/unit/test_publication_faults.py::test_the_nth_call[dataset",
+    "tests/unit/test_forget.py::test_killed_at_many_calls",
+    "tests/spark/test_ingest_arrow.py::test_arrow_takes_what_spark_would[j",
+    "tests/unit/test_forget_uploads.py::test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_named",
+    "tests/spark/test_fenced_write.py",
+    "tests/spark/test_scaffold_pipeline.py",
+    "tests/reported/test_22_tiny.py::test_two_whole_days_by_two_ranks",
+    "tests/spark/test_ingest_store.py",
+    "tests/unit/test_export_onnx.py::test_memory_does_not_grow_with_the_tables",
+    "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[hstu",
+    "tests/unit/test_train_sequences.py::test_a_model_of_histories_trains_resumes_and_answers",
+    "tests/unit/test_export_triton.py::test_a_server_that_polls_never_sees_a_part",
+    "tests/unit/test_search.py",
+    "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[sasrec",
+    "tests/unit/test_list_memory.py",
+    "tests/unit/test_housekeeping.py::test_killed_at_any_call",
+    "tests/unit/test_train_resume.py::test_killed_and_run_again_equals_undisturbed",
+    "tests/unit/test_models_mapped.py::test_workers_share_one_copy",
+    "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[sasrec",
 )
 DRAWN_PARTS = 3
 
