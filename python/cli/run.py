@@ -192,15 +192,11 @@ def run_stages(
     ws = ws.of(spec)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
     from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import days_of, submissions, turns
-    from headrace.jobs.stages import load_stage, require_stage
+    from headrace.jobs.day_range import submissions, turns
+    from headrace.jobs.stages import load_stage
     from headrace.jobs.submit import submit
 
-    named = between(first, last)
-    stages = [name for name in named if STAGES[name].applies(spec)]
-    if not stages:
-        require_stage(spec, named[0])
-    days = days_of(spec, day, until)
+    stages, days = _stages_and_days(spec, day, first, last, until)
     progress = _Progress(stages, days)
     with whole_run(spec, ws, day) as observed:
         for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
@@ -270,6 +266,24 @@ class _Progress:
             out.print(
                 logs.json_line(messages[event.kind], "INFO", "headrace.run", fields), markup=False, soft_wrap=True
             )
+
+
+def _stages_and_days(
+    spec: Spec, day: str, first: str, last: str, until: str | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the spec's stages from `first` to `last`, and the days.
+
+    Raises:
+        UserError: the spec has none of these stages, or there is no such range of days.
+    """
+    from headrace.jobs.day_range import days_of
+    from headrace.jobs.stages import require_stage
+
+    names = between(first, last)
+    stages = [name for name in names if STAGES[name].applies(spec)]
+    if not stages:
+        require_stage(spec, names[0])
+    return stages, days_of(spec, day, until)
 
 
 def between(first: str, last: str) -> tuple[str, ...]:
@@ -352,16 +366,12 @@ def dry_run(
     """
     # Late: jobs bring the stages, and with them pyspark (no JVM).
     from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import days_of, submissions, turns
-    from headrace.jobs.stages import load_stage, require_stage
+    from headrace.jobs.day_range import submissions, turns
+    from headrace.jobs.stages import load_stage
 
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
-    names = between(first, last)
-    stages = [name for name in names if STAGES[name].applies(spec)]
-    if not stages:
-        require_stage(spec, names[0])
-    days = days_of(spec, day, until)
+    stages, days = _stages_and_days(spec, day, first, last, until)
     planned: list[PlannedStage] = []
     for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
         for name, of_day in turns(group, group_days, spec):

@@ -115,12 +115,12 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         if not ws.is_local:
             # Tasks are processes of this host: they share the driver's copies. Other hosts have a folder of their own.
             props[f"spark.executorEnv.{copies.VARIABLE}"] = str(copies.folder())
-    if class_archive(with_s3=bool(stores)).is_file():
+    archive = class_archive(with_s3=bool(stores))
+    if archive.is_file():
         # A third of a short application's processor time goes into loading classes. An archive of other jars or of
         # another Java is passed over by the JVM, without a word as these options have it.
-        archive = shlex.quote(str(class_archive(with_s3=bool(stores))))
         props["spark.driver.defaultJavaOptions"] = (
-            f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+            f"-XX:SharedArchiveFile={shlex.quote(str(archive))} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
         )
     if rapids:
         props |= _gpu_properties(props, log4j.with_name("gpu-discovery.sh"))
