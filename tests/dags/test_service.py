@@ -390,7 +390,7 @@ def overtaken(days: Days, pipeline: str, stage: str) -> int:
     scheduler takes the one for the other and has the task tried again.
     """
     task = "complete" if stage == "look" else stage
-    instance = rf"<TaskInstance: headrace_{pipeline}_retrain\.{task} \S+ \[(?:running|queued)\] [^>]*>"
+    instance = rf"<TaskInstance: headrace_{pipeline}_(?:retrain|score)\.{task} \S+ \[(?:running|queued)\] [^>]*>"
     log = (days.service.home / "scheduler.log").read_text()
     return sum(
         bool(re.search(f"{instance} finished with state success", line))
