@@ -3,10 +3,11 @@
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
 #   make closed-loop   six days of lists and visitors who click on them, with an experiment that stops its losing arm (docs/outcomes.md)
-#   make test      set up what a contributor needs, then lint and the quick lane of tests (CONTRIBUTING.md; about a quarter of an hour cold)
+#   make test      set up what a contributor needs, then lint, the documentation and the quick lane of tests (CONTRIBUTING.md; about a quarter of an hour cold)
 #   make test-all  set up everything (RAPIDS 1 GB, CUDA 271 MB, ...), then lint and all tests but the long ones: what CI runs
 #   make test-long     by hand: tests marked long, 40 times as many examples of each property test, half an hour of a server's load
 #   make lint      ruff, mypy, import-linter
+#   make docs      the documentation as a site with search: build/site (python3 -m http.server -d build/site)
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
 #   make clickhouse    ClickHouse in process (chdb), for its tests (51 MB)
@@ -56,7 +57,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test test-all test-long setup-test setup-test-all downloads-test downloads-test-all lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check lock format
+.PHONY: demo closed-loop test test-all test-long setup-test setup-test-all downloads-test downloads-test-all lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check docs lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -161,6 +162,17 @@ $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock; .venv-airflow/bin/python -m compileall -q airflow_dags'
 	@touch $@
 
+# The documentation's site, by MkDocs in an environment of its own. It reads headrace's docstrings without importing it.
+$(STAMPS)/docs-env: requirements/docs.lock $(STAMPS)/tools
+	@$(STEP) "install MkDocs' environment" bash -c '[ -x .venv-docs/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-docs; $(UV) pip sync -q --require-hashes --python .venv-docs/bin/python requirements/docs.lock'
+	@touch $@
+
+PAGES := mkdocs.yml scripts/docs_site.py $(shell find docs python examples airflow_dags plugins *.md -name '*.md' -o -name '*.py' -o -name '*.ipynb' -o -path 'docs/*.*')
+$(STAMPS)/docs: $(PAGES) $(STAMPS)/docs-env
+	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
+	@$(STEP) "build the documentation's site: build/site" bash -c 'set -o pipefail; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict 2>&1 | { grep -v "^INFO" || true; }'
+	@touch $@
+
 # peer-env NAME TITLE: requirements/NAME.lock in build/peers/NAME
 define peer-env
 $(STAMPS)/peers-$(1): requirements/$(1).lock $(STAMPS)/tools
@@ -186,6 +198,7 @@ s3proxy: $(STAMPS)/s3proxy
 hadoop: $(STAMPS)/hadoop
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
+docs: $(STAMPS)/docs
 onnx: $(STAMPS)/onnx
 serve: $(STAMPS)/serve
 wheel: env s3
@@ -240,10 +253,10 @@ downloads-test-all: $(STAMPS)/tools
 	@for target in rapids jars iceberg s3proxy hadoop airflow; do $(MAKE) $$target; done
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv downloads-test
-	@$(MAKE) -j4 $(QUICK_READS) lint
+	@$(MAKE) -j4 $(QUICK_READS) lint docs
 setup-test-all:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads-test-all
-	@$(MAKE) -j4 $(ALL_READS) lint
+	@$(MAKE) -j4 $(ALL_READS) lint docs
 	@$(MAKE) $(STAMPS)/classes-s3
 
 # More processes than cores: many tests wait, for JVMs, for ranks and for deadlines. A process may take 3 GB.
@@ -309,6 +322,7 @@ lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/duckdb-polars.in -o requirements/duckdb-polars.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/docs.in -o requirements/docs.lock
 
 clean:
-	@rm -rf build .venv .venv-airflow var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .gradle *.egg-info python/*.egg-info
+	@rm -rf build .venv .venv-airflow .venv-docs var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .gradle *.egg-info python/*.egg-info

@@ -19,7 +19,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from headrace.errors import UserError, nearest
 from headrace.logs import redact
@@ -102,6 +104,10 @@ class Seam(Generic[T]):
     def is_name(self, name: str) -> bool:
         """Return whether a name is documented or offered."""
         return name in self.names or name in offered(self.group)
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of a key whose annotation has this: a known name, or `module:Class`."""
+        return {**handler(core_schema), "anyOf": [{"enum": list(self.known())}, {"pattern": ":"}]}
 
     def own_classes(self) -> dict[str, type[T]]:
         """Import headrace's own classes, by name."""

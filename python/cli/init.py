@@ -75,6 +75,7 @@ def write_pipeline(path: str, target: Path | None, name: str | None, named: Name
     Raises:
         UserError: nothing is there, no label is likely, or the pipeline's file is there already.
     """
+    from headrace.cli.json_schema import editor_line
     from headrace.cli.scaffold.columns import profile
     from headrace.cli.scaffold.pipeline_yaml import pipeline_yaml
     from headrace.cli.scaffold.roles import find_roles
@@ -95,7 +96,7 @@ def write_pipeline(path: str, target: Path | None, name: str | None, named: Name
     roles = find_roles(columns, named, sample.partitions)
     if not roles.features:
         raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
-    local(file).put_text(pipeline_yaml(sample, columns, roles, name))
+    local(file).put_text(f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
     _show(sample, columns, roles)
     spec = load_spec(file)
     Workflow.from_spec(spec)

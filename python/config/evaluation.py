@@ -64,9 +64,10 @@ class FullRanking(Section):
     """
 
     #: How far a list is looked at; one number or several.
-    k: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_numbers)] = Field(
-        default=(20,), min_length=1
-    )
+    k: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...],
+        BeforeValidator(_numbers, json_schema_input_type=int | tuple[Annotated[int, Field(ge=1)], ...]),
+    ] = Field(default=(20,), min_length=1)
     #: A carried column: the rows of a user are one list. Null: each positive row is a list of its own.
     user: str | None = None
     #: A carried column of numbers: a user's vector is that of the row where it is smallest; null: of the first row that
@@ -127,7 +128,9 @@ class Evaluation(Section):
     #: A categorical feature: what the lists of the split `rank` are made of.
     item: str | None = None
     #: Slices by name; each has all metrics.
-    slices: Mapping[str, Annotated[Slice, BeforeValidator(_slice)]] = Field(default_factory=dict)
+    slices: Mapping[str, Annotated[Slice, BeforeValidator(_slice, json_schema_input_type=str | Slice)]] = Field(
+        default_factory=dict
+    )
     #: Values of an expression that become slices at most, the most frequent; the others are one slice.
     max_slices: int = Field(default=20, ge=1)
     #: Intervals of all metrics but coverage; null: none. The lists of the split `rank` are drawn as users are.

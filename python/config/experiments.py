@@ -244,7 +244,7 @@ class ExperimentArm(Section):
     #: Of the users who take part, above 0; of no arm: equal shares. Changing shares moves users, `percent` does not.
     share: float | None = Field(default=None, gt=0, le=1)
 
-    _text = field_validator("model", mode="before")(version_as_text)
+    _text = field_validator("model", mode="before", json_schema_input_type=str | int | None)(version_as_text)
 
 
 class StopRule(Section):

@@ -150,7 +150,7 @@ class Features(Section):
     #: auto: spark with the profile `gpu`, else arrow.
     engine: Literal["auto", "spark", "arrow"] = "auto"
     #: Files by day, of which the next day's dataset takes over those whose rows are the same.
-    append: Annotated[Append | None, BeforeValidator(_append)] = None
+    append: Annotated[Append | None, BeforeValidator(_append, json_schema_input_type=Append | bool | None)] = None
 
     @model_validator(mode="after")
     def _append_fits(self) -> Features:

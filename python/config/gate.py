@@ -296,9 +296,13 @@ class Gate(Section):
     #: By metric (those of the model's own evaluation, too).
     metrics: Mapping[str, MetricLimit] = Field(default_factory=dict)
     #: By metric, how much worse than the champion.
-    champion: Mapping[str, Annotated[NoWorse, BeforeValidator(_number_is_by)]] = Field(default_factory=dict)
+    champion: Mapping[
+        str, Annotated[NoWorse, BeforeValidator(_number_is_by, json_schema_input_type=float | NoWorse)]
+    ] = Field(default_factory=dict)
     #: By metric, how much worse than the champion in any slice of `train.evaluation.slices`.
-    slices: Mapping[str, Annotated[SlicesNoWorse, BeforeValidator(_number_is_by)]] = Field(default_factory=dict)
+    slices: Mapping[
+        str, Annotated[SlicesNoWorse, BeforeValidator(_number_is_by, json_schema_input_type=float | SlicesNoWorse)]
+    ] = Field(default_factory=dict)
     #: Of probabilities.
     calibration: CalibrationLimits = CalibrationLimits()
     #: Of rows and of values.

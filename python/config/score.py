@@ -203,7 +203,7 @@ class Score(Section):
     #: Lists by more than scores: diversity, fresh and new items, caps, exploration; null: the best by score.
     rerank: Rerank | None = None
 
-    _text = field_validator("model", mode="before")(version_as_text)
+    _text = field_validator("model", mode="before", json_schema_input_type=str | int)(version_as_text)
 
     @field_validator("metric")
     @classmethod

@@ -154,6 +154,14 @@ def test_the_named_tests_are_in_the_lane(file: str) -> None:
     assert [name for name in names if "mark.long" in decorators(file)[name]] == []
 
 
+def test_the_front_page_is_short() -> None:
+    text = (checkout() / "README.md").read_text()
+    assert len(text.split()) <= 600
+    (output,) = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(output.splitlines()) <= 12
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+
+
 def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
     """pytest looks into no folder with a name of `norecursedirs`: by default "dist" is one."""
     folders = {p.relative_to(checkout()).parent for p in checkout().joinpath("tests").rglob("test_*.py")}

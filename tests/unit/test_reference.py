@@ -1,15 +1,19 @@
-"""docs/reference.md is what the models say, and the models say something of each key."""
+"""docs/reference is what the models and commands say, and the models say something of each key."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from pydantic import BaseModel, Field
+from typer.testing import CliRunner
 
-from headrace.cli.reference import COMMAND, page
+from headrace.cli import app
+from headrace.cli.reference import COMMAND, pages
 from headrace.config import Spec, load_spec
 from headrace.config.documentation import Key, keys_of
 from headrace.workspace import checkout
@@ -85,12 +89,31 @@ def names(data: Any, prefix: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("pipeline", ["clicks", "criteo", "movielens", "talkingdata"])
 def test_the_page_has_the_keys_of_the_shipped_pipelines(pipeline: str) -> None:
     data = yaml.safe_load((checkout() / "conf" / "pipelines" / f"{pipeline}.yaml").read_text())
-    text = page()
+    text = pages()["keys.md"]
     for name in [*data, *(n for section in ("source", "model", "train") for n in names(data[section]))]:
         if name not in data["source"].get("timestamps", {}):
             assert f"| `{name}` |" in text, name
 
 
-def test_the_page_is_up_to_date() -> None:
-    current_page = (checkout() / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert current_page == page(), f"docs/reference.md is out of date; run: {COMMAND}"
+@pytest.mark.parametrize("name", ["keys.md", "operators.md", "commands.md"])
+def test_the_pages_are_up_to_date(name: str) -> None:
+    current_page = (checkout() / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert current_page == pages()[name], f"docs/reference/{name} is out of date; run: {COMMAND}"
+
+
+def test_the_command_writes_the_pages(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reference", "--write", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, "")
+    assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()} == pages()
+
+
+def test_the_commands_page_has_what_help_has() -> None:
+    """Each command has its options, as `--help` prints them."""
+    sections = re.split(r"^## `headrace(?: ([a-z -]+))?`$", pages()["commands.md"], flags=re.MULTILINE)
+    by_command = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert len(by_command) > 40
+    for command in ("run", "features explain", "warehouse sample", "gc"):
+        printed = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=200).stdout
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed)) - {"--help"}
+        assert options
+        assert options <= set(re.findall(r"--[a-z][a-z-]+", by_command[command])), command

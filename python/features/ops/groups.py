@@ -107,7 +107,7 @@ class JoinGroupby(EstimatorOp):
     by: tuple[str, ...] = Field(min_length=1)
     stats: tuple[Stat, ...] = Field(default=("count",), min_length=1)
 
-    @field_validator("by", mode="before")
+    @field_validator("by", mode="before", json_schema_input_type=str | tuple[str, ...])
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value

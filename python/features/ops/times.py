@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.features.functions.arrays import from_numpy
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS, SECOND_MICROS, arrow_micros, spark_micros
@@ -100,12 +100,10 @@ class Cyclic(Op):
     of: tuple[Part, ...] = ()
     period: int | None = Field(default=None, ge=2, le=10_000)
 
-    @model_validator(mode="before")
+    @field_validator("of", mode="before", json_schema_input_type=Part | tuple[Part, ...])
     @classmethod
-    def _one_part(cls, data: object) -> object:
-        if isinstance(data, Mapping) and isinstance(data.get("of"), str):
-            return {**data, "of": [data["of"]]}
-        return data
+    def _one_part(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_way(self) -> Cyclic:

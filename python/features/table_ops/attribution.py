@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: Microseconds, written `30 minutes`, `7 days`.
-Duration = Annotated[int, BeforeValidator(micros_of_duration)]
+Duration = Annotated[int, BeforeValidator(micros_of_duration, json_schema_input_type=str | int)]
 #: After all instants.
 _NEVER = 1 << 62
 
@@ -61,7 +61,7 @@ class Attribution(TableOp):
     credit: Literal["every", "last", "first"] = "every"
     wait: Duration = Field(default=0, ge=0)
 
-    @field_validator("keys", mode="before")
+    @field_validator("keys", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, str])
     @classmethod
     def _as_mapping(cls, value: Any) -> Any:
         return same_names(value)

@@ -59,7 +59,7 @@ class EarlierEventsOp(TableOp):
     #: The columns that make the key, together; with `from`, perhaps {column: column of the source}.
     keys: Mapping[str, str] = Field(min_length=1)
 
-    @field_validator("keys", mode="before")
+    @field_validator("keys", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, str])
     @classmethod
     def _as_mapping(cls, value: Any) -> Any:
         return same_names(value)

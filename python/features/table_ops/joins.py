@@ -44,12 +44,12 @@ class ReadsOtherTable(TableOp):
     #: Put before the names of the columns that are added.
     prefix: str = ""
 
-    @field_validator("keys", mode="before")
+    @field_validator("keys", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, str])
     @classmethod
     def _same_names(cls, value: Any) -> Any:
         return same_names(value)
 
-    @field_validator("add", mode="before")
+    @field_validator("add", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, ColumnType | None])
     @classmethod
     def _declared_types(cls, value: Any) -> Any:
         return dict.fromkeys(value) if isinstance(value, (list, tuple)) else value
