@@ -4,7 +4,7 @@
     python scripts/check_words.py python/score       # any files or folders, held or not
     python scripts/check_words.py --count            # refusals of each package of python/ and each folder beside it
 
-Five rules, for each file below HELD (docs/glossary.md has the terms to use):
+Six rules, the first five for each file below HELD (docs/glossary.md has the terms to use):
 
   name       an assigned name, parameter, attribute, function or class is one of VAGUE: it says nothing of what it holds
   docstring  a docstring begins with one of FRAGMENTS: it goes on where the name stopped, instead of saying what a thing
@@ -12,6 +12,7 @@ Five rules, for each file below HELD (docs/glossary.md has the terms to use):
   argument   a docstring's list of arguments names one that the function does not have: a rename has left it behind
   backticks  a name in backticks, in a docstring or a comment, is nowhere in the code: a rename has left it behind
   class      two classes outside tests/ have one name, so that a reader of one finds the other
+  scatter    a folder of GATHERED has more than MOST_FILES files in 1,000 lines: its concepts lie in pieces
 
 Packages move to HELD when they are renamed; none moves back.
 """
@@ -93,6 +94,10 @@ HELD: tuple[str, ...] = (
     "scripts",
     "tests",
 )
+
+#: Folders whose modules are a concept each, and the most files that 1,000 lines of one may lie in.
+GATHERED: tuple[str, ...] = ("plugins", "scripts")
+MOST_FILES = 5.0
 
 #: Participles, pronouns, adverbs and prepositions. Alone they say nothing of a value.
 VAGUE = frozenset(
@@ -326,6 +331,20 @@ def class_refusals(files: Iterable[Path]) -> list[Refusal]:
     ]
 
 
+def scatter_refusals(folders: Iterable[Path]) -> list[Refusal]:
+    """Return the folders, of those in GATHERED, whose lines lie in too many files."""
+    refused = []
+    for folder in (folder for folder in folders if place_of(folder) in GATHERED):
+        sources = [path.read_text() for path in python_files(folder)]
+        lines = sum(source.count("\n") for source in sources)
+        if 1000 * len(sources) > MOST_FILES * lines:
+            message = (
+                f"{len(sources)} files of {lines:,} lines, {MOST_FILES:g} per 1,000 at most: fold what is one concept"
+            )
+            refused.append(Refusal(place_of(folder), 1, "scatter", message))
+    return refused
+
+
 def main() -> int:
     """Print refusals, or their counts, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -346,7 +365,7 @@ def main() -> int:
         print(f"no such file or folder: {missing[0]}", file=sys.stderr)
         return 2
     files = [path for root in roots for path in python_files(root)]
-    refused = sorted([r for path in files for r in refusals(path)] + class_refusals(files))
+    refused = sorted([r for path in files for r in refusals(path)] + class_refusals(files) + scatter_refusals(roots))
     for refusal in refused:
         print(refusal)
     print(f"{len(files)} files, {len(refused)} refusals")

@@ -36,7 +36,7 @@ from headrace.lake.spark.session import session
 from headrace.manifest import Manifest
 from headrace.storage import local, location_of
 from headrace.workspace import Workspace
-from scripts.commands import headrace
+from scripts.published_scores import headrace
 
 DS = "2026-01-04"
 

@@ -103,6 +103,19 @@ def test_held_files_by_a_pattern(
     assert "a.py:1: name: 'found' does not say" in capsys.readouterr().out
 
 
+def test_a_folder_in_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    folder = tmp_path / check_words.GATHERED[0]
+    folder.mkdir()
+    (folder / "a.py").write_text("x = 1\n" * 399)
+    (folder / "b.py").write_text("y = 1\n")
+    assert check(folder) == (0, "2 files, 0 refusals\n")
+    (folder / "b.py").write_text("")
+    code, output = check(folder)
+    assert code == 1
+    assert f"{check_words.GATHERED[0]}:1: scatter: 2 files of 399 lines, 5 per 1,000 at most" in output
+
+
 def test_a_folder_that_is_missing(tmp_path: Path, check: Check) -> None:
     code, output = check(tmp_path / "nowhere")
     assert (code, output) == (2, f"no such file or folder: {tmp_path}/nowhere\n")

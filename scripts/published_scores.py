@@ -1,18 +1,26 @@
-"""Show that published scores have no item that a filter leaves out, by queries that know nothing of the filters' code.
+"""Check published scores, after `headrace` commands, by code that knows nothing of the one that published them.
 
-    python -m scripts.filters_day [--home DIR] [--rows-per-day N]
+    python -m scripts.published_scores warehouses [--home DIR]
+    python -m scripts.published_scores filters [--home DIR] [--rows-per-day N]
 
-A day of the pipeline `clicks` with conf/overlays/candidates.yaml is published twice: without filters, and with eight.
-Orders, blocked pairs and items, and users who want no lists are drawn from the lists of the first run, so that each
-filter has something to leave out. DuckDB then reads the events, the landing files and the rows in PostgreSQL, and
-counts for each filter the rows of both runs that break it. Ends with 1 where a row of the second does, or none of the
-first.
+`warehouses`: a day of the pipeline `clicks` is made, and then published to PostgreSQL, DuckDB, SQLite, Parquet, Delta
+and, where its jar is (`make iceberg`), Iceberg: each time by `headrace publish`, with another `publish.warehouse`. The
+rows are read back by psycopg, duckdb, sqlite3, pyarrow and delta-rs. Prints the number of rows and the SHA-256 of them
+all, in order; ends with 1 where one of them differs from the score stage's table.
+
+`filters`: published scores have no item that a filter leaves out. A day of the pipeline `clicks` with
+conf/overlays/candidates.yaml is published twice: without filters, and with eight. Orders, blocked pairs and items, and
+users who want no lists are drawn from the lists of the first run, so that each filter has something to leave out.
+DuckDB then reads the events, the landing files and the rows in PostgreSQL, and counts for each filter the rows of both
+runs that break it. Ends with 1 where a row of the second does, or none of the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,17 +29,77 @@ from typing import Any
 import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Warehouse
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
 from headrace.workspace import Workspace, checkout
-from scripts.commands import headrace
+from tests.warehouses import COLUMNS, Warehouses
 
-#: The day, and the first of its window: the overlay's `features.window_days: 3` before the day of validation.
-DS, FIRST = "2026-01-08", "2026-01-05"
+DS = "2026-01-08"
 _PIPELINE = "clicks"
+
+
+def headrace(*words: str, check: bool = True) -> None:
+    """Run `headrace WORDS...`; what it prints is shown where it fails.
+
+    Args:
+        words: the command and its arguments.
+        check: end this process where it fails.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, "-m", "headrace.cli", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if check and done.returncode:
+        sys.exit(f"headrace {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+
+
+def compare_warehouses(home: Path, folder: Path) -> int:
+    """Publish a day to each kind of warehouse below a folder; print digests of their rows. Returns the exit code."""
+    words = [_PIPELINE, "--home", str(home)]
+    headrace("generate", *words, "--until", DS)
+    headrace("run", *words, "--ds", DS, "--to", "score")
+    folder.mkdir()
+    ws, places = Workspace(home), Warehouses(folder)
+    rows_by_place = {"score stage": _scores(ws)}
+    for kind in places.settings:
+        sets = [word for text in places.overrides(kind) for word in ("--set", text)]
+        headrace("publish", *words, "--ds", DS, *sets)
+        rows_by_place[kind] = places.read(kind, ws, DS)
+    print(f"{'':<12} {'rows':>8}  SHA-256")
+    digests = set()
+    for name, rows in rows_by_place.items():
+        digests.add(digest(rows))
+        print(f"{name:<12} {len(rows):>8,}  {digest(rows)}")
+    return 0 if len(digests) == 1 else 1
+
+
+def _scores(ws: Workspace) -> pd.DataFrame:
+    """Read the day's rows of the score stage's Delta table with delta-rs."""
+    files = [Path(file) for file in DeltaTable(str(ws.table(_PIPELINE, "scores"))).file_uris()]
+    day = [pq.ParquetFile(file).read().to_pandas() for file in files if file.parent.name == f"ds={DS}"]
+    return pd.concat(day).assign(ds=DS)
+
+
+def digest(rows: pd.DataFrame) -> str:
+    """Return the SHA-256 of all columns, in order of user and rank: keys and ranks as int64, scores by their bits."""
+    rows = rows.sort_values(["user_id", "rank"])
+    digested = hashlib.sha256()
+    for column in COLUMNS:
+        values = rows[column].to_numpy()
+        if values.dtype == object:
+            digested.update("\n".join(map(str, values)).encode())
+        else:
+            digested.update(values.astype(np.float32 if column == "score" else np.int64).tobytes())
+    return digested.hexdigest()
+
+
+#: The first day of the window: the overlay's `features.window_days: 3` before the day of validation.
+FIRST = "2026-01-05"
 _FILTERS = [
     {"kind": "seen"},
     {"kind": "seen", "from": "orders", "where": "not returned"},
@@ -65,22 +133,9 @@ _BROKEN = {
 }
 
 
-def main() -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--home", type=Path, help="kept at the end; default: a temporary folder")
-    parser.add_argument("--rows-per-day", type=int, default=60_000, metavar="N")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        home = (args.home or Path(folder) / "home").resolve()
-        size = f"generate.rows_per_day={args.rows_per_day}"
-        try:
-            return _show(home, ["--home", str(home), "--set", size])
-        finally:
-            headrace("warehouse", "stop", "--home", str(home))
-
-
-def _show(home: Path, words: list[str]) -> int:
+def show_filters(home: Path, rows_per_day: int) -> int:
+    """Publish a day without filters and with them; print the rows that break each. Returns the exit code."""
+    words = ["--home", str(home), "--set", f"generate.rows_per_day={rows_per_day}"]
     headrace("generate", _PIPELINE, *words, "--until", DS)
     run = ["run", _PIPELINE, *words, "--ds", DS, "--overlay", str(checkout() / "conf/overlays/candidates.yaml")]
     headrace(*run, "--set", "score.filters=[]")
@@ -172,6 +227,23 @@ def _count(db: duckdb.DuckDBPyConnection, rows: pd.DataFrame, broken: str) -> in
     ((known, violations),) = db.execute(f"SELECT count(u.user_id), count(*) FILTER (WHERE {broken}) {every}").fetchall()
     assert known == len(rows), f"{len(rows) - known} rows of users that nobody knows"
     return int(violations)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("check", choices=("warehouses", "filters"))
+    parser.add_argument("--home", type=Path, help="kept at the end; default: a temporary folder")
+    parser.add_argument("--rows-per-day", type=int, default=60_000, metavar="N", help="filters: events a day")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        home = (args.home or Path(folder) / "home").resolve()
+        try:
+            if args.check == "filters":
+                return show_filters(home, args.rows_per_day)
+            return compare_warehouses(home, Path(folder) / "warehouses")
+        finally:
+            headrace("warehouse", "stop", "--home", str(home))
 
 
 if __name__ == "__main__":
