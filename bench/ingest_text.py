@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace_datasets.criteo import CRITEO
+from headrace_datasets.readers import CRITEO
 
 DAY = "2026-03-01"
 #: JSON lines whose writer has renamed the key `user` to `visitor`, which becomes a column of the table: Arrow is unsure

@@ -27,7 +27,7 @@ from headrace.lake.landing.frame import GOOD, SKIPPED
 from headrace.lake.landing.profile import profiles
 from headrace.lake.landing.reader import LandingBatch
 from headrace.workspace import Workspace
-from headrace_datasets.criteo import CRITEO
+from headrace_datasets.readers import CRITEO
 from tests.ingest_lines import COLUMNS, INTEGERS, NAMES, TABLE, WORDS, csv_lines, json_lines, source
 
 DAY = "2026-03-01"

@@ -27,8 +27,7 @@ from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
-from headrace_datasets.criteo import CRITEO
-from headrace_datasets.movielens import RANK_NEGATIVES, VALID_NEGATIVES
+from headrace_datasets.readers import CRITEO, RANK_NEGATIVES, VALID_NEGATIVES
 
 
 def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str | bytes]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.storage import LeaseLost, location_of
 from headrace.workspace import Workspace
-from headrace_bigquery.warehouse import BigQueryClient
+from headrace_bigquery import BigQueryClient
 from tests.cloud_support import (
     NAMES,
     TICKED,

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from headrace.config import Warehouse, load_spec
 from headrace.publish.opening import open_target
 from headrace.workspace import Workspace
-from headrace_databricks.warehouse import DatabricksClient
+from headrace_databricks import DatabricksClient
 from tests.cloud_support import (
     FILES,
     NAMES,

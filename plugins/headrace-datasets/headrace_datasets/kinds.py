@@ -8,19 +8,19 @@ from headrace.config.formats import FileFormat
 class Criteo(FileFormat):
     """Criteo's click logs."""
 
-    reader = "headrace_datasets.criteo:CriteoReader"
+    reader = "headrace_datasets.readers:CriteoReader"
 
 
 class TalkingData(FileFormat):
     """The TalkingData AdTracking Fraud Detection log."""
 
-    reader = "headrace_datasets.talkingdata:TalkingDataReader"
+    reader = "headrace_datasets.readers:TalkingDataReader"
 
 
 class MovieLens(FileFormat):
     """The original `ratings.dat` of MovieLens."""
 
-    reader = "headrace_datasets.movielens:RatingsReader"
+    reader = "headrace_datasets.readers:RatingsReader"
     columns = ("user_id", "item_id", "label", "split")
     own_times = True
 
@@ -28,7 +28,7 @@ class MovieLens(FileFormat):
 class MovieLensNcf(FileFormat):
     """The split of He et al. (2017) of MovieLens."""
 
-    reader = "headrace_datasets.movielens:NcfReader"
+    reader = "headrace_datasets.readers:NcfReader"
     columns = ("user_id", "item_id", "label", "split")
     own_times = True
 
@@ -36,12 +36,12 @@ class MovieLensNcf(FileFormat):
 class LightGcn(FileFormat):
     """The split of He et al. (2020): two files of lists."""
 
-    reader = "headrace_datasets.lightgcn:ListsReader"
+    reader = "headrace_datasets.readers:ListsReader"
     columns = ("user_id", "item_id", "label", "split")
 
 
 class UserItems(FileFormat):
     """Lines of a user and an item, in the order of time."""
 
-    reader = "headrace_datasets.user_items:UserItemsReader"
+    reader = "headrace_datasets.readers:UserItemsReader"
     columns = ("user_id", "item_id", "history", "label", "split")

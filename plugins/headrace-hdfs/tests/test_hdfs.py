@@ -21,9 +21,8 @@ from headrace.storage.lease import Held
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.workspace import Workspace
-from headrace_hdfs import bucket, rpc
-from headrace_hdfs.bucket import HdfsBucket
-from headrace_hdfs.store import HdfsStore
+from headrace_hdfs import rpc, store
+from headrace_hdfs.store import HdfsBucket, HdfsStore
 from tests.hadoop_servers import Hdfs
 from tests.storage_support import Killed, faulty, hdfs_home, left_over, put_file, put_folder, seen
 
@@ -81,8 +80,8 @@ def test_what_is_put_without_a_condition_has_a_tag_of_its_own(home: Location) ->
 
 def test_turns_that_are_ended_too_early_lose_nothing(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writer takes all others for dead at once: what holds does not rest on how long anybody waits."""
-    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
-    monkeypatch.setattr(bucket, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(store, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(store, "_POLL_SECONDS", 0.0)
     (home / "names").put_text("")
 
     def add(n: int) -> None:
@@ -101,7 +100,7 @@ def test_turns_that_are_ended_too_early_lose_nothing(home: Location, monkeypatch
 
 @pytest.mark.parametrize("then", ["replaced", "removed", "removed and written anew", "removed by -rm and written anew"])
 def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(store, "TURN_SECONDS", 0.0)
     file, other_writer = home / "manifest", of_other(home / "manifest")
     file.put_text("old")
     _, tag = read(file)
@@ -128,7 +127,7 @@ def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, m
 
 def test_a_removal_whose_turn_is_ended_goes_before_its_rename(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """The removal sleeps while another writer looks at the file, and wakes up before that one's rename."""
-    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(store, "TURN_SECONDS", 0.0)
     file, other_writer = home / "manifest", of_other(home / "manifest")
     file.put_text("old")
     _, tag = read(file)
@@ -221,7 +220,7 @@ def test_the_nth_call(
     act: Callable[[Location, str], None], how: str, home: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call of HDFS, once each: a reader sees the old or the new, and a rerun makes the new and leaves nothing."""
-    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(store, "TURN_SECONDS", 0.0)
     cases = 0
     for old in (True,) if act is publish_folder else (False, True):
         for n in range(1, 300):
@@ -255,7 +254,7 @@ def test_the_nth_call(
 @pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
 def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is there whole or not at all, its neighbour stays, and the same removal again leaves nothing."""
-    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(store, "TURN_SECONDS", 0.0)
     for n in range(1, 300):
         place = home / str(n)
         for name in ("thing", "other"):
@@ -283,14 +282,14 @@ def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest
 
 def test_what_is_removed_together(hdfs_server: Hdfs, home: Location) -> None:
     """Files, one that is gone, a folder that is empty; one that is not empty stays."""
-    store = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
+    hdfs_bucket = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
     folder = home.path.parts[-1]
     for name in ("a", "b", "full/c"):
-        store.put(f"{folder}/{name}", b"x")
-    rpc.make_folder(store._node, f"/{folder}/empty")
-    store.delete([f"{folder}/{name}" for name in ("a", "gone", "b", "empty", "full")])
-    assert calls.list_level(store, folder) == (["full"], [])
-    assert [o.key for o in calls.list_below(store, folder)] == [f"{folder}/full/c"]
+        hdfs_bucket.put(f"{folder}/{name}", b"x")
+    rpc.make_folder(hdfs_bucket._node, f"/{folder}/empty")
+    hdfs_bucket.delete([f"{folder}/{name}" for name in ("a", "gone", "b", "empty", "full")])
+    assert calls.list_level(hdfs_bucket, folder) == (["full"], [])
+    assert [o.key for o in calls.list_below(hdfs_bucket, folder)] == [f"{folder}/full/c"]
 
 
 def test_what_killed_writers_leave_is_told_and_goes(home: Location) -> None:
@@ -319,7 +318,7 @@ def test_names_that_a_uri_would_write_otherwise(home: Location) -> None:
 
 
 def test_large_files_go_up_and_down_in_blocks(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "_BLOCK", 1 << 20)
+    monkeypatch.setattr(store, "_BLOCK", 1 << 20)
     data = os.urandom((3 << 20) + 17)
     with (home / "large").new_file() as path:
         path.write_bytes(data)
@@ -349,8 +348,8 @@ def test_a_removed_folder_takes_what_is_left_beside_its_files_along(home: Locati
         (home / "x" / "deep" / "b").put_text("killed")
     (home / "x").remove()
     assert not (home / "x").exists()
-    store = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
-    assert calls.list_level(store, home.path.parts[-1]) == ([], [])
+    hdfs_bucket = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
+    assert calls.list_level(hdfs_bucket, home.path.parts[-1]) == ([], [])
 
 
 def test_one_holder_of_a_lease_and_commits_of_a_table(home: Location) -> None:

@@ -22,10 +22,9 @@ from headrace.jobs.housekeeping.forget import proof
 from headrace.storage import StoreAway, local, location
 from headrace.storage.objects.calls import StoreError
 from headrace.workspace import Workspace
-from headrace_hdfs import rpc, timed
-from headrace_hdfs.client import connect
-from headrace_hdfs.store import HdfsStore
-from headrace_hdfs.timed import TimedClient
+from headrace_hdfs import rpc
+from headrace_hdfs.rpc import TimedClient
+from headrace_hdfs.store import HdfsStore, connect
 
 
 @pytest.fixture(params=["refuses", "says nothing"])
@@ -33,7 +32,7 @@ def authority(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Yield the address of no NameNode: a port where none listens, or one that takes connections and never answers."""
     pytest.importorskip("hdfs_native")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
-    monkeypatch.setattr(timed, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(rpc, "FIRST_SECONDS", 0.3)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if request.param == "says nothing":
@@ -241,14 +240,14 @@ def test_a_file_that_was_not_written_whole_is_not_closed() -> None:
 
 
 def test_later_calls_have_longer_and_nothing_is_closed_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(rpc, "FIRST_SECONDS", 60.0)
     inner = Sleeping()
     client = node(inner)
     assert rpc.status(client, "/a") == "/a"
 
     def blocks() -> Iterator[bytes]:
         inner.awake.clear()
-        monkeypatch.setattr(timed, "CALL_SECONDS", 0.01)
+        monkeypatch.setattr(rpc, "CALL_SECONDS", 0.01)
         yield b"x"
 
     with pytest.raises(StoreAway, match=r"hdfs://name has not answered for 0\.01 s\. Its NameNode, or a DataNode"):
@@ -256,11 +255,11 @@ def test_later_calls_have_longer_and_nothing_is_closed_then(monkeypatch: pytest.
     inner.close()  # as Python does with what it drops
     assert not inner.closed.is_set()
     # It may have been a DataNode: calls of the NameNode have as long as before.
-    monkeypatch.setattr(timed, "CALL_SECONDS", 0.02)
+    monkeypatch.setattr(rpc, "CALL_SECONDS", 0.02)
     with pytest.raises(StoreAway, match=r"for 0\.02 s"):
         rpc.status(client, "/a")
     inner.awake.set()
-    monkeypatch.setattr(timed, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(rpc, "FIRST_SECONDS", 60.0)
     assert rpc.status(client, "/a") == "/a"
 
 
@@ -270,11 +269,11 @@ def test_after_an_outage_a_call_is_as_the_first() -> None:
     client.get_file_info("/a")
     inner.awake.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "CALL_SECONDS", 0.01)
+        patch.setattr(rpc, "CALL_SECONDS", 0.01)
         with pytest.raises(StoreAway, match=r"for 0\.01 s\. Its NameNode is away: run this again later$"):
             client.get_file_info("/a")
-        patch.setattr(timed, "CALL_SECONDS", 60.0)
-        patch.setattr(timed, "FIRST_SECONDS", 0.02)
+        patch.setattr(rpc, "CALL_SECONDS", 60.0)
+        patch.setattr(rpc, "FIRST_SECONDS", 0.02)
         with pytest.raises(StoreAway, match=r"for 0\.02 s\. .* or that is not its address"):
             client.get_file_info("/a")
     inner.awake.set()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from headrace.config import Warehouse, load_spec
 from headrace.errors import UserError
 from headrace.storage import StoreAway
-from headrace_redshift.warehouse import RedshiftClient
+from headrace_redshift import RedshiftClient
 from tests.cloud_support import (
     FILES,
     Failing,

@@ -21,7 +21,7 @@ from headrace.errors import UserError
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.workspace import Workspace
-from headrace_snowflake.warehouse import SnowflakeClient
+from headrace_snowflake import SnowflakeClient
 from tests.cloud_support import (
     NAMES,
     SIX,
