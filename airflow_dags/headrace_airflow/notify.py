@@ -13,7 +13,7 @@ import urllib.request
 from email.message import EmailMessage
 from typing import Any
 
-from headrace_airflow.outside import connection
+from headrace_airflow.connections import connection
 from headrace_airflow.settings import SETTINGS
 
 log = logging.getLogger("headrace.airflow")

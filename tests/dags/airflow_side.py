@@ -111,10 +111,10 @@ def run(dag_runs: list[str]) -> dict[str, Any]:
 def pods(name: str, stages: list[str]) -> dict[str, Any]:
     """The pods of a pipeline's stages as the API server would be sent them, by the models of Kubernetes' client."""
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    from headrace_airflow.job import HeadraceJob
-    from headrace_airflow.outside import master
+    from headrace_airflow.commands import RemoteCommand
+    from headrace_airflow.connections import master
+    from headrace_airflow.operators import HeadraceJob
     from headrace_airflow.pipelines import pipelines
-    from headrace_airflow.remote_command import RemoteCommand
     from kubernetes.client import ApiClient
 
     pipeline = next(p for p in pipelines() if p.name == name)
@@ -145,7 +145,7 @@ def jobs(name: str, program: str, arguments: list[str]) -> dict[str, Any]:
 
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     from airflow.sdk.exceptions import TaskDeferred
-    from headrace_airflow.job import HeadraceJob
+    from headrace_airflow.operators import HeadraceJob
     from headrace_airflow.pipelines import pipelines
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
@@ -178,7 +178,7 @@ def wait(rest: str, application: str) -> dict[str, Any]:
     import asyncio
 
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    from headrace_airflow.triggers import ApplicationEnded
+    from headrace_airflow.commands import ApplicationEnded
 
     trigger = ApplicationEnded("yarn", rest, "", application, 0.02)
     return {"event": asyncio.run(anext(aiter(trigger.run()))).payload}

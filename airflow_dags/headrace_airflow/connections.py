@@ -1,7 +1,6 @@
-"""Inputs of jobs and commands of the pipelines' environment: Spark's master, and secrets in their variables.
+"""Airflow's connections, as inputs of jobs and commands of the pipelines' environment: Spark's master, and secrets.
 
-Secrets come from Airflow's connections and go into the environment of the one process that is started: no argument, no
-template and no log line has them.
+Secrets go into the environment of the one process that is started: no argument, no template and no log line has them.
 """
 
 from __future__ import annotations
