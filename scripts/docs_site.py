@@ -21,8 +21,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "repository"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+#: A link whose text is the name of the page's file.
+_BY_NAME = re.compile(r"\[[\w-]+\.md\](?=\(([^)\s#]+\.md)(?:#[^)\s]*)?\))")
+_HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 #: A block of fenced code, from its line of backticks to the next such line.
 _FENCE = re.compile(r"(^ *(`{3,}).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
+_CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 _REMOTE = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["']?(?:https?:)?//[^>]*>|<link\b[^>]*?\bhref=["']?(?:https?:)?//[^>]*>"""
 )
@@ -45,12 +49,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files of the repository to their pages."""
+    """Lead links to files of the repository to their pages; call a page by its title, not by its file's name."""
+
+    def titled(link: re.Match[str]) -> str:
+        uri = _target(page.file.src_uri, link[1])
+        file = None if uri is None else files.get_file_from_path(uri)
+        heading = None if file is None else _HEADING.search(file.content_string)
+        return link[0] if heading is None else f"[{heading[1]}]"
+
     parts = _FENCE.split(markdown)
     # Prose, a fenced block, its backticks, prose, ...
-    parts[::3] = [_LINK.sub(lambda link: _rewritten(page.file.src_uri, link), prose) for prose in parts[::3]]
+    parts[::3] = [
+        _LINK.sub(lambda link: _rewritten(page.file.src_uri, link), _BY_NAME.sub(titled, prose)) for prose in parts[::3]
+    ]
     del parts[2::3]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show `|` in the code of a table's cells, where repository browsers want a backslash before it."""
+    return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

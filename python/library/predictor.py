@@ -52,7 +52,7 @@ class Predictor:
         self.maps = None if maps is None else Path(maps)
 
     def predict(self, frame: Any) -> Any:
-        """Predictions of a pandas, Polars or Arrow frame's rows: probabilities or numbers, float32 [rows].
+        """Return predictions for the rows of a pandas, Polars or Arrow frame: probabilities or numbers, float32 [rows].
 
         Raises:
             UserError: the model is incomplete or damaged, or the frame lacks a column or has it in another type.
@@ -65,7 +65,7 @@ class Predictor:
         return predict_rows(predictor, fitted, batch, {})
 
     def map_in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For Spark's `mapInArrow`: the rows, with `column` behind their columns (float32).
+        """Yield the rows of Spark's `mapInArrow` with the column of predictions behind their own (float32).
 
         Raises:
             UserError: see `predict`.
@@ -76,7 +76,7 @@ class Predictor:
             yield pa.RecordBatch.from_arrays([*batch.columns, predictions], [*batch.schema.names, self.column])
 
     def schema_of(self, frame: Any) -> Any:
-        """Spark's schema of what `map_in_arrow` makes of a Spark frame."""
+        """Return Spark's schema of what `map_in_arrow` makes of a Spark frame."""
         from pyspark.sql.types import FloatType, StructField, StructType
 
         return StructType([*frame.schema.fields, StructField(self.column, FloatType())])

@@ -35,10 +35,12 @@ Path = str | os.PathLike[str]
 class Workflow:
     """Chains of operators over the columns of a frame.
 
-    chains = ["user", "item"] >> hr.Categorify() , ["price"] >> hr.FillMissing() >> hr.Log() >> hr.Normalize()
-    fitted = hr.Workflow(chains, label="click").fit(frame)
-    features = fitted.transform(frame)
-    fitted.write_dataset(frame, "dataset")
+    Fit them once, then transform frames or write a dataset:
+
+        chains = ["user", "item"] >> hr.Categorify() , ["price"] >> hr.FillMissing() >> hr.Log() >> hr.Normalize()
+        fitted = hr.Workflow(chains, label="click").fit(frame)
+        features = fitted.transform(frame)
+        fitted.write_dataset(frame, "dataset")
     """
 
     def __init__(
