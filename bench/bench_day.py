@@ -136,7 +136,7 @@ def main(sizes: list[float]) -> None:
                 Figure(f"{stage} {size:g} M rows, peak memory of {process}", mib, "MiB")
                 for process, mib in manifest.peak_memory_mib.items()
             ]
-            # Of an application that train begins (headrace.train.result); the floor of each phase is the whole.
+            # Of an application that train begins (headrace.train.job); the floor of each phase is the whole.
             start = alone.facts.get("startup_seconds", {})
             figures += [
                 Figure(f"{stage} {size:g} M rows, isolated, start: {part.replace('_', ' ')}", s, "s", start["total"])

@@ -17,7 +17,7 @@ from headrace import __version__
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema
 from headrace.storage import Fence, Location
-from headrace.storage.fenced_file import put_fenced
+from headrace.storage.location import put_fenced
 
 
 class Input(BaseModel):

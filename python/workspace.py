@@ -16,9 +16,7 @@ from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, is_uri, local, local_folder, location_of, sync_all
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
-from headrace.storage.objects import copies
-from headrace.storage.objects.copies import SCRATCH
-from headrace.storage.uri import server_fault
+from headrace.storage.uri import SCRATCH, server_fault
 
 #: First parts of names in manifests that are below the lake; all other names are below the store.
 _LAKE = ("lake", "landing")
@@ -71,6 +69,8 @@ class Workspace:
         if self.registry_server is not None and (fault := server_fault(self.registry_server)):
             raise UserError(f"registry: {fault}")
         if not self.is_local:
+            from headrace.storage.objects import copies  # late: most workspaces are on file systems
+
             copies.use_folder((self._scratch_root / "cache").local_path())
 
     @staticmethod

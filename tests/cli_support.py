@@ -14,8 +14,8 @@ from headrace.cli import app, screen
 from headrace.config import Spec
 from headrace.errors import RefusedError, UserError
 from headrace.jobs import stages, submit
-from headrace.jobs.day_range import days_of, turns
-from headrace.jobs.events import StageEvent
+from headrace.jobs.output import StageEvent
+from headrace.jobs.stages import days_of, turns
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, RunPlan, run_stage
 from headrace.workspace import Workspace

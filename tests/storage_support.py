@@ -19,8 +19,8 @@ from headrace.config import Spec, load_spec
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.workspace_state import CleanupStep
 from headrace.storage import Location, local, location, system
-from headrace.storage.objects.file_list import is_unfinished
 from headrace.storage.objects.store import ObjectStore
+from headrace.storage.objects.tree import is_unfinished
 from headrace.workspace import Workspace
 from tests.hadoop_servers import Hdfs
 

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from headrace.config import OpSpec
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.schema import TableColumn

@@ -64,7 +64,7 @@ def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
 
 
 def _answer_key(path: Path, content: bytes) -> str:
-    environment = [SETTINGS.python, SETTINGS.checkout / "python" / "jobs" / "spec_check.py"]
+    environment = [SETTINGS.python, SETTINGS.checkout / "python" / "jobs" / "check_specs.py"]
     stamps = [p.stat().st_mtime_ns for p in environment if p.exists()]
     return hashlib.sha256(json.dumps([str(path), *map(str, environment), stamps]).encode() + content).hexdigest()
 

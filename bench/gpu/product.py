@@ -23,7 +23,7 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.models.categorical import CategoricalBatch
     from headrace.models.sharded_model import ShardedModel
     from headrace.schema import DatasetSchema, Feature, Kind
-    from headrace.train.loop.forward_backward import EagerForward, GraphedForward
+    from headrace.train.loop.trainer import EagerForward, GraphedForward
     from headrace.train.micro_batch import MicroBatch
     from headrace.train.optim import DenseOptimizer
 

@@ -19,9 +19,8 @@ from headrace.config import Spec, load_overlay, load_spec
 from headrace.errors import UserError
 from headrace.features.layout.split_rule import time_ranges
 from headrace.stage import Context, run_stage
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train_local
-from headrace.train.result import TrainingReport
 from headrace.train.stage import Train
 from headrace.workspace import Workspace, checkout
 

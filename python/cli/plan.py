@@ -20,8 +20,8 @@ from headrace.workspace import Workspace, installation
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.embeddings.dynamic.spec import DynamicSpec
-    from headrace.embeddings.planner.popularity import Popularity
     from headrace.embeddings.planner.search import Planned
+    from headrace.embeddings.planner.tables import Popularity
     from headrace.embeddings.sharding_plan import Table
     from headrace.jobs.gpu_plan.explain import Explainer
     from headrace.jobs.gpu_plan.gate import StepPlans
@@ -229,8 +229,8 @@ def plan_sharding(
     from headrace.config import load_sharding, load_spec
     from headrace.embeddings.dynamic.rows import dynamic_table_bytes
     from headrace.embeddings.planner.cost import OtherMemory
-    from headrace.embeddings.planner.declared import load_tables
     from headrace.embeddings.planner.search import plan_tables
+    from headrace.embeddings.planner.tables import load_tables
     from headrace.models.classes import make_network
     from headrace.models.inputs import InputFeatures
     from headrace.train.setup.state import sampled_popularity, trained_tables

@@ -13,7 +13,7 @@ import typer
 from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, plain, print_json, table
-from headrace.cli.verdict import show_verdict
+from headrace.cli.summary import show_verdict
 from headrace.errors import UserError
 from headrace.quality.report import facts
 from headrace.stages import STAGES

@@ -27,7 +27,7 @@ from headrace.cli.root import (
     workspace,
 )
 from headrace.cli.screen import out, plain, table
-from headrace.cli.verdict import tell_refusals
+from headrace.cli.summary import tell_refusals
 from headrace.errors import (
     EXIT_BUSY,
     EXIT_DONE,
@@ -44,7 +44,7 @@ from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
-    from headrace.jobs.events import StageEvent
+    from headrace.jobs.output import StageEvent
     from headrace.manifest import Input, Output
     from headrace.stage import Stage
 
@@ -136,7 +136,7 @@ def resolve(pipeline: str, ds: str | None, overrides: Sequence[str]) -> tuple[Sp
 
     spec = load_spec(pipeline, overrides)
     # Late: with the operators come pyarrow and pandas; a misspelt key should be told at once.
-    from headrace.jobs.spec_check import check_spec
+    from headrace.jobs.check_specs import check_spec
 
     check_spec(spec)
     if ds is not None:
@@ -161,7 +161,7 @@ def run_stages(
     """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
 
     Of a range of days each application serves its stages for all of them, so that all days' features are made in one,
-    and then all days are trained; with a gate or a challenger, day by day (headrace.jobs.day_range).
+    and then all days are trained; with a gate or a challenger, day by day (headrace.jobs.stages).
 
     What needs no work before the first stage that does is found out here, from manifests and the lake's log, without
     starting a JVM; after it, by the application.
@@ -184,16 +184,14 @@ def run_stages(
     Raises:
         UserError: what the user can mend, found before anything was started.
     """
-    from headrace.jobs.events import StageEvent
-    from headrace.jobs.observe.whole_run import whole_run
+    from headrace.jobs.observe.application import whole_run
+    from headrace.jobs.output import StageEvent
     from headrace.stage import check_stage
 
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
-    from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import submissions, turns
-    from headrace.jobs.stages import load_stage
+    from headrace.jobs.stages import applications, load_stage, submissions, turns
     from headrace.jobs.submit import submit
 
     stages, days = _stages_and_days(spec, day, first, last, until)
@@ -276,8 +274,7 @@ def _stages_and_days(
     Raises:
         UserError: the spec has none of these stages, or there is no such range of days.
     """
-    from headrace.jobs.day_range import days_of
-    from headrace.jobs.stages import require_stage
+    from headrace.jobs.stages import days_of, require_stage
 
     names = between(first, last)
     stages = [name for name in names if STAGES[name].applies(spec)]
@@ -365,9 +362,7 @@ def dry_run(
         UserError: as `run` would before it starts anything.
     """
     # Late: jobs bring the stages, and with them pyspark (no JVM).
-    from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import submissions, turns
-    from headrace.jobs.stages import load_stage
+    from headrace.jobs.stages import applications, load_stage, submissions, turns
 
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)

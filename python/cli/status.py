@@ -15,8 +15,7 @@ from rich.table import Table
 
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
-from headrace.cli.summary import main_counts, manifests_of
-from headrace.cli.verdict import broken_rules, of_challenger
+from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
 from headrace.errors import UserError
 from headrace.quality.report import facts
 from headrace.stages import ORDER, STAGES

@@ -52,24 +52,19 @@ if TYPE_CHECKING:
     from headrace.config.features import OpSpec as OpSpec
     from headrace.config.features import Split as Split
     from headrace.config.gate import Gate as Gate
-    from headrace.config.generate import Generate as Generate
-    from headrace.config.generate import Site as Site
-    from headrace.config.housekeeping import Housekeeping as Housekeeping
     from headrace.config.load import build_spec as build_spec
     from headrace.config.load import load_overlay as load_overlay
     from headrace.config.load import load_sharding as load_sharding
     from headrace.config.load import load_spec as load_spec
     from headrace.config.model import Loss as Loss
     from headrace.config.model import Model as Model
-    from headrace.config.monitor import Drift as Drift
-    from headrace.config.monitor import DriftColumn as DriftColumn
-    from headrace.config.monitor import Observe as Observe
-    from headrace.config.monitor import OpenLineage as OpenLineage
-    from headrace.config.publish import Online as Online
-    from headrace.config.publish import Publish as Publish
-    from headrace.config.retrain import Challenger as Challenger
-    from headrace.config.retrain import Replay as Replay
-    from headrace.config.retrain import Retrain as Retrain
+    from headrace.config.operations import Drift as Drift
+    from headrace.config.operations import DriftColumn as DriftColumn
+    from headrace.config.operations import Generate as Generate
+    from headrace.config.operations import Housekeeping as Housekeeping
+    from headrace.config.operations import Observe as Observe
+    from headrace.config.operations import OpenLineage as OpenLineage
+    from headrace.config.operations import Site as Site
     from headrace.config.score import Entity as Entity
     from headrace.config.score import Score as Score
     from headrace.config.section import Section as Section
@@ -91,14 +86,19 @@ if TYPE_CHECKING:
     from headrace.config.table import Ids as Ids
     from headrace.config.table import NamedSource as NamedSource
     from headrace.config.table import Table as Table
+    from headrace.config.train import Challenger as Challenger
     from headrace.config.train import KnownAfter as KnownAfter
     from headrace.config.train import Negatives as Negatives
+    from headrace.config.train import Replay as Replay
+    from headrace.config.train import Retrain as Retrain
     from headrace.config.train import Task as Task
     from headrace.config.train import Train as Train
     from headrace.config.variants import Compare as Compare
     from headrace.config.variants import ModelVariant as ModelVariant
     from headrace.config.variants import Parameter as Parameter
     from headrace.config.variants import Search as Search
+    from headrace.config.warehouse import Online as Online
+    from headrace.config.warehouse import Publish as Publish
     from headrace.config.warehouse import Warehouse as Warehouse
 
 #: Public names by module.
@@ -133,13 +133,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "experiments": ("Experiment", "ExperimentArm", "OutcomeAlert", "OutcomeLabel", "Outcomes"),
     "features": ("Chain", "Features", "OpSpec", "Split"),
     "gate": ("Gate",),
-    "generate": ("Generate", "Site"),
-    "housekeeping": ("Housekeeping",),
     "load": ("build_spec", "load_overlay", "load_sharding", "load_spec"),
     "model": ("Loss", "Model"),
-    "monitor": ("Drift", "DriftColumn", "Observe", "OpenLineage"),
-    "publish": ("Online", "Publish"),
-    "retrain": ("Challenger", "Replay", "Retrain"),
+    "operations": ("Drift", "DriftColumn", "Generate", "Housekeeping", "Observe", "OpenLineage", "Site"),
     "score": ("Entity", "Score"),
     "section": ("Section", "parse_ds"),
     "source": (
@@ -155,9 +151,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "spark": ("LOOPBACK", "Spark", "spark_profile"),
     "spec": ("Spec", "id_columns"),
     "table": ("Expectations", "Ids", "NamedSource", "Table"),
-    "train": ("KnownAfter", "Negatives", "Task", "Train"),
+    "train": ("Challenger", "KnownAfter", "Negatives", "Replay", "Retrain", "Task", "Train"),
     "variants": ("Compare", "ModelVariant", "Parameter", "Search"),
-    "warehouse": ("Warehouse",),
+    "warehouse": ("Online", "Publish", "Warehouse"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [

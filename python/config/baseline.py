@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.config.features import Features
-from headrace.config.publish import Publish
 from headrace.config.score import Score
 from headrace.config.section import Section
 from headrace.config.train import Train
+from headrace.config.warehouse import Publish
 
 #: Keys whose names and defaults are XGBoost's own: passed on where the spec sets another value.
 BOOSTER_KEYS = (

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.effects import Effect, TrainedSection
-from headrace.config.section import Section
+from headrace.config.section import Effect, Section, TrainedSection
 
 #: How embedding rows learn: see headrace.embeddings.update_rules.
 EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]

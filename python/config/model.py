@@ -14,9 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.config.effects import Effect, TrainedSection
 from headrace.config.model_args import MODEL_ARGS
-from headrace.config.section import Section
+from headrace.config.section import Effect, Section, TrainedSection
 from headrace.plugins import faults_of
 
 #: By setting, the losses that have it.

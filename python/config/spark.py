@@ -1,7 +1,8 @@
-"""The section `spark`, and the profiles it names."""
+"""The section `spark`, the profiles that it names, and which settings one application can serve."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,3 +83,46 @@ def spark_profile(name: str) -> Path:
         known = sorted(p.stem for p in path.parent.glob("*.conf"))
         raise UserError(f"no Spark profile '{name}'{nearest(name, known)}; known: {', '.join(known)}")
     return path
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Return a Spark properties file: `key value` a line, `#` comments."""
+    props: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        parts = text.split(None, 1)
+        if len(parts) != 2:
+            raise UserError(f"{path}:{number}: write `key value`, not '{text}'")
+        props[parts[0]] = parts[1].strip()
+    return props
+
+
+def with_slots(spark: Spark, ranks: int) -> Spark:
+    """Return the session's settings with a task slot for each rank, where the master is this machine.
+
+    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
+    """
+    slots = local_slots(spark.master)
+    return spark if slots is None else spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
+
+
+def local_slots(master: str) -> int | None:
+    """Return how many tasks a local master runs at once, None for another master."""
+    match = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if match is None:
+        return None
+    return {None: 1, "*": os.cpu_count() or 1}.get(match[1]) or int(match[1])
+
+
+def settings_agree(first: Spark, second: Spark) -> bool:
+    """Return whether one application can serve the stages with these settings.
+
+    Not where a plugin is loaded: what RAPIDS takes of a GPU, an application keeps to its end.
+    """
+    if "spark.plugins" in (read_properties(spark_profile(first.profile)) | dict(first.properties)):
+        return False
+    # local[*] is local[2] on two cores.
+    masters = [local_slots(conf.master) or conf.master for conf in (first, second)]
+    return masters[0] == masters[1] and first.model_copy(update={"master": second.master}) == second

@@ -14,19 +14,16 @@ from headrace.config.baseline import Baseline, SecondStage, check_baseline, chec
 from headrace.config.experiments import Experiment, Outcomes, check_experiments, check_outcomes, days_until_ripe
 from headrace.config.features import Features, OpSpec
 from headrace.config.gate import Gate, check_gate
-from headrace.config.generate import Generate
-from headrace.config.housekeeping import Housekeeping, check_table_days
 from headrace.config.model import Model
-from headrace.config.monitor import Drift, Observe
-from headrace.config.publish import Publish
-from headrace.config.retrain import Challenger, Retrain, check_retrain
+from headrace.config.operations import Drift, Generate, Housekeeping, Observe, check_table_days
 from headrace.config.score import Score, check_score_sources, score_entries, score_keys
 from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
 from headrace.config.table import NamedSource, Table, check_name
-from headrace.config.train import Train, check_labels_of_tasks, check_loss
+from headrace.config.train import Challenger, Retrain, Train, check_labels_of_tasks, check_loss, check_retrain
 from headrace.config.variants import Compare, ModelVariant, check_search, with_keys
+from headrace.config.warehouse import Publish
 from headrace.errors import nearest
 from headrace.storage import is_uri, names_store
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headrace.embeddings.checkpoint.changes import save_changes as save_changes
     from headrace.embeddings.checkpoint.dynamic import load_dynamic as load_dynamic
     from headrace.embeddings.checkpoint.dynamic import save_dynamic as save_dynamic
-    from headrace.embeddings.checkpoint.index import write_index as write_index
+    from headrace.embeddings.checkpoint.files import shared_directory as shared_directory
+    from headrace.embeddings.checkpoint.files import write_index as write_index
     from headrace.embeddings.checkpoint.shards import load_shards as load_shards
     from headrace.embeddings.checkpoint.shards import save_shards as save_shards
-    from headrace.embeddings.checkpoint.tensors import shared_directory as shared_directory
     from headrace.embeddings.collection import EmbeddingCollection as EmbeddingCollection
     from headrace.embeddings.collection import EmbeddingFeature as EmbeddingFeature
     from headrace.embeddings.collection import EmbeddingOutputs as EmbeddingOutputs
@@ -66,8 +66,8 @@ _MODULES = {
     "save_changes": "headrace.embeddings.checkpoint.changes",
     "save_dynamic": "headrace.embeddings.checkpoint.dynamic",
     "save_shards": "headrace.embeddings.checkpoint.shards",
-    "shared_directory": "headrace.embeddings.checkpoint.tensors",
-    "write_index": "headrace.embeddings.checkpoint.index",
+    "shared_directory": "headrace.embeddings.checkpoint.files",
+    "write_index": "headrace.embeddings.checkpoint.files",
 }
 __all__ = [
     "Block",

@@ -14,9 +14,8 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.config import DynamicTable, EmbeddingOptimizer, Optimizer, Sharding
 from headrace.embeddings.addressing import feature_codes
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
-from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.files import shared_directory, write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.tensors import shared_directory
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.jagged import JaggedTensor

@@ -2,7 +2,7 @@
 
 Pure functions over a rank's indices (headrace.embeddings.layout) and a collective. All tables travel in one message
 each way, whatever their widths and storage: each distinct row once, or, where the plan has bags summed by their owners
-(`Block.pooled`), each id and one vector a bag. Tables of raw ids (headrace.embeddings.raw_ids) travel along.
+(`Block.pooled`), each id and one vector a bag. Tables of raw ids (headrace.embeddings.addressing) travel along.
 
 Which of the two is less depends on the batch: long bags with few duplicates are cheaper summed by owners, single ids
 never. Where one rank has all rows of a bag, it sums them front to back as the requesting rank would: the same bits.
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from headrace.comm.base import MessageChannel, ReceivedMessage, channel_of
 from headrace.comm.world import World
-from headrace.embeddings.addressing import JaggedIndices
+from headrace.embeddings.addressing import JaggedIndices, RawIdRequest, pack, unpack
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather, sum_bags
 from headrace.embeddings.layout import FusedTable
-from headrace.embeddings.raw_ids import RawIdRequest, pack, unpack
 from headrace.embeddings.sharding_plan import CommDtype
 from headrace.embeddings.storage import DTYPES, decode
 from headrace.machine import native

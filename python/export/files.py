@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.embeddings.checkpoint.index import WEIGHT
+from headrace.embeddings.checkpoint.files import WEIGHT
 from headrace.embeddings.checkpoint.shards import local_blocks
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.storage import DTYPES, decode, encode

@@ -20,8 +20,7 @@ from headrace.features.learn.statistics import Partial, Partials, Statistic, emp
 from headrace.features.ops.base import EstimatorOp, FittedState
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.frame_codes import ordered
-from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable
-from headrace.features.vocabulary.table_writer import TableWriter, TableWriters
+from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, TableWriter, TableWriters
 from headrace.features.workflow.workflow import BoundOp
 from headrace.lake.spark.exchange import BLOCK_BYTES, ExchangedBlock, Payload, small_batches, streamed
 from headrace.lake.spark.session import driver_python_bytes

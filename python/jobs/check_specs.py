@@ -1,6 +1,7 @@
-"""Check of pipelines' specs for the DAG parser: `check_specs.py PIPELINE.yaml...` prints JSON lines.
+"""Checks of pipelines' specs that need no data, made before the first stage begins. Imports neither Spark nor torch.
 
-Imports neither Spark nor torch (spec_check.py). Airflow runs it as a program: its own environment has no headrace.
+As a program, `check_specs.py PIPELINE.yaml...` prints JSON lines for the DAG parser: Airflow's own environment has no
+headrace.
 """
 
 from __future__ import annotations
@@ -9,10 +10,24 @@ import json
 import sys
 from collections.abc import Sequence
 
-from headrace.config import load_spec
+from headrace.config import Spec, load_spec
 from headrace.errors import UserError
-from headrace.jobs.spec_check import check_spec
+from headrace.features.build.plan import checked_workflow
 from headrace.logs import redact_sentence
+from headrace.score.columns import check_columns, check_rule_columns
+
+
+def check_spec(spec: Spec) -> None:
+    """Check all that is known of a pipeline without its data: chains, `prepare`, features, and what a pair has.
+
+    Raises:
+        UserError: an unknown operator, parameter or column, two features of one name, a feature made of the label, a
+            column of a pair that comes from nowhere or from two places, ...: with the key's place in the spec.
+    """
+    checked_workflow(spec)
+    if spec.score is not None:
+        check_columns(spec, spec.score)
+        check_rule_columns(spec)
 
 
 def fault_of(path: str) -> str | None:

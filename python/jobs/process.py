@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
 
 if TYPE_CHECKING:
     import psutil
+
 
 #: The program of every stage.
 PROGRAM = Path(__file__).with_name("run_stage.py")
@@ -167,3 +169,18 @@ def _quietly(act: Callable[[], object]) -> None:
 
     with suppress(psutil.NoSuchProcess):  # it ended by itself
         act()
+
+
+_CHECK_SECONDS = 2.0
+
+
+def when_parent_ends(act: Callable[[], object]) -> None:
+    """Call `act` once, on a thread of its own, when this process has another parent than now: its own has ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_CHECK_SECONDS)
+        act()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

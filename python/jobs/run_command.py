@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from headrace.jobs.parent_watch import when_parent_ends
+from headrace.jobs.process import when_parent_ends
 
 #: The JVM that has started this program is not for the command's own session.
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYTHONPATH")

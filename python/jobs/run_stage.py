@@ -13,26 +13,75 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.jobs.day_range import days_of, turns
-from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.hand_over import take_secrets
-from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.observe.application import Observation
-from headrace.jobs.parent_watch import when_parent_ends
+from headrace.jobs.output import Kind, StageEvent
+from headrace.jobs.process import when_parent_ends
+from headrace.jobs.stages import days_of, turns
 from headrace.lake.spark.errors import exit_message
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
 from headrace.workspace import Workspace
+
+
+@contextmanager
+def import_ahead(stages: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Give a function that starts a thread, which imports `StageEntry.imports` in the order of the stages.
+
+    What goes wrong is left to the stage, which imports it again. At the end the thread stops behind the module that it
+    is in.
+
+    Yields:
+        what to call when the imports may begin.
+    """
+    over = threading.Event()
+
+    def work() -> None:
+        for name in stages:
+            for imported in STAGES[name].imports:
+                if over.is_set():
+                    return
+                try:
+                    _load(imported)
+                except Exception as e:  # an import can fail with anything
+                    log.debug("%s cannot be imported yet: %s", imported, e)
+
+    # Not a daemon: an interpreter that ends in the middle of a library's initialisation may crash.
+    thread = threading.Thread(target=work, name="import-ahead")
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            thread.start()
+
+    try:
+        yield begin
+    finally:
+        over.set()
+        if begun:
+            thread.join()
+
+
+def _load(name: str) -> None:
+    module, _, function = name.partition(":")
+    imported = import_module(module)
+    if function:
+        getattr(imported, function)()
+
 
 log = logging.getLogger("headrace.jobs")
 
@@ -83,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         spec = load_spec(args.pipeline, args.set)
         # Late, for the same reason as in `headrace run`.
-        from headrace.jobs.spec_check import check_spec
+        from headrace.jobs.check_specs import check_spec
 
         check_spec(spec)
         ds = parse_ds(args.ds) if args.ds else spec.ds
@@ -119,8 +168,7 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         yield lambda: None
         return
     # Late: `--help` and a misspelt option answer at once, and what needs no Spark does not wait for it.
-    from headrace.jobs.applications import applications, spark_settings_of
-    from headrace.jobs.stages import require_stage
+    from headrace.jobs.stages import applications, require_stage, spark_settings_of
     from headrace.lake.spark.session import shared_session
 
     for name in args.stages:

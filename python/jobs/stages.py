@@ -1,14 +1,22 @@
-"""Stages by name. Each is imported when asked for, so that whoever needs one does not pay for all."""
+"""Stages of a run: loaded by name, grouped into Spark applications, in the order of their days.
+
+A stage is imported when asked for, so that whoever needs one does not pay for all. Consecutive stages whose Spark
+settings agree share an application.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
 from importlib import import_module
+from operator import attrgetter
 from typing import cast
 
-from headrace.config import Spec
+from headrace.config import Spark, Spec, parse_ds
+from headrace.config.spark import settings_agree, with_slots
 from headrace.errors import UserError
 from headrace.stage import Stage
-from headrace.stages import STAGES
+from headrace.stages import ORDER, STAGES
 
 
 def load_stage(name: str) -> Stage:
@@ -37,3 +45,110 @@ def require_stage(spec: Spec, name: str) -> None:
     """
     if not STAGES[name].applies(spec):
         raise UserError(f"pipeline '{spec.pipeline}' has no '{STAGES[name].section}' section, so it has no such stage")
+
+
+def spark_settings_of(stage: str, spec: Spec) -> Spark | None:
+    """Return the settings of the session that a stage opens, or None where it opens none."""
+    entry = STAGES[stage]
+    if not entry.spark:
+        return None
+    return spec.spark if entry.slots is None else with_slots(spec.spark, attrgetter(entry.slots)(spec))
+
+
+def applications(stages: Sequence[str], spec: Spec, isolated: bool = False) -> list[tuple[str, ...]]:
+    """Stages by application, in order.
+
+    A stage without a session goes with those before it.
+
+    Args:
+        stages: in the day's order.
+        spec: has all their sections.
+        isolated: an application for each.
+    """
+    groups: list[list[str]] = []
+    shared: Spark | None = None
+    for stage in stages:
+        settings = spark_settings_of(stage, spec)
+        if groups and not isolated and (settings is None or shared is None or settings_agree(shared, settings)):
+            groups[-1].append(stage)
+            shared = shared or settings
+        else:
+            groups.append([stage])
+            shared = settings
+    return [tuple(group) for group in groups]
+
+
+def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
+    """Return the days from one to another, both included; `until` None: the one day.
+
+    Raises:
+        UserError: they are the wrong way round, or the source has no days.
+    """
+    if until is None:
+        return (ds,)
+    last = parse_ds(until)
+    if not spec.source.daily:
+        raise UserError(f"--until: the source of '{spec.pipeline}' is one snapshot, not days; leave it out")
+    if last < ds:
+        raise UserError(f"--until: {last} is before {ds}")
+    first = date.fromisoformat(ds)
+    return tuple((first + timedelta(days=k)).isoformat() for k in range((date.fromisoformat(last) - first).days + 1))
+
+
+def submissions(
+    groups: Sequence[Sequence[str]], days: Sequence[str], spec: Spec
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(stages, days) of each application of a range, in order.
+
+    Each group is served for all days at once, but where the stages that go day by day (see `turns`) are of several:
+    what comes before them is done for all days, then these a day at a time.
+
+    Args:
+        groups: stages by application (headrace.jobs.stages).
+        days: oldest first.
+        spec: the pipeline.
+    """
+    by_day = [tuple(stage for stage in group if _waits_for_the_day_before(stage, spec)) for group in groups]
+    if len(days) == 1 or sum(map(bool, by_day)) < 2:
+        for group in groups:
+            yield tuple(group), tuple(days)
+        return
+    for group, later in zip(groups, by_day, strict=True):
+        if first := tuple(stage for stage in group if stage not in later):
+            yield first, tuple(days)
+    for ds in days:
+        for group in filter(None, by_day):
+            yield group, (ds,)
+
+
+def turns(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tuple[str, str]]:
+    """(stage, day) in the order in which an application runs them: each stage for all days, oldest first.
+
+    A stage of a day stands on the stages before it of that day and on days before it, and on nothing after. `ingest`
+    begins with the days whose catch-up covers the others: these are then loaded together, in one pass. With a gate or a
+    challenger a day's training stands on what became of the models of the day before, so that from there on each day is
+    done as a whole: a range then gives what its days give one by one.
+    """
+    by_day = [stage for stage in stages if _waits_for_the_day_before(stage, spec)]
+    for stage in stages:
+        if stage not in by_day:
+            for ds in _loading_order(spec, days) if stage == "ingest" else days:
+                yield stage, ds
+    for ds in days:
+        for stage in by_day:
+            yield stage, ds
+
+
+def _waits_for_the_day_before(stage: str, spec: Spec) -> bool:
+    """Return whether a stage of a day depends on later stages of the day before."""
+    judged = spec.gate is not None or spec.challenger is not None
+    return judged and stage in ORDER and ORDER.index(stage) >= ORDER.index("train")
+
+
+def _loading_order(spec: Spec, days: Sequence[str]) -> list[str]:
+    """Return the order of loading: the first day, which catches up on days before it; days that cover the gaps; the
+    rest.
+    """
+    covered = 1 + min(s.catch_up_days for s in (spec.source, *(named.source for named in spec.sources.values())))
+    covering = [days[0], *days[covered::covered], days[-1]]
+    return list(dict.fromkeys([*covering, *days]))

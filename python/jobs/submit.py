@@ -1,6 +1,6 @@
 """Runs stages as applications: `python run_stage.py`, output live and in a log for each stage.
 
-Which stages share an application: headrace.jobs.applications.
+Which stages share an application: headrace.jobs.stages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import BinaryIO, TextIO
 
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
-from headrace.jobs.events import StageEvent
 from headrace.jobs.hand_over import property_line
-from headrace.jobs.output import JsonLines, OnEvent, ignore
+from headrace.jobs.output import JsonLines, OnEvent, StageEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
 from headrace.lake.spark.requirements import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
@@ -79,7 +78,7 @@ def command(
     """Return the command line of an application.
 
     Args:
-        stages: of headrace.stages.ORDER, in that order; those of one application (headrace.jobs.applications).
+        stages: of headrace.stages.ORDER, in that order; those of one application (headrace.jobs.stages).
         pipeline: a shipped pipeline's name or a YAML file, as the user gave it.
         ds: the day.
         ws: the workspace.

@@ -20,6 +20,9 @@ own cast, which takes `12d` for a double, `2026` for a timestamp, and `12:30` fo
 
 A table's column is read as the declared type where no value can change on the way (an int as a bigint), or where those
 that would are told from the others (a bigint as an int, a decimal as one of fewer digits): see `extract`.
+
+Spark's names have no case, so fields whose names differ in case alone, `Price` and `price`, are `Price` and `price_2`
+in a frame. The metadata of the second field say what it is called where it is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ from pyspark.sql import types as T
 
 from headrace.config import AnySource
 from headrace.errors import UserError
-from headrace.lake.stored_names import stored_name
 from headrace.schema import (
     KEY_FIELD,
     Each,
@@ -45,7 +47,42 @@ from headrace.schema import (
     is_of_list,
     match_names,
     quoted_names,
+    unique_names,
 )
+
+_STORED_NAME = "headrace.stored_name"
+
+
+def stored_name(field: T.StructField) -> str:
+    """Return what a field of a frame is called where it is stored."""
+    return str((field.metadata or {}).get(_STORED_NAME, field.name))
+
+
+def with_unique_names(type_: T.DataType) -> T.DataType:
+    """Return a type whose structs have no two fields that differ in case alone; `stored_name` says what they were."""
+    if isinstance(type_, T.ArrayType):
+        return T.ArrayType(with_unique_names(type_.elementType), type_.containsNull)
+    if isinstance(type_, T.MapType):
+        return T.MapType(type_.keyType, with_unique_names(type_.valueType), type_.valueContainsNull)
+    if not isinstance(type_, T.StructType):
+        return type_
+    fields = list[T.StructField]()
+    for field, name in zip(type_.fields, unique_names(type_.names), strict=True):
+        metadata = field.metadata if name == field.name else {**(field.metadata or {}), _STORED_NAME: field.name}
+        fields.append(T.StructField(name, with_unique_names(field.dataType), field.nullable, metadata))
+    return T.StructType(fields)
+
+
+def has_twins(type_: T.DataType) -> bool:
+    """Return whether a type, or one that it has within, has fields that differ in case alone."""
+    if isinstance(type_, T.MapType):
+        return has_twins(type_.valueType)
+    if isinstance(type_, T.ArrayType):
+        return has_twins(type_.elementType)
+    if not isinstance(type_, T.StructType):
+        return False
+    return unique_names(type_.names) != type_.names or any(has_twins(f.dataType) for f in type_.fields)
+
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?$"

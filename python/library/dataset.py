@@ -16,7 +16,7 @@ from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
-from headrace.features.workflow import saved
+from headrace.features.workflow.fitted import SavedWorkflow, workflow_file
 from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import local
@@ -67,7 +67,7 @@ def load_dataset(
     """
     folder = local(path)
     try:
-        schema = saved.SavedWorkflow.model_validate_json(saved.file_of(folder / "workflow").read_text()).dataset_schema
+        schema = SavedWorkflow.model_validate_json(workflow_file(folder / "workflow").read_text()).dataset_schema
     except FileNotFoundError:
         raise UserError(f"{folder} is no dataset: it has no workflow/workflow.json") from None
     except (ValidationError, UnicodeDecodeError) as e:

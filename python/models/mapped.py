@@ -16,7 +16,7 @@ import safetensors
 from torch import Tensor
 
 from headrace.comm.base import LocalCollective
-from headrace.embeddings.checkpoint.index import WEIGHT, read_chain
+from headrace.embeddings.checkpoint.files import WEIGHT, read_chain
 from headrace.embeddings.checkpoint.mapped import mapped_matrix, open_mapped, write_mapped
 from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
@@ -26,7 +26,7 @@ from headrace.errors import UserError
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway
-from headrace.storage.once import made_once
+from headrace.storage.host_scratch import made_once
 
 #: Storage types by safetensors' names.
 _STORAGES: Mapping[str, Storage] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "U8": "int8"}

@@ -1,9 +1,13 @@
-"""Predictions by any saved model: `load_predictor(folder).predict(columns)`."""
+"""Predictions by any saved model: `load_predictor(folder).predict(columns)`.
+
+`maps_of_tasks` names the host folder in which the tasks of a run map saved models.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from headrace.config import Spec
 from headrace.errors import UserError, nearest
 from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, StoreAway, local
+from headrace.storage.host_scratch import OF_WORKSPACE, HostPlace, RunFolder
+from headrace.workspace import Workspace
 
 #: Name of the label of a model without `train.tasks`.
 ONLY_TASK = "label"
@@ -449,3 +456,21 @@ def saved_rows_bytes(folder: Location) -> int:
         names = [f for f in raw.entries() if f.suffix == ".safetensors" and not f.name.endswith(_TRAINING)]
         total += sum(f.size() for f in names)
     return total
+
+
+def maps_of_tasks(ws: Workspace, spec: Spec, folders: Sequence[Location]) -> HostPlace:
+    """Return the host folder for `maps_of`, on any host; maps of other models there are removed.
+
+    Here at once, on hosts of their own disks before the run's first task. Who maps them now keeps what is open.
+
+    Args:
+        ws: the workspace.
+        spec: says whether executors share this host's folder.
+        folders: of the run's models.
+    """
+    maps = ws.mapped(spec.pipeline)
+    own_names = tuple(maps_of(folder, maps).name for folder in folders)
+    for mapped_folder in maps.entries():
+        if mapped_folder.name not in own_names and not mapped_folder.name.startswith(OF_WORKSPACE):
+            mapped_folder.remove_quietly()
+    return RunFolder(ws.on_hosts(maps), uuid.uuid4().hex[:8], own_names) if spec.spark.own_scratch else maps

@@ -24,16 +24,17 @@ from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
-from headrace.embeddings.checkpoint.index import read_index, write_index
-from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
-from headrace.embeddings.checkpoint.tensors import (
+from headrace.embeddings.checkpoint.files import (
     FileRecord,
     load_tensors,
     read_checked,
+    read_index,
     record_of,
     save_tensors,
     shared_directory,
+    write_index,
 )
+from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel

@@ -12,8 +12,7 @@ from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish.audit import Limits, day_checks
-from headrace.publish.audit_rules import own_checks, reference_checks
+from headrace.publish.audit import Limits, day_checks, own_checks, reference_checks
 from headrace.publish.online import OnlineVersion, export, open_store
 from headrace.publish.opening import open_target
 from headrace.publish.target import Target, beyond_retention, table_name, without_unfit_keys

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
 from headrace.machine.account import user_name
-from headrace.registry.client import Client, alias_holder, quoted
-from headrace.registry.store import is_there
+from headrace.registry.client import Client, alias_holder, is_there, quoted
 from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of
 from headrace.workspace import Workspace
 

@@ -3,26 +3,31 @@
 Names are `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A
 version is one training run, identified by its key (a tag), so that a repeated registration finds its version.
 Registering moves no alias: headrace.registry.promotion does.
+
+MLflow itself only marks versions as deleted, and keeps their rows and tags. Versions and runs of days outside the
+retention period are removed permanently here. Uploaded models are listed, downloaded and replaced as artifacts of runs.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
-from headrace.registry.artifact import log_model
-from headrace.registry.client import Client, alias_holder, quietly_import, quoted
-from headrace.registry.store import is_there
+from headrace.registry.artifact import FOLDER, log_model, staging
+from headrace.registry.client import Client, alias_holder, is_there, pages, quietly_import, quoted, store_file
 from headrace.stage import Context
-from headrace.storage import Location, location_of
+from headrace.storage import Location, local, location_of
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
 
 log = logging.getLogger("headrace.registry")
 CHAMPION = "champion"
@@ -263,3 +268,176 @@ def lineage_of(ctx: Context) -> dict[str, str | None]:
     dataset = features.output("dataset")
     days = features.facts.get("train_range")
     return {"dataset": dataset.version, "dataset_name": dataset.name, "train_days": "/".join(days) if days else None}
+
+
+@dataclass(frozen=True)
+class OldRecord:
+    """A training run in MLflow, and its version."""
+
+    ds: str
+    #: None: a killed registration, or the removal of its version, has left a run without a version.
+    version: str | None
+    #: None for a version without a run.
+    run_id: str | None
+
+
+def old_records(ws: Workspace, name: str, first_day: str, retained_days: Collection[str]) -> list[OldRecord]:
+    """Return the records of a model of days before `first_day`, oldest first; empty without the model or the store.
+
+    Left out are records of `retained_days`, those with an alias, those without a day, and the newest version, from
+    which MLflow derives the next number.
+
+    Raises:
+        UserError: the store cannot be opened or read.
+    """
+    if not store_file(ws).is_file():
+        return []
+    with Client(ws) as client:
+        models = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
+        aliased = {str(version) for model in models for version in model.aliases.values()}
+        versions = list(pages(client.search_model_versions, filter_string=f"name = '{quoted(name)}'"))
+        newest = max((int(v.version) for v in versions), default=0)
+        records, with_version = [], {v.run_id for v in versions if v.run_id}
+        for v in versions:
+            stays = str(v.version) in aliased or int(v.version) == newest
+            if not stays and (ds := v.tags.get(DS, first_day)) < first_day and ds not in retained_days:
+                records.append(OldRecord(ds, str(v.version), v.run_id or None))
+        for run_id, ds in _runs(client, name):
+            if run_id not in with_version and ds < first_day and ds not in retained_days:
+                records.append(OldRecord(ds, None, run_id))
+        return sorted(records, key=lambda r: (r.ds, int(r.version or 0)))
+
+
+def remove_records(ws: Workspace, name: str, records: Sequence[OldRecord]) -> None:
+    """Remove records: each version in one transaction, then its run. Records that are removed already are passed over.
+
+    Raises:
+        UserError: the store cannot be opened or written.
+    """
+    with Client(ws) as client:
+        for record in records:
+            if record.version is not None:
+                _remove_version(client, name, int(record.version))
+            if record.run_id is not None:
+                _remove_run(client, record.run_id)
+
+
+def _remove_version(client: MlflowClient, name: str, version: int) -> None:
+    """Delete a version's row by MLflow's table classes: its API has no call for that."""
+    from mlflow.store.model_registry.dbmodels.models import SqlModelVersion
+
+    with client._get_registry_client().store.ManagedSessionMaker(read_only=False) as session:
+        query = session.query(SqlModelVersion).filter_by(name=name, version=version)
+        for row in query.all():
+            session.delete(row)  # and, by MLflow's cascade, its tags
+
+
+def _remove_run(client: MlflowClient, run_id: str) -> None:
+    """Delete a run with its metrics, parameters and tags, by the call of `mlflow gc`."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        client._tracking_client.store._hard_delete_run(run_id)
+    except MlflowException as e:
+        if e.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+
+
+def _runs(client: MlflowClient, name: str) -> list[tuple[str, str]]:
+    """Return (run id, day) of a model's runs that have a day."""
+    from mlflow.entities import ViewType
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return []
+    ids, filters = [experiment.experiment_id], f"tags.`{DS}` != ''"
+    runs = pages(client.search_runs, experiment_ids=ids, filter_string=filters, run_view_type=ViewType.ALL)
+    return [(str(r.info.run_id), str(r.data.tags[DS])) for r in runs]
+
+
+#: Tag of a run whose artifact is being replaced: it may be a mixture of old and new files.
+_BEGUN = "headrace.upload"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A model that a run has as its artifact."""
+
+    #: Name of the registered model.
+    name: str
+    run_id: str
+    #: The version; None: the registration was killed, or the version was removed.
+    version: str | None
+    #: Key of the training run.
+    key: str
+    #: The saved model's folder; None where there is no version.
+    source: Location | None
+    #: True: the run is marked as deleted; MLflow keeps its artifacts.
+    is_deleted: bool
+    #: True: a replacement of the artifact was begun and has not ended.
+    is_begun: bool
+
+
+def uploads(ws: Workspace, name: str) -> list[Upload]:
+    """List the uploads of a registered model, oldest first; empty without a server.
+
+    Raises:
+        UserError: the server cannot be used.
+    """
+    if ws.registry_server is None:
+        return []
+    from mlflow.entities import ViewType
+
+    with Client(ws) as client:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            return []
+        versions = {v.run_id: v for v in pages(client.search_model_versions, filter_string=f"name = '{quoted(name)}'")}
+        models = []
+        query = {"experiment_ids": [experiment.experiment_id], "filter_string": f"tags.`{KEY}` != ''"}
+        for run in pages(client.search_runs, **query, run_view_type=ViewType.ALL, order_by=["attributes.start_time"]):
+            if not client.list_artifacts(run.info.run_id, FOLDER):
+                continue
+            version = versions.get(run.info.run_id)
+            known = version_of(client, name, version) if version is not None and is_ours(version) else None
+            models.append(
+                Upload(
+                    name,
+                    str(run.info.run_id),
+                    None if version is None else str(version.version),
+                    str(run.data.tags[KEY]),
+                    None if known is None else known.source,
+                    run.info.lifecycle_stage != "active",
+                    _BEGUN in run.data.tags,
+                )
+            )
+        return models
+
+
+@contextmanager
+def fetched(ws: Workspace, upload: Upload) -> Iterator[Location]:
+    """Download an artifact to a temporary folder, which is removed after the block.
+
+    Raises:
+        UserError: the server cannot be used.
+    """
+    place = staging(ws, upload.name)
+    place.make_dir()
+    with tempfile.TemporaryDirectory(dir=place.local_path()) as folder:
+        with Client(ws) as client:
+            path = client.download_artifacts(upload.run_id, FOLDER, folder)
+        yield local(path)
+
+
+def upload_again(ws: Workspace, upload: Upload) -> None:
+    """Upload the saved model and its dependencies again, as they are in the store now. Safe to kill and repeat.
+
+    Raises:
+        UserError: the model is incomplete, or the server cannot be used.
+    """
+    assert upload.source is not None
+    with Client(ws) as client:
+        client.set_tag(upload.run_id, _BEGUN, "begun")
+        log_model(ws, client, upload.run_id, upload.name, upload.key, upload.source)
+        client.delete_tag(upload.run_id, _BEGUN)

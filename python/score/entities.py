@@ -17,8 +17,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
 from headrace.features.table_ops.base import FILE, LABEL_KNOWN, LINE, QUERY, SourceRead
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation, midnight
+from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType
 from headrace.stage import Context

@@ -31,8 +31,7 @@ from headrace.score.items import ItemTable
 from headrace.score.loaded_model import loaded_workflow
 from headrace.score.pair_features import Columns, PairFeatures
 from headrace.storage import Location, release_copy
-from headrace.storage.host_scratch import HostPlace, RunFolder
-from headrace.storage.once import made_once
+from headrace.storage.host_scratch import HostPlace, RunFolder, made_once
 
 #: Items in memory at once.
 _ROWS = 65_536

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from headrace.config import Score
 from headrace.config.experiments import PARTS
 from headrace.features.functions.arrays import one_batch
-from headrace.features.table_ops.external import ExternalReader
+from headrace.features.table_ops.preparation import ExternalReader
 from headrace.lake.spark.exchange import bounded_batches
-from headrace.lake.spark.gpus import gpu_profile
+from headrace.lake.spark.tasks import gpu_profile
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.candidates.source import CandidateContext, stored

@@ -20,14 +20,13 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.build.rows import pinned_table
 from headrace.features.functions.spark_expressions import col
-from headrace.features.table_ops.external import pin
+from headrace.features.table_ops.preparation import pin
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.scratch import task_folder
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
-from headrace.models.maps import maps_of_tasks
-from headrace.models.predictor import read_meta
+from headrace.models.predictor import maps_of_tasks, read_meta
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.columns import check_columns, check_rule_columns
 from headrace.score.day_table import check_columns as check_table_columns

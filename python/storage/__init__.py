@@ -5,10 +5,11 @@
     objects    that for S3, GCS and Azure
     location   a place in a store, which is all that other packages see
     lease      who is at work on a pipeline
-    once       folders that many processes want and one makes; host_scratch: folders of each host's own
+    host_scratch  folders of a host: of its own, and made by one of many processes
     uri        which place `--home`, paths and URIs in a spec mean
 
-A store is added by a class beside `local.py` and a line in `location.STORES`, or by a package (`store.STORE_KINDS`).
+A store is added by a class beside `local.py` and a line in `location._store_of`, or by a package
+(`store.STORE_KINDS`).
 
 Callers hold a `Location` and know of no renames: they put files whole (`put_text`, `new_file`), folders whole
 (`new_folder`), read what is published, and give a reader or writer that needs a real file `local_path()`, or a URI
@@ -22,20 +23,21 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import (
     Location,
+    copies_folder,
     local,
     location_named,
     location_of,
     missing,
     not_as_written,
+    release_copy,
     sync_all,
     sync_files,
 )
-from headrace.storage.objects.calls import StoreAway, StoreError, StoreRefused
-from headrace.storage.objects.copies import folder as copies_folder
-from headrace.storage.objects.copies import release as release_copy
+from headrace.storage.store import ChangedInPlace, StoreAway, StoreError, StoreRefused
 from headrace.storage.uri import is_uri, local_folder, names_store, uri_fault
 
 __all__ = [
+    "ChangedInPlace",
     "Fence",
     "Lease",
     "LeaseLost",

@@ -1,16 +1,70 @@
-"""Folders of each host's own, where the hosts of a cluster share no disk: named before, and found in tasks."""
+"""Folders of a host: made once by one of many processes, and of each host's own where hosts share no disk.
+
+The latter are named on the driver and found in tasks.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.storage.location import Location, local
-from headrace.storage.objects.copies import SCRATCH
-from headrace.storage.once import made_once
+from headrace.storage.lease import Held
+from headrace.storage.location import Location, local, not_as_written
+from headrace.storage.uri import SCRATCH
+
+_LOG = logging.getLogger("headrace.storage")
+_POLL_SECONDS = 0.05
+
+
+def made_once(folder: Location, make: Callable[[Location], None]) -> Location:
+    """Return the folder, made by this process or by the first of several; it appears when it is complete.
+
+    A process that dies while it makes the folder leaves none, and the next one makes it.
+
+    Args:
+        folder: named after its contents: one that is there is taken as it is, if its files have their sizes.
+        make: fills an empty folder, which becomes `folder`.
+    """
+    while _fault(folder) is not None:
+        try:
+            with (folder.parent / f"{folder.name}.lock").lease():
+                if (fault := _fault(folder)) is None:
+                    break
+                if fault:
+                    _LOG.warning("%s: %s is made again", fault, folder)
+                with folder.new_folder() as building:
+                    make(building)
+                    sizes = {name: info.size for name, info in building.infos().items()}
+                    _sizes_of(folder).put_text(json.dumps(sizes))
+        except Held:
+            time.sleep(_POLL_SECONDS)
+    return folder
+
+
+def _fault(folder: Location) -> str | None:
+    """Return why a folder must be made: empty where there is none, else the file that differs; None: complete."""
+    if not folder.is_dir():
+        return ""
+    try:
+        sizes = json.loads(_sizes_of(folder).read_text())
+        return not_as_written({folder / name: int(size) for name, size in sizes.items()})
+    except (FileNotFoundError, ValueError, AttributeError):
+        return f"{_sizes_of(folder)} is missing or damaged"
+
+
+def _sizes_of(folder: Location) -> Location:
+    """Return the file with the sizes of the folder's files, by path.
+
+    Processes map these files, and a short one would end them.
+    """
+    return folder.parent / f"{folder.name}=sizes"
+
 
 #: What a run has for itself: its folder beside those that outlive it begins so.
 RUN = "scratch."

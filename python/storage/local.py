@@ -32,8 +32,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from headrace.storage import flock, system
-from headrace.storage.lease import Holder, Lease
+from headrace.storage import system
+from headrace.storage.lease import Holder, Lease, exclusive, flock_holder, flock_lease
 from headrace.storage.store import Info, Unfinished
 
 #: What unfinished writes are named; no glob of a landing folder finds it, and no list shows it.
@@ -205,7 +205,7 @@ class LocalStore:
         """
         if tag is None:
             return self.put_new(path, data, durable)
-        with flock.exclusive(Path(path.with_name(f".{path.name}{_LOCK}"))):
+        with exclusive(Path(path.with_name(f".{path.name}{_LOCK}"))):
             tagged = self.get_tagged(path)
             if tagged is None or tagged[1] != tag:
                 return False
@@ -350,11 +350,11 @@ class LocalStore:
 
         It holds on one machine, or over NFS.
         """
-        return flock.lease(Path(path))
+        return flock_lease(Path(path))
 
     def holder(self, path: PurePosixPath) -> Holder | None:
         """See Store."""
-        return flock.holder(Path(path))
+        return flock_holder(Path(path))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,22 +13,24 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from headrace.errors import UserError
-from headrace.storage.lease import Holder, Lease
+from headrace.storage.lease import Fence, Holder, Lease, LeaseLost
 from headrace.storage.local import LocalStore
-from headrace.storage.objects.calls import ChangedInPlace
-from headrace.storage.objects.store import ObjectStore
-from headrace.storage.store import STORE_KINDS, Info, Store, Unfinished
-from headrace.storage.uri import parse_uri, stored_name
+from headrace.storage.store import STORE_KINDS, ChangedInPlace, Info, Store, Unfinished
+from headrace.storage.uri import SCHEMES, parse_uri, stored_name
 
 #: Files that are looked for at once.
 _AT_ONCE = 16
-#: By the scheme of their URIs; those of packages are added when they are first asked for.
-STORES: dict[str, Store] = {"file": LocalStore(), **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")}}
+#: By the scheme of their URIs; stores of objects and those of packages are added when they are first asked for.
+STORES: dict[str, Store] = {"file": LocalStore()}
 
 
 def _store_of(scheme: str) -> Store:
     """Return the store of a scheme. Raises UserError where its package is not installed, as on an executor."""
     store = STORES.get(scheme)
+    if store is None and scheme in SCHEMES:
+        from headrace.storage.objects.store import ObjectStore  # late: most processes see file systems alone
+
+        store = STORES.setdefault(scheme, ObjectStore(scheme))
     if store is None:
         store = STORES.setdefault(scheme, STORE_KINDS.find(scheme, f"{scheme}:")())
     return store
@@ -404,3 +406,47 @@ def _not_as_written(file: Location, size: int) -> str | None:
 def local(path: str | os.PathLike[str]) -> Location:
     """Return a place on this machine's file system; relative paths start at the working directory."""
     return Location(PurePosixPath(os.path.abspath(path)))
+
+
+def copies_folder() -> Path:
+    """Return the folder of this host's copies of files in stores, and of files on their way to one.
+
+    Raises:
+        UserError: as `headrace.storage.objects.copies.folder`.
+    """
+    from headrace.storage.objects import copies
+
+    return copies.folder()
+
+
+def release_copy(path: Path) -> None:
+    """Say of a file that it is not read soon again: where it is a copy of an object, it is the first to go."""
+    from headrace.storage.objects import copies
+
+    copies.release(path)
+
+
+def put_fenced(
+    file: Location, text: str, fences: Sequence[Fence], tokens_of: Callable[[str], Mapping[str, int]]
+) -> None:
+    """Replace a file in one step, on the condition that it is still the one that was looked at.
+
+    Args:
+        file: its place.
+        text: what is to be there, which says the tokens of `fences`.
+        fences: of the leases that the process holds; none: nobody else writes there.
+        tokens_of: by lease, the tokens that a text says.
+
+    Raises:
+        LeaseLost: what is there was written by a later holder of one of the leases, also where that was a moment ago.
+    """
+    if not fences:
+        file.put_text(text)
+        return
+    while True:
+        tagged = file.read_tagged()
+        tokens = {} if tagged is None else tokens_of(tagged[0].decode())
+        if any(tokens.get(fence.lease, 0) > fence.token for fence in fences):
+            raise LeaseLost(f"{file} was written by a later run; this one's is not. Run it again")
+        if file.put_if(text.encode(), None if tagged is None else tagged[1]):
+            return

@@ -20,6 +20,8 @@ _TAKE_URIS = (
 
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+#: The environment variable that names this host's scratch folder.
+SCRATCH = "HEADRACE_SCRATCH"
 #: Stores that headrace has itself, besides file systems.
 SCHEMES = ("s3", "gs", "abfss")
 

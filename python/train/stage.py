@@ -10,23 +10,23 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Spec
-from headrace.config.effects import OF_RUNS, keys_with
+from headrace.config.section import OF_RUNS, keys_with
+from headrace.config.spark import with_slots
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import TEST, check_streams, open_split
 from headrace.dataset.negatives import NegativeSampler, UnknownIds
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
-from headrace.lake.spark.session import session, with_slots
+from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models.predictor import damaged_model
-from headrace.registry.store import missing_version
+from headrace.registry.client import missing_version
 from headrace.registry.versions import lineage_of, preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 from headrace.train.evaluation.request import Request
-from headrace.train.job import Job
-from headrace.train.result import TrainingReport, driver_phase_ends, end_phase, show_metrics
+from headrace.train.job import Job, TrainingReport, driver_phase_ends, end_phase, show_metrics
 from headrace.train.setup.earlier_days import (
     PRETRAINED,
     REPLAY,

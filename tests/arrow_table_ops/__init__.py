@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.features.table_ops.base import QUERY, TrainRange
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from tests.arrow_table_ops import joins, operators
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.negatives import negatives

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.features.table_ops.base import ExternalTable
-from headrace.features.table_ops.external import ExternalReader, _check_type
 from headrace.features.table_ops.joins import JoinAsof, JoinExternal, refuse_duplicates
+from headrace.features.table_ops.preparation import ExternalReader, _check_type
 from headrace.features.types import ValueType
 from headrace.lake.delta.log import DeltaLog
 from tests.arrow_table_ops.context import ArrowTableContext

@@ -28,8 +28,8 @@ from headrace.comm.base import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model
 from headrace.storage import local
+from headrace.train.job import PHASES, TrainingReport
 from headrace.train.loop.run import train
-from headrace.train.result import PHASES, TrainingReport
 from headrace.workspace import Workspace, checkout
 from tests.dags.standalone import standalone
 from tests.fault.cluster_side import CHECKPOINT_STEPS, FAULTS, RANKS, STEPS, job_of

@@ -32,10 +32,10 @@ from pyspark.sql import SparkSession
 
 import headrace.cli
 from headrace.config import Spark, Spec
+from headrace.config.spark import local_slots
 from headrace.jobs import run_stage, submit
-from headrace.jobs.applications import spark_settings_of
 from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
-from headrace.jobs.stages import load_stage
+from headrace.jobs.stages import load_stage, spark_settings_of
 from headrace.lake.spark import session
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout
@@ -43,7 +43,7 @@ from tests.support import SMALL, Run, command
 
 _T = TypeVar("_T")
 #: Imported before the first fork, besides what the stages name.
-_MODULES = ("headrace.jobs.spec_check", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store")
+_MODULES = ("headrace.jobs.check_specs", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store")
 
 
 def in_fork(function: Callable[[], _T], seconds: float = 1200) -> _T:
@@ -88,7 +88,7 @@ class WarmRuns:
             if STAGES[stage].applies(spec):
                 load_stage(stage)
         settings = [conf for stage in ORDER if (conf := spark_settings_of(stage, spec)) is not None]
-        most = max(settings, key=lambda conf: session._slots(conf.master) or 0)
+        most = max(settings, key=lambda conf: local_slots(conf.master) or 0)
         properties = {
             **most.properties,
             "spark.python.worker.reuse": "false",

@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
-from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.files import write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.layer import ShardedEmbeddings

@@ -18,7 +18,7 @@ from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.sharded_model import ShardedModel
-from headrace.train.loop.forward_backward import EagerForward, GraphedForward
+from headrace.train.loop.trainer import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim import DenseOptimizer
 from tests.gpu.conftest import HAS_GPU

@@ -17,7 +17,7 @@ from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.loop.forward_backward import EagerForward, GraphedForward
+from headrace.train.loop.trainer import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim import DenseOptimizer
 from headrace.train.setup.state import place

@@ -16,7 +16,7 @@ import yaml
 from headrace.cli.run import dry_run, run_stages
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.jobs.spec_check import check_spec
+from headrace.jobs.check_specs import check_spec
 from headrace.workspace import Workspace
 
 DAY = "2026-01-08"
@@ -141,7 +141,7 @@ def test_what_is_in_order_passes(key: str) -> None:
 
 def test_the_check_needs_neither_spark_nor_torch() -> None:
     program = (
-        "import sys, headrace.config, headrace.jobs.spec_check as s\n"
+        "import sys, headrace.config, headrace.jobs.check_specs as s\n"
         "s.check_spec(headrace.config.load_spec('clicks'))\n"
         "print([m for m in ('pyspark', 'torch', 'py4j') if m in sys.modules])"
     )

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.features.build.stage import BuildFeatures
-from headrace.jobs.day_range import days_of, turns
+from headrace.jobs.stages import days_of, turns
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest

@@ -38,8 +38,7 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import table_file
+from headrace.features.workflow.fitted import FittedWorkflow, table_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.storage import local

@@ -18,8 +18,7 @@ from headrace.config import OpSpec
 from headrace.errors import UserError
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.table_ops.base import SourceRead, SourceTable
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
 from headrace.schema import TableColumn

@@ -20,8 +20,7 @@ from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops import TABLE_OPERATORS, sequences
 from headrace.features.table_ops.base import TrainRange
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day

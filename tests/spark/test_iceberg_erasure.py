@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from headrace.config import load_spec
 from headrace.lake.spark.session import spark_settings
 from headrace.publish.opening import open_target
-from headrace.publish.tables.iceberg import IcebergTarget
-from headrace.publish.tables.iceberg_erasure import IcebergErasure, SnapshotExpiry
+from headrace.publish.tables.iceberg import IcebergErasure, IcebergTarget, SnapshotExpiry
 from headrace.publish.tables.iceberg_fencing import change, load_table
 from headrace.storage import local
 from headrace.workspace import Workspace

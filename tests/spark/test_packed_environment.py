@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.jobs.pack.archive import pack
-from headrace.jobs.pack.distributions import installed
+from headrace.jobs.pack.archive import installed, pack
 from headrace.machine import native
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers

@@ -21,8 +21,7 @@ from headrace.errors import UserError
 from headrace.features.build.rows import SourceRows
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import SourceRead
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import headrace as hr
 from headrace.errors import UserError
-from headrace.features.table_ops.external import ExternalReader
+from headrace.features.table_ops.preparation import ExternalReader
 from headrace.manifest import Input, Manifest, Output
 from headrace.registry import register
 from headrace.registry.promotion import settle

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.features.vocabulary import delta_table, frame_codes, lookup, table_writer
+from headrace.features.vocabulary import delta_table, frame_codes, keyed_tables, lookup
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup, lookup_of
@@ -55,7 +55,7 @@ def stored(path: Location) -> list[dict[str, object]]:
 
 def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 4)
-    monkeypatch.setattr(table_writer, "_GROUP_ROWS", 5)
+    monkeypatch.setattr(keyed_tables, "_GROUP_ROWS", 5)
     monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
     driver_path, spark_path = local(tmp_path / "here"), local(tmp_path / "there")
 

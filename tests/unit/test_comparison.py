@@ -30,10 +30,9 @@ from headrace.train import stage as train_stage
 from headrace.train.comparison import Compare, _differences
 from headrace.train.evaluation.bootstrap import Bootstrap, Replicates, difference, read_replicates, write_replicates
 from headrace.train.evaluation.click import click_metrics
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local
-from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.evaluation_support import on_any_ranks, rows_of
 from tests.train_support import read_padded

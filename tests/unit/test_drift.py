@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output

@@ -16,9 +16,8 @@ from torch import Tensor
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
-from headrace.embeddings.checkpoint.index import read_chain, verify_shards, write_index
+from headrace.embeddings.checkpoint.files import read_chain, shared_directory, verify_shards, write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.tensors import shared_directory
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError

@@ -19,7 +19,7 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
 from headrace.embeddings.checkpoint.dynamic import save_rows
-from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.files import write_index
 from headrace.embeddings.checkpoint.saved_rows import assemble, files_of
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
 from headrace.embeddings.dynamic.rows_cpu import HostRows

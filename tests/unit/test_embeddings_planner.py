@@ -22,9 +22,8 @@ from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
-from headrace.embeddings.planner.declared import load_tables
-from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.planner.tables import Popularity, load_tables
 from headrace.embeddings.sharding_plan import Lookup, Table, tables_of
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature, Kind

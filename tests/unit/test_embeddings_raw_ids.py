@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.addressing import UniqueRawIds, owners, pack, unpack
 from headrace.embeddings.checkpoint.dynamic import load_rows, save_rows
 from headrace.embeddings.checkpoint.mapped import open_mapped, write_mapped
 from headrace.embeddings.dynamic.rows import DynamicReport
@@ -25,7 +26,6 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
-from headrace.embeddings.raw_ids import UniqueRawIds, owners, pack, unpack
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
 from headrace.storage import local

@@ -11,9 +11,8 @@ from torch import Tensor
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import Optimizer
 from headrace.embeddings.checkpoint import shards
-from headrace.embeddings.checkpoint.index import read_index, verify_shards, write_index
+from headrace.embeddings.checkpoint.files import read_index, shared_directory, verify_shards, write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.tensors import shared_directory
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError

@@ -27,9 +27,8 @@ from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.full_ranking import RelevantRows, RowsOfUsers, rank_all_items
 from headrace.train.evaluation.ranking import LIST_METRICS, metrics_of_places, ranking_metrics
 from headrace.train.evaluation.ranks import Dimension, Ranks
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.evaluation_support import list_metrics
 from tests.train_support import TRAIN, job_of, read_padded

@@ -24,9 +24,8 @@ from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.predict import GrowingColumn
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import OTHER_VALUES, Request, carried_ids, make_dimension, slice_values
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of, read_padded
 

@@ -25,8 +25,8 @@ from headrace.config import Chain, build_spec, load_spec
 from headrace.features.arrow import write_lake as module
 from headrace.features.arrow.aggregate import TrainRows, aggregate, aggregate_batch
 from headrace.features.arrow.decode import FILE, LINE, LakeFile
-from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import DROPPED, LakeRows, Splitter, lake_rows, split_codes
 from headrace.features.arrow.transform import row_order
 from headrace.features.arrow.write_lake import load_part, save_arrays, write_lake_rows
@@ -38,8 +38,7 @@ from headrace.features.learn.statistics import Number, Statistic, canonical
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup
-from headrace.features.workflow import saved
-from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.fitted import MAPPED_VALUES, FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.lake.spark.tasks import grouped
@@ -331,8 +330,8 @@ def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.M
         return mapped_workflow
 
     monkeypatch.setattr(module, "mapped", noted)
-    for most in (saved.MAPPED_VALUES, 3):
-        monkeypatch.setattr(saved, "MAPPED_VALUES", most)
+    for most in (MAPPED_VALUES, 3):
+        monkeypatch.setattr("headrace.features.workflow.fitted.MAPPED_VALUES", most)
         with opened(files, tmp_path / "home", TimeRule("t", FIRST, FIRST + 3, FIRST + 4)) as rows:
             fitted, _ = run(rows, tmp_path / "out")
         out.append(digests(tmp_path / "out"))

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from headrace.dataset import native
 from headrace.features import transport as module
-from headrace.features.arrow import dictionary, transform
+from headrace.features.arrow import kernels, transform
 from headrace.features.arrow.collect import MergeStatistics, Name, SendStatistics, StatisticNumbers, by_key
 from headrace.features.arrow.decode import HostFolder, LakeFile
-from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileTasks, ScanTask, Splitter, lake_rows
 from headrace.features.arrow.write_lake import SendRows, WritePart
 from headrace.features.layout.files import plan_files
@@ -260,7 +260,7 @@ def test_texts_beyond_one_array(sources: list[list[str | None]], most: int, seed
     rows = [text for texts_of_source in sources for text in texts_of_source]
     order = random.Random(seed).sample(range(len(rows)), len(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dictionary, "DECODED_TEXT", most)
+        patch.setattr(kernels, "DECODED_TEXT", most)
         columns = [DictionaryColumn(a) for a in arrays]
         gathered = transform.gathered(columns, np.array(order, np.int32), pa.string())
     assert gathered.type == pa.string()

@@ -21,7 +21,6 @@ from headrace.features.ops.base import EstimatorOp
 from headrace.features.transport import FinishParts, KeyedStep, cut, decoded, encoded, packed
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, MappedKeyedTable
-from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
@@ -207,7 +206,7 @@ def test_a_saved_workflow_is_the_same_whoever_holds_its_tables(tmp_path: Path, m
         {name: pa.concat_arrays([x, x.slice(0, 3)]) for name, x in columns_of([*rows, (None, 9, 1.0, 1, 0)]).items()}
     )
     expected = fitted.transform_batch(batch)
-    monkeypatch.setattr(saved, "MAPPED_VALUES", 6)
+    monkeypatch.setattr("headrace.features.workflow.fitted.MAPPED_VALUES", 6)
     in_files = FittedWorkflow.load(home, most_values=6)
     mapped = FittedWorkflow.load(home, maps=local(tmp_path / "maps"))
     for loaded, kind in ((in_files, FileKeyedTable), (mapped, MappedKeyedTable)):

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain, TableSource, build_spec
-from headrace.features.arrow import collect, decode, dictionary
+from headrace.features.arrow import collect, decode, kernels
 from headrace.features.arrow.decode import FILE, LINE, HostFolder, LakeFile, RowGroupLayout, row_groups
-from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileScan, LakeRows, ScanTask, Splitter, lake_rows
 from headrace.features.arrow.write_lake import SendRows, WritePart, write_lake_rows
 from headrace.features.build.lake_files import fit_files
@@ -33,12 +33,11 @@ from headrace.features.spark.transform import Joins, Side
 from headrace.features.spark.write import _block_bytes, _most_text
 from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.types import declared
-from headrace.features.vocabulary import lookup, table_writer
+from headrace.features.vocabulary import keyed_tables, lookup
 from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, keyed_of
+from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, keyed_of, write_table
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
-from headrace.features.vocabulary.table_writer import write_table
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.tables import parquet as parquet_files
@@ -103,7 +102,7 @@ def write(rows: pd.DataFrame, path: Path, text: pa.DataType) -> LakeFile:
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Lower the limits of text; yield the bytes of text of each decoding."""
-    monkeypatch.setattr(dictionary, "DECODED_TEXT", MOST)
+    monkeypatch.setattr(kernels, "DECODED_TEXT", MOST)
     decode, decoded_bytes = DictionaryColumn.decode, list[int]()
 
     def watched(self: DictionaryColumn) -> pa.Array:
@@ -143,7 +142,7 @@ def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: li
         in_parts = built(lake, tmp_path / "mine")
         assert len(lowered) > 100
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dictionary, "DECODED_TEXT", 1 << 30)
+            patch.setattr(kernels, "DECODED_TEXT", 1 << 30)
             under_limit = len(lowered)
             at_once = built(lake, tmp_path / "whole")
             assert max(lowered[under_limit:]) > MOST
@@ -287,7 +286,7 @@ def test_bytes_of_a_vocabularys_values(tmp_path: Path, kind: type[Lookup]) -> No
 
 def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's reader puts up to 4,096 values of a row group into one array of 2 GiB at most."""
-    monkeypatch.setattr(table_writer, "_GROUP_BYTES", 1_000)
+    monkeypatch.setattr(keyed_tables, "_GROUP_BYTES", 1_000)
     spark = SimpleNamespace(read=SimpleNamespace(parquet=Path))
     vocabularies = VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01", scratch=local(tmp_path))  # type: ignore[arg-type]
     counts = pa.table({"name": ["v"] * 20, "value": ["x" * 300 + str(i) for i in range(20)], "count": [1] * 20})

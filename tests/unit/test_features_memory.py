@@ -32,9 +32,9 @@ from headrace.features.build.lake_files import fit_files
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
-from headrace.features.vocabulary import delta_table, table_writer
+from headrace.features.vocabulary import delta_table, keyed_tables
 from headrace.features.vocabulary.codes import VocabulariesInMemory
-from headrace.features.vocabulary.table_writer import Pieces, TableWriter, VocabularyWriter
+from headrace.features.vocabulary.keyed_tables import Pieces, TableWriter, VocabularyWriter
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
@@ -276,7 +276,7 @@ def test_where_pieces_end_depends_on_the_rows_alone() -> None:
 
 
 def test_a_row_group_of_long_texts_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_writer, "_GROUP_BYTES", 100)
+    monkeypatch.setattr(keyed_tables, "_GROUP_BYTES", 100)
     table = pa.table({"key": ["k" * 40 + str(i) for i in range(10)], "x": range(10)})
     writer = TableWriter(tmp_path / "t", table.schema, "key")
     for start in range(0, 10, 3):

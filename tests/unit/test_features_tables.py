@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.config import build_spec, load_spec
 from headrace.errors import UserError
-from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.table_ops.preparation import ExternalReader, pin, prepared_columns
 from headrace.features.workflow.workflow import Workflow
 from headrace.score.columns import check_columns
 from headrace.workspace import Workspace

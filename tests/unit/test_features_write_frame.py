@@ -14,7 +14,6 @@ from headrace.config import Chain
 from headrace.features.arrow import write
 from headrace.features.layout.files import carried_columns, plan_files
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup
-from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
@@ -37,7 +36,7 @@ def test_workers_map_large_vocabularies(on_host_scratch: bool, tmp_path: Path, m
     fitted = FittedWorkflow(workflow, states, {"user": lookup(USERS), "device": lookup(DEVICES)})
     fitted.save(local(tmp_path / "workflow"))
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
-    monkeypatch.setattr(saved, "MAPPED_VALUES", len(DEVICES))
+    monkeypatch.setattr("headrace.features.workflow.fitted.MAPPED_VALUES", len(DEVICES))
     of_run: Location | RunFolder = local(tmp_path / "run")
     if on_host_scratch:
         of_run = RunFolder(HostScratch("encoded/shop"), "one", ())

@@ -26,7 +26,7 @@ from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, c
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, RunLock, run_lock, run_stage
-from headrace.storage import Fence, Lease, LeaseLost, Location, flock, local
+from headrace.storage import Fence, Lease, LeaseLost, Location, local
 from headrace.storage.lease import Holder
 from headrace.storage.objects import lease as leases
 from headrace.workspace import Workspace
@@ -317,7 +317,7 @@ def test_a_run_that_is_paused_after_it_asked_for_its_lease(
         monkeypatch.setattr(leases, "SKEW_SECONDS", -2 * leases.SECONDS)
     else:
         paused_ws = rival_ws = Workspace(tmp_path)
-        monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
+        monkeypatch.setattr("headrace.storage.lease.fcntl.flock", lambda fd, how: None)
     spec = load_spec("clicks")
 
     def overtake() -> None:

@@ -23,7 +23,7 @@ from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceSta
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_lock
 from headrace.storage import LeaseLost, Location
-from headrace.storage.flock import HeldFolder
+from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
 from headrace.workspace import Workspace
 from tests.storage_support import clicks, left_over, memory_home
@@ -274,7 +274,7 @@ def test_the_folder_of_a_live_process_and_of_one_that_was_killed(tmp_path: Path)
     """Another process holds the folder and writes nothing into it; gc's clock is then set days ahead."""
     ws = Workspace(tmp_path)
     parent = (ws.spark_local / "local").local_path()
-    text = "import sys, time; from pathlib import Path; from headrace.storage.flock import HeldFolder\n"
+    text = "import sys, time; from pathlib import Path; from headrace.storage.lease import HeldFolder\n"
     text += "print(HeldFolder(Path(sys.argv[1])).path.name, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", text, str(parent)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

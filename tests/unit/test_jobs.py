@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 
 from headrace import storage
 from headrace.config import Spark, load_spec
+from headrace.config.spark import settings_agree
 from headrace.errors import UserError
 from headrace.jobs import run_stage, submit
-from headrace.jobs.applications import applications
-from headrace.jobs.events import MARK, StageEvent
-from headrace.jobs.output import copy_output
+from headrace.jobs.output import MARK, StageEvent, copy_output
 from headrace.jobs.process import PROGRAM, run_logged
-from headrace.jobs.stages import load_stage, require_stage
+from headrace.jobs.stages import applications, load_stage, require_stage
 from headrace.lake.spark import session
-from headrace.lake.spark.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout
@@ -219,15 +217,15 @@ def test_stages_share_an_application_where_their_settings_agree(
 
 def test_settings_agree_where_all_that_an_application_is_started_with_is_the_same() -> None:
     base = Spark(master="local[4]")
-    assert agree(base, Spark(master="local[4]"))
+    assert settings_agree(base, Spark(master="local[4]"))
     for changed in (
         Spark(master="local[2]"),
         Spark(master="local[4]", driver_memory="4g"),
         Spark(master="local[4]", properties={"spark.jars": "x.jar"}),
         Spark(master="spark://head:7077"),
     ):
-        assert not agree(base, changed)
-    assert not agree(Spark(profile="gpu"), Spark(profile="gpu"))
+        assert not settings_agree(base, changed)
+    assert not settings_agree(Spark(profile="gpu"), Spark(profile="gpu"))
 
 
 def test_what_belongs_to_one_machine_is_set_for_local_masters_alone(ws: Workspace, tmp_path: Path) -> None:
@@ -317,7 +315,7 @@ def test_output_is_logged_whole_and_shown_without_noise(code: int) -> None:
 
 EVENTS = """
 import os, sys
-from headrace.jobs.events import StageEvent
+from headrace.jobs.output import StageEvent
 for stage in ("ingest", "features", "drift"):
     StageEvent(stage, "check").send()
     if stage == "features":
@@ -490,7 +488,7 @@ WATCHED = """
 import subprocess, sys
 job = '''
 import os, time
-from headrace.jobs.parent_watch import when_parent_ends
+from headrace.jobs.process import when_parent_ends
 when_parent_ends(lambda: os._exit(1))
 print("up", flush=True)
 time.sleep(600)

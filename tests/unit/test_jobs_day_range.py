@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.cli.run import PlannedStage, dry_run
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.jobs.day_range import days_of, submissions, turns
+from headrace.jobs.stages import days_of, submissions, turns
 from headrace.jobs.submit import command
 from headrace.stage import Context, Result
 from headrace.stages import STAGES

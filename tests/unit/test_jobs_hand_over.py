@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from headrace import logs
 from headrace.config import load_spec
-from headrace.jobs import import_ahead as module
+from headrace.jobs import run_stage as module
 from headrace.jobs.hand_over import property_line, take_secrets, with_secrets
-from headrace.jobs.import_ahead import import_ahead
+from headrace.jobs.run_stage import import_ahead
 from headrace.logs import redact
 from headrace.publish.opening import password_of
 from headrace.stages import STAGES
@@ -191,7 +191,7 @@ def test_it_ends_behind_the_module_that_it_is_in(monkeypatch: pytest.MonkeyPatch
 def test_an_application_that_ends_meanwhile_ends_in_order() -> None:
     program = (
         "import sys\n"
-        "from headrace.jobs.import_ahead import import_ahead\n"
+        "from headrace.jobs.run_stage import import_ahead\n"
         "with import_ahead(['train', 'baseline']) as begin:\n"
         "    begin()\n"
         "    sys.exit(75)\n"

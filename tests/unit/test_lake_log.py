@@ -18,7 +18,7 @@ from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.landing.commit import forgotten_unless_refused
 from headrace.lake.landing.load_history import row_counts
 from headrace.storage import LeaseLost, Location, StoreRefused, local
-from headrace.storage.objects.calls import StoreAway
+from headrace.storage.store import StoreAway
 
 SCHEMA = json.dumps(
     {

@@ -13,7 +13,7 @@ from fastavro import parse_schema, writer
 from pyarrow import orc
 
 from headrace.errors import UserError
-from headrace.lake.tables.orc_avro_schema import check_same_types, read_schema, with_aliases
+from headrace.lake.tables.folder import check_same_types, read_schema, with_aliases
 from headrace.lake.tables.snapshot import TableFile
 from headrace.storage import local
 

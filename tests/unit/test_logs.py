@@ -17,8 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace import logs
-from headrace.jobs.events import MARK
-from headrace.jobs.output import JsonLines, copy_output
+from headrace.jobs.output import MARK, JsonLines, copy_output
 from headrace.logs import HIDDEN, hide, is_secret, redact
 from headrace.workspace import checkout
 from tests.cli_support import DS, Yard, make_yard

@@ -20,8 +20,7 @@ from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup
-from headrace.models.maps import maps_of_tasks
-from headrace.models.predictor import load_predictor, maps_of
+from headrace.models.predictor import load_predictor, maps_of, maps_of_tasks
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind

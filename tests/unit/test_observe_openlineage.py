@@ -23,11 +23,16 @@ from openlineage.client.generated import base
 
 from headrace.config import OpenLineage, Spec, load_spec
 from headrace.errors import RefusedError, UserError
-from headrace.jobs.observe.application import Observation
-from headrace.jobs.observe.openlineage.names import DatasetName, name_of, of_location, of_warehouse
+from headrace.jobs.observe.application import Observation, whole_run
+from headrace.jobs.observe.openlineage.names import (
+    DatasetName,
+    ParentRun,
+    name_of,
+    new_run_id,
+    of_location,
+    of_warehouse,
+)
 from headrace.jobs.observe.openlineage.sender import is_enabled
-from headrace.jobs.observe.run_id import ParentRun, new_run_id
-from headrace.jobs.observe.whole_run import whole_run
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, run_stage
 from headrace.workspace import Workspace

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.jobs.observe.application import Observation
+from headrace.jobs.observe.openlineage.names import Run
 from headrace.jobs.observe.prometheus import GaugeFamily, exposition, write_metrics
-from headrace.jobs.observe.run_id import Run
 from headrace.manifest import Resources
 from headrace.stage import run_stage
 from headrace.storage import Location

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from headrace.cli import submitters
 from headrace.errors import UserError
-from headrace.jobs.pack import contents
-from headrace.jobs.pack.archive import Packed
-from headrace.jobs.pack.distributions import choose, installed
+from headrace.jobs.pack import archive
+from headrace.jobs.pack.archive import Packed, choose, installed
 from headrace.storage import Location, local, location_of
 from headrace.workspace import checkout, installation
 from tests.storage_support import memory_home
@@ -97,7 +96,7 @@ def test_torch_takes_its_own_libraries_with_it() -> None:
 
 
 def test_the_requirements_of_an_archive_name_what_it_has() -> None:
-    lines = contents.requirements({"numpy": _Package("numpy", []), "psycopg": _Package("psycopg", [])})
+    lines = archive.requirements({"numpy": _Package("numpy", []), "psycopg": _Package("psycopg", [])})
     requirements = (installation() / "requirements" / "headrace.in").read_text().splitlines()
     assert lines.splitlines() == [line for line in requirements if line.startswith(("numpy=", "psycopg["))]
 
@@ -115,12 +114,12 @@ def test_a_package_brings_its_files_and_what_is_compiled_of_them(tmp_path: Path)
     names = ["one/__init__.py", compiled, "../../../bin/one", "one-1.dist-info/METADATA", "one-1.dist-info/RECORD"]
     (info / "RECORD").write_text("".join(f"{n},,\n" for n in [*names, "one-1.dist-info/direct_url.json"]))
     package = PathDistribution(info)
-    packed = {name.split("site-packages/")[1]: file for name, file in contents.package_files(package)}
+    packed = {name.split("site-packages/")[1]: file for name, file in archive.package_files(package)}
     assert packed == {n: tmp_path / n for n in names if not n.startswith("..")}
-    assert contents.is_in_place(package)
+    assert archive.is_in_place(package)
     (info / "RECORD").unlink()
     with pytest.raises(UserError, match="no list of its files"):
-        list(contents.package_files(package))
+        list(archive.package_files(package))
 
 
 def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_the_command_says_how_spark_is_told_of_the_archive(
 def unpacked(tmp_path: Path) -> Path:
     """An archive without packages but one module, and without a Python that it remembers."""
     folder = tmp_path / "some where"
-    for name, text in contents.programs():
+    for name, text in archive.programs():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         for place in (str(Path(sys.base_exec_prefix)), "/usr/local/bin/python", "/usr/bin/python"):

@@ -31,12 +31,12 @@ from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_coun
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import damaged_model
 from headrace.publish.stage import Publish
-from headrace.registry.store import missing_version
+from headrace.registry.client import missing_version
 from headrace.score.day_table import verify_day
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, Stage, run_stage
 from headrace.storage import Location, local, system
-from headrace.storage.once import made_once
+from headrace.storage.host_scratch import made_once
 from headrace.workspace import Workspace
 from tests.unit.test_delta_transaction import FIELDS, add
 from tests.unit.test_stage import DS, Fake

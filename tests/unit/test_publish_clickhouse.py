@@ -13,8 +13,8 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.publish.files import Record
-from headrace.publish.sql.clickhouse import ClickHouseClient
 from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.column_stores import ClickHouseClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.storage import LeaseLost

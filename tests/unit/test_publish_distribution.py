@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.publish import Audit, AuditRule
+from headrace.config.warehouse import Audit, AuditRule
 from headrace.errors import UserError
-from headrace.publish.audit import Expected, Limits, check_within, count_day, day_checks
-from headrace.publish.audit_rules import own_checks
+from headrace.publish.audit import Expected, Limits, check_within, count_day, day_checks, own_checks
 from headrace.publish.target import Check, PublishedDay
 
 

@@ -19,13 +19,13 @@ from headrace.config import Spec, Warehouse, load_spec
 from headrace.errors import BusyError, UserError
 from headrace.publish.files import Record
 from headrace.publish.opening import open_target
-from headrace.publish.postgres import fencing, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
+from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import PostgresTarget, erase_rows, set_grants
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
 from headrace.stage import RunLock
-from headrace.storage import Fence, LeaseLost, flock
+from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, day, fill, good_rows, holding, overtaken, publish, staged, staging_tables
 
@@ -99,7 +99,7 @@ def test_whatever_changes_the_table_is_refused_after_a_later_run(conn: warehouse
     publish(conn, good_rows(2), "k")
     CHANGES["create"](conn)
     with conn.transaction():
-        fencing.claim(conn, "public", "clicks_scores", NEW)
+        tables.claim(conn, "public", "clicks_scores", NEW)
     with pytest.raises(LeaseLost):
         CHANGES[change](conn)
     assert publications(conn) == [("k", 6)]
@@ -126,13 +126,13 @@ def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
         with server.connect() as early_connection:
             try:
                 with early_connection.transaction():
-                    fencing.claim(early_connection, "public", "clicks_scores", OLD)
+                    tables.claim(early_connection, "public", "clicks_scores", OLD)
             except LeaseLost as e:
                 errors.append(e)
 
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with server.connect() as look, conn.transaction():
-        fencing.claim(conn, "public", "clicks_scores", NEW)
+        tables.claim(conn, "public", "clicks_scores", NEW)
         thread = threading.Thread(target=early)
         thread.start()
         while look.execute(waiting).fetchone() == (0,):
@@ -147,7 +147,7 @@ def test_who_waits_for_a_run_that_stands_still_gives_up_and_hinders_no_other_pip
     conn: warehouse.Connection, server: warehouse.Server, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(conn, good_rows(2), "k")
-    real = fencing.claim
+    real = tables.claim
 
     def claims(conn: warehouse.Connection, *args: Any) -> None:
         conn.execute("SET LOCAL lock_timeout = '20 ms'")
@@ -157,8 +157,8 @@ def test_who_waits_for_a_run_that_stands_still_gives_up_and_hinders_no_other_pip
         real(conn, *args)
 
     with server.connect() as frozen, frozen.transaction():
-        fencing.claim(frozen, "public", "clicks_scores", OLD)
-        monkeypatch.setattr(fencing, "claim", claims)
+        tables.claim(frozen, "public", "clicks_scores", OLD)
+        monkeypatch.setattr(tables, "claim", claims)
         with pytest.raises(BusyError, match=r"another run is changing public\.clicks_scores .* end its session"):
             CHANGES[change](conn)
     monkeypatch.undo()
@@ -220,7 +220,7 @@ def opened(kind: str, folder: Path, lock: RunLock | None) -> tuple[Spec, Any]:
 
 def test_a_folder_of_files_is_not_named_by_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of the folder is lost, too, as on a file system that other hosts share."""
-    monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
+    monkeypatch.setattr("headrace.storage.lease.fcntl.flock", lambda fd, how: None)
     real = ParquetTarget._discard
 
     def paused(self: ParquetTarget, manifest: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from headrace.publish.files import FilesTarget
 from headrace.publish.opening import open_target
 from headrace.publish.postgres.server import Server, serve
 from headrace.publish.sql.client import SqlClient
-from headrace.publish.sql.duckdb import DuckDbClient
+from headrace.publish.sql.column_stores import DuckDbClient
 from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
 from headrace.publish.sql.target import STAGING_PREFIX, SqlTarget
 from headrace.publish.target import Check

@@ -13,10 +13,20 @@ import pytest
 
 from headrace import registry
 from headrace.errors import UserError
-from headrace.registry import retention
 from headrace.registry.client import Client
 from headrace.registry.promotion import champion_of_day, promote, roll_back, settle
-from headrace.registry.versions import DS, KEY, aliases, by_key, numbered, preload, versions
+from headrace.registry.versions import (
+    DS,
+    KEY,
+    OldRecord,
+    aliases,
+    by_key,
+    numbered,
+    old_records,
+    preload,
+    remove_records,
+    versions,
+)
 from headrace.storage import local
 from headrace.workspace import Workspace
 
@@ -174,17 +184,17 @@ def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPa
         experiment = client.get_experiment_by_name("old").experiment_id
         unregistered = client.create_run(experiment, tags={KEY: "killed", DS: days[0]}).info.run_id
     arguments = (home, "old", days[3], {days[2]})
-    old_record = retention.OldRecord(days[0], "1", runs[1])
-    assert retention.old_records(*arguments) == [retention.OldRecord(days[0], None, unregistered), old_record]
+    old_record = OldRecord(days[0], "1", runs[1])
+    assert old_records(*arguments) == [OldRecord(days[0], None, unregistered), old_record]
     with monkeypatch.context() as m:  # killed between a version and its run
-        m.setattr(retention, "_remove_run", lambda *_: 1 / 0)
+        m.setattr("headrace.registry.versions._remove_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            retention.remove_records(home, "old", [old_record])
-    records = retention.old_records(*arguments)
+            remove_records(home, "old", [old_record])
+    records = old_records(*arguments)
     assert {(r.version, r.run_id) for r in records} == {(None, unregistered), (None, runs[1])}
     for _ in range(2):
-        retention.remove_records(home, "old", records)
-    assert retention.old_records(*arguments) == []
+        remove_records(home, "old", records)
+    assert old_records(*arguments) == []
     left = rows_of(home)
     assert not [row for row in left if str(runs[1]) in row or unregistered in row or days[0] in row]
     for version in (2, 3, 4, 5):
@@ -192,7 +202,7 @@ def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPa
     assert [v.version for v in versions(home, "old")] == ["2", "3", "4", "5"]
     assert set(untouched) <= set(left)
     # However old, the newest stays: numbers are not given twice.
-    assert [r.version for r in retention.old_records(home, "old", "2027-01-01", ())] == ["3", "4"]
-    assert retention.old_records(Workspace(home.home / "none"), "old", days[3], ()) == []
-    assert retention.old_records(home, "nobody", days[3], ()) == []
+    assert [r.version for r in old_records(home, "old", "2027-01-01", ())] == ["3", "4"]
+    assert old_records(Workspace(home.home / "none"), "old", days[3], ()) == []
+    assert old_records(home, "nobody", days[3], ()) == []
     assert registry.register(home, "old", local(home.home / "x"), {}, "k-new", ds=days[4]) == "6"

@@ -30,7 +30,7 @@ from headrace.config import Model
 from headrace.config.section import ServerText
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.jobs.pack.distributions import _reach, installed
+from headrace.jobs.pack.archive import _reach, installed
 from headrace.machine import native
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.dataset.layout import RowGroup, SplitLayout, split_of
-from headrace.embeddings.checkpoint import new_rows as writing
-from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
+from headrace.embeddings.checkpoint import saved_rows as writing
+from headrace.embeddings.checkpoint.saved_rows import GrownTable, start_at_means
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Table
 from headrace.embeddings.storage import decode, encode

@@ -19,8 +19,7 @@ from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.storage import local
 from headrace.train import tuner as module
-from headrace.train.job import Job
-from headrace.train.result import Diverged
+from headrace.train.job import Diverged, Job
 from headrace.train.search_space import overlay_of, overrides_of
 from headrace.train.setup.earlier_days import PRETRAINED
 from headrace.train.tuner import SearchResult, Trial, Tuner, sample_dataset, sizes

@@ -19,8 +19,7 @@ from headrace.cli.init import write_pipeline
 from headrace.cli.scaffold.roles import Named
 from headrace.config import LandingSource, Spec, TableSource, load_spec
 from headrace.errors import EXIT_USER_ERROR
-from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation, pin
 from headrace.jobs.observe.openlineage.names import DatasetName, name_of
 from headrace.lake.landing.files import find_files, marker_places
 from headrace.lake.landing.source_context import SourceContext, source_contexts

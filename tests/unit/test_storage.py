@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.storage import Location, local, local_folder, system, uri_fault
 from headrace.storage.lease import Held
-from headrace.storage.objects.calls import StoreRefused
+from headrace.storage.store import StoreRefused
 from headrace.storage.uri import parse_uri
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage import LeaseLost, Location, local, location
-from headrace.storage.objects import calls, checksum
-from headrace.storage.objects.calls import ChangedInPlace
-from headrace.storage.objects.checksum import crc32_of
-from headrace.storage.objects.file_list import FileList
+from headrace.storage.objects import calls
+from headrace.storage.objects.calls import crc32_of
 from headrace.storage.objects.store import ObjectStore
+from headrace.storage.objects.tree import FileList
+from headrace.storage.store import ChangedInPlace
 from tests.storage_support import left_over, memory_home
 
 
@@ -48,7 +48,7 @@ def test_a_file_in_blocks_is_as_its_bytes(tmp_path_factory: pytest.TempPathFacto
     file = tmp_path_factory.mktemp("crc") / "file"
     file.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksum, "_BLOCK", block)
+        patch.setattr(calls, "_CHECKSUM_BLOCK", block)
         assert crc32_of(file) == crc32_of(data) == f"{zlib.crc32(data):08x}"
 
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.storage import Location, location
 from headrace.storage.objects import calls
-from headrace.storage.objects.aws_profile import profile_keys
+from headrace.storage.objects.clients import profile_keys
 from headrace.storage.objects.store import ObjectStore
 from tests.gcs_server import gcs_bucket
 

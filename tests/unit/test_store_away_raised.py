@@ -19,7 +19,7 @@ from headrace.export.triton.two_stage import Catalogue
 from headrace.features.arrow import decode
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.workflow import saved
+from headrace.features.workflow import fitted
 from headrace.lake.landing import check_days, reader
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingFile
@@ -31,7 +31,7 @@ from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
 from headrace.models import mapped, predictor
-from headrace.publish.tables import iceberg_erasure
+from headrace.publish.tables.iceberg import SnapshotExpiry
 from headrace.quality.drift import stage as drift
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
@@ -60,8 +60,8 @@ def context(home: Any) -> Any:
     "ask",
     [
         lambda home: LandingFile("a", home / "a", 1, 0).unchanged(),
-        lambda home: saved._metadata(home / "a.parquet"),
-        lambda home: saved._read(home / "a.parquet"),
+        lambda home: fitted._metadata(home / "a.parquet"),
+        lambda home: fitted._read(home / "a.parquet"),
         lambda home: append.open_base(context(home), SimpleNamespace(name="x")),  # type: ignore[arg-type]
         lambda home: BuildFeatures().verify(
             context(home),
@@ -167,9 +167,9 @@ def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path:
             return self.message
 
     table: Any = SimpleNamespace(currentSnapshot=lambda: None, io=lambda: None)
-    monkeypatch.setattr(iceberg_erasure, "load_table", lambda spark, name: table)
+    monkeypatch.setattr("headrace.publish.tables.iceberg.load_table", lambda spark, name: table)
 
-    class Expiry(iceberg_erasure.SnapshotExpiry):
+    class Expiry(SnapshotExpiry):
         def __init__(self, message: str) -> None:
             super().__init__(None, "t", local(tmp_path / "record"))  # type: ignore[arg-type]
             self.message = message
@@ -227,7 +227,7 @@ def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> No
     batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)])
     text = "PythonException: Traceback (most recent call last):\n  File x\n"
     with pytest.raises(PySparkException) as raised, reader.damaged_file_named(batch):
-        raise PySparkException(f"{text}headrace.storage.objects.calls.StoreAway: s3://b/a.csv.gz: timed out\n")
+        raise PySparkException(f"{text}headrace.storage.store.StoreAway: s3://b/a.csv.gz: timed out\n")
     assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
         with pytest.raises(reader.FileDamaged, match="truncated") as damaged, reader.damaged_file_named(batch):

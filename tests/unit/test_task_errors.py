@@ -23,8 +23,8 @@ from headrace.features.vocabulary.delta_table import CodesOvertaken
 from headrace.jobs import run_stage
 from headrace.lake.spark.errors import exit_message, own_error, own_errors
 from headrace.storage import LeaseLost, StoreAway, StoreError
-from headrace.storage.objects.calls import ChangedInPlace
-from headrace.train.result import Diverged
+from headrace.storage.store import ChangedInPlace
+from headrace.train.job import Diverged
 
 _STACK = (
     "\n\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)\n"

@@ -18,9 +18,8 @@ from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor, maps_of, needed_models, read_meta
 from headrace.models.saved import load_model
 from headrace.stage import Context
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train
-from headrace.train.result import TrainingReport
 from headrace.train.setup.earlier_days import find_warm_start
 from headrace.train.stage import Train
 from headrace.workspace import Workspace

@@ -14,7 +14,7 @@ from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.sharded_model import ShardedModel
-from headrace.train.loop.forward_backward import EagerForward, ForwardBackward, GraphedForward
+from headrace.train.loop.trainer import EagerForward, ForwardBackward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim import DenseOptimizer
 from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch

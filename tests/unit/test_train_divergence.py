@@ -21,9 +21,8 @@ from headrace.models import dlrm
 from headrace.models import objective as losses
 from headrace.models.saved import load_model
 from headrace.train.checkpoint.read import list_steps
-from headrace.train.job import Job
+from headrace.train.job import Diverged, Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Diverged
 from headrace.workspace import Workspace
 from tests.train_support import job_of
 

@@ -25,9 +25,8 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
 from headrace.storage import local
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import TrainingReport
 from headrace.train.setup.earlier_days import model_misfit
 from headrace.workspace import Workspace
 from tests.train_support import Stopped, read_padded, stop_at

@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, load_spec
-from headrace.config.effects import Effect, TrainedSection, keys_with
-from headrace.config.section import Section
+from headrace.config.section import Effect, Section, TrainedSection, keys_with
 from headrace.config.variants import SEARCHABLE
 from headrace.manifest import Manifest, fingerprint
 from headrace.quality.gate.day_evaluation import evaluation_settings

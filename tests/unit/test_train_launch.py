@@ -29,17 +29,13 @@ from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_
 from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
-from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.store import StoreAway, StoreError
 from headrace.train.checkpoint.write import CheckpointWriter
-from headrace.train.job import Job
-from headrace.train.launch import horovod_spark as module
-from headrace.train.launch import hosts, worker
-from headrace.train.launch.horovod_spark import launch
-from headrace.train.launch.hosts import count_from_start, count_slots, counting_from_start, watch_slots
-from headrace.train.result import (
+from headrace.train.job import (
     PHASES,
     DiskFull,
     Diverged,
+    Job,
     RankError,
     RankResult,
     StoreFailed,
@@ -50,6 +46,10 @@ from headrace.train.result import (
     phase_seconds,
     show_startup,
 )
+from headrace.train.launch import horovod_spark as module
+from headrace.train.launch import hosts, worker
+from headrace.train.launch.horovod_spark import launch
+from headrace.train.launch.hosts import count_from_start, count_slots, counting_from_start, watch_slots
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(

@@ -25,9 +25,8 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import Kind
 from headrace.storage import local
 from headrace.train.checkpoint.read import list_steps
-from headrace.train.job import Job
+from headrace.train.job import Diverged, Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Diverged, TrainingReport
 from headrace.train.setup import state as setup
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, first_of, job_of, read_padded, weights

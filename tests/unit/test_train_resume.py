@@ -26,9 +26,8 @@ from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.read import RECORD, list_steps, restore, step_name
 from headrace.train.checkpoint.write import CheckpointWriter
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at
 

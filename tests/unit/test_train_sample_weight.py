@@ -18,11 +18,10 @@ from headrace.manifest import Manifest
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.carried_columns import SampleWeights, carried_weight, checked_weights
-from headrace.train.job import Job
-from headrace.train.loop.forward_backward import EagerForward
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
+from headrace.train.loop.trainer import EagerForward
 from headrace.train.micro_batch import prefetch_to_device
-from headrace.train.result import TrainingReport
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of

@@ -27,9 +27,8 @@ from headrace.storage import Location, local
 from headrace.train.evaluation.evaluate import evaluate_basic
 from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 

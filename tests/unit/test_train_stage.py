@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from headrace.config import Model, Spark, Spec, build_spec
+from headrace.config.spark import with_slots
 from headrace.errors import UserError
-from headrace.lake.spark.session import with_slots
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import DatasetSchema
 from headrace.storage import Location, local
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.store import StoreError
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.earlier_days import find_warm_start
 from headrace.workspace import Workspace

@@ -29,11 +29,10 @@ from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.read import list_steps
-from headrace.train.job import Job
+from headrace.train.job import Diverged, Job, Stopped, TrainingReport
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop.run import train, train_local
 from headrace.train.optim import CURVES, schedule_factor
-from headrace.train.result import Diverged, Stopped, TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import job_of
 

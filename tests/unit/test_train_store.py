@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.embeddings.checkpoint.tensors import TOKEN
+from headrace.embeddings.checkpoint.files import TOKEN
 from headrace.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects import calls

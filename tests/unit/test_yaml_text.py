@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.config import load_overlay, load_spec
 from headrace.config.yaml_text import Nodes, YamlFault, parse_yaml
-from headrace.embeddings.planner.declared import load_tables
+from headrace.embeddings.planner.tables import load_tables
 from headrace.errors import UserError
 from headrace.workspace import checkout
 

@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from headrace.errors import UserError
-from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.store import StoreAway, StoreError
 
 _LOG = logging.getLogger("headrace.storage")
 

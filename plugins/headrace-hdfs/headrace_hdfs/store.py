@@ -40,20 +40,20 @@ from urllib.parse import urlsplit
 
 from headrace.errors import UserError
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import Bucket, Stored, StoreError
-from headrace.storage.objects.file_list import (
+from headrace.storage.objects.calls import Bucket, Stored
+from headrace.storage.objects.store import ObjectStore
+from headrace.storage.objects.tree import (
     DATA,
     HIDDEN,
     LISTS,
     LOCK,
     PARTIAL,
+    BucketTree,
     data_prefix,
     final_name,
     is_unfinished,
 )
-from headrace.storage.objects.store import ObjectStore
-from headrace.storage.objects.tree import BucketTree
-from headrace.storage.store import Unfinished
+from headrace.storage.store import StoreError, Unfinished
 from headrace_hdfs import rpc
 from headrace_hdfs.rpc import NameNode, TimedClient
 

@@ -19,7 +19,7 @@ from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.storage import Location, location
 from headrace.storage.lease import Held
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.store import StoreAway, StoreError
 from headrace.workspace import Workspace
 from headrace_hdfs import rpc, store
 from headrace_hdfs.store import HdfsBucket, HdfsStore

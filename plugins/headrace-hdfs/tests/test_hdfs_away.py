@@ -20,7 +20,7 @@ from headrace.export.triton.config import Options
 from headrace.jobs import run_stage
 from headrace.jobs.housekeeping.forget import proof
 from headrace.storage import StoreAway, local, location
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.store import StoreError
 from headrace.workspace import Workspace
 from headrace_hdfs import rpc
 from headrace_hdfs.rpc import TimedClient

@@ -27,20 +27,22 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from headrace.embeddings.checkpoint.index import (
+from headrace.embeddings.addressing import owners
+from headrace.embeddings.checkpoint.files import (
     Base,
     FileChunk,
+    FileRecord,
     OptimizerRecord,
     RankRecord,
     TableRecord,
+    load_tensors,
     rank_file,
     read_chain,
     read_index,
+    save_tensors,
 )
 from headrace.embeddings.checkpoint.shards import FILE_BYTES, LocalBlock, local_blocks, matrices_of, read_into
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.raw_ids import owners
 from headrace.embeddings.storage import convert, decode, numbers_of
 from headrace.embeddings.update_rules import RULES
 from headrace.errors import UserError

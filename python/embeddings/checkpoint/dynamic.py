@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
+from headrace.embeddings.addressing import owners
+from headrace.embeddings.checkpoint.files import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.dynamic.rows import ID
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.raw_ids import owners
 from headrace.errors import UserError
 from headrace.storage import Location
 

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.addressing import owners
 from headrace.embeddings.checkpoint.dynamic import saved_files
-from headrace.embeddings.checkpoint.tensors import PIECE_BYTES, check_file, load_tensors
+from headrace.embeddings.checkpoint.files import PIECE_BYTES, check_file, load_tensors
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.id_map import Ids
-from headrace.embeddings.raw_ids import owners
 from headrace.storage import Location
 
 

@@ -23,19 +23,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headrace.embeddings.checkpoint.index import (
+from headrace.embeddings.checkpoint.files import (
     INDEX,
     WEIGHT,
     CheckpointIndex,
     FileChunk,
+    FileRecord,
     OptimizerRecord,
     RankRecord,
     TableRecord,
+    load_tensors,
     rank_file,
     read_chain,
     read_index,
+    save_tensors,
 )
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.sharding_plan import Plan
 from headrace.embeddings.storage import convert, decode

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.addressing import RawIdRequest, UniqueRawIds
 from headrace.embeddings.dynamic.rows import DynamicReport, TrainableRows
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels import dispatch
-from headrace.embeddings.raw_ids import RawIdRequest, UniqueRawIds
 from headrace.embeddings.storage import INIT_BOUND
 
 

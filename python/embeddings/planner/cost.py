@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Sharding
-from headrace.embeddings.planner.popularity import Popularity
+from headrace.embeddings.planner.tables import Popularity
 from headrace.embeddings.sharding_plan import BYTES, Block, Lookup, Plan, Table, row_bytes
 from headrace.embeddings.update_rules import RULES, state_bytes_per_row
 from headrace.errors import UserError

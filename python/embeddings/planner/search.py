@@ -26,7 +26,7 @@ from headrace.embeddings.planner.cost import (
     choose_exchange,
     load_of,
 )
-from headrace.embeddings.planner.popularity import Popularity
+from headrace.embeddings.planner.tables import Popularity
 from headrace.embeddings.sharding_plan import Block, Lookup, Plan, Table, blocks_for, can_pool, row_bytes
 from headrace.embeddings.update_rules import state_bytes_per_row
 from headrace.errors import UserError

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.arrow.dictionary import DictionaryColumn, text_ranges
-from headrace.features.arrow.kernels import Indices, count
+from headrace.features.arrow.kernels import DictionaryColumn, Indices, count, text_ranges
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.functions.keys import joint_key
 from headrace.features.learn import exact_sums

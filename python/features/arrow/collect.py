@@ -29,8 +29,7 @@ from pyspark.sql import functions as F
 from headrace.features import transport
 from headrace.features.arrow.aggregate import TrainRows, aggregate
 from headrace.features.arrow.decode import HostFolder, LakeRowGroup, of_run_here
-from headrace.features.arrow.dictionary import DictionaryColumn, apply_op
-from headrace.features.arrow.kernels import counted_texts
+from headrace.features.arrow.kernels import DictionaryColumn, apply_op, counted_texts
 from headrace.features.arrow.scan import LakeRows, ScanTask, concatenated, table_at
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.statistics import Partial, Statistic, counts, merge
@@ -43,7 +42,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.tasks import cores_of, executors_of
 from headrace.storage import Location
-from headrace.storage.once import made_once
+from headrace.storage.host_scratch import made_once
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 #: Most of a file's statistic that is merged: long keys are more than memory has, and an array.

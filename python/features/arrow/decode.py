@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.arrow import kernels
-from headrace.features.arrow.dictionary import DictionaryColumn
-from headrace.features.arrow.kernels import dictionary_columns
+from headrace.features.arrow.kernels import DictionaryColumn, dictionary_columns
 from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.table_ops.preparation import RowPreparation
 from headrace.features.types import ValueType

@@ -36,8 +36,7 @@ from headrace.features.transport import KeyedStep, is_by_key, keyed_tables
 from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import MOST_TEXT, copy_table
+from headrace.features.workflow.fitted import MOST_TEXT, FittedWorkflow, copy_table
 from headrace.features.workflow.workflow import BoundOp, Workflow
 from headrace.storage import Location, local
 

@@ -30,8 +30,7 @@ from headrace.features.arrow.decode import (
     prune,
     row_groups,
 )
-from headrace.features.arrow.dictionary import DictionaryColumn
-from headrace.features.arrow.kernels import count
+from headrace.features.arrow.kernels import DictionaryColumn, count
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.layout.split_rule import ColumnRule, Rule, TimeRule, columns_of
 from headrace.features.table_ops.preparation import RowPreparation

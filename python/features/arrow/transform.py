@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headrace.dataset import lists
 from headrace.features.arrow import kernels
 from headrace.features.arrow.decode import FILE, LINE, LakeRowGroup
-from headrace.features.arrow.dictionary import DictionaryColumn, apply_op, ranges_of, text_ranges
+from headrace.features.arrow.kernels import DictionaryColumn, apply_op, ranges_of, text_ranges
 from headrace.features.arrow.scan import Splitter
 from headrace.features.functions.arrays import doubles, is_missing, to_numpy
 from headrace.features.layout.files import FilePlan, source_sets

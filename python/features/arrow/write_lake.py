@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from headrace.features.arrow import kernels
 from headrace.features.arrow.decode import FILE, HASH, LINE, HostFolder, LakeRowGroup, RowGroupLayout, row_groups
-from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileTasks, LakeRows, Splitter
 from headrace.features.arrow.transform import EDGES, HASHES, PartRows, by_part, gathered, placed, row_order, transformed
 from headrace.features.arrow.write import mapped, without_values, write_part, written_dataset

@@ -25,8 +25,14 @@ from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SplitRows, split_rows
 from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
-from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.table_ops.preparation import Preparation, midnight, row_preparation, train_range
+from headrace.features.table_ops.preparation import (
+    ExternalReader,
+    Preparation,
+    midnight,
+    pin,
+    row_preparation,
+    train_range,
+)
 from headrace.features.table_ops.preparation import source_table as named_table
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared

@@ -39,8 +39,7 @@ from headrace.features.spark.fit import fit
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.restoration import SavedCopies
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import whole_vocabularies
+from headrace.features.workflow.fitted import FittedWorkflow, whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.scratch import KEYED_TABLES, VOCABULARIES, task_folder
 from headrace.manifest import Manifest, Output

@@ -1,7 +1,7 @@
 """Operators: parameters, types, and two bodies, for Spark and for Arrow, that give the same bits.
 
 To add one, write a class in the module of its family in headrace.features.ops and name it in that package's registry.
-One of your own can be in any module that is installed: a spec names it as `module:Class` (headrace.features.registry),
+One of your own can be in any module that is installed: a spec names it as `module:Class` (headrace.features.types),
 and headrace.testing checks that its two bodies agree.
 
     class Halve(Elementwise):

@@ -33,7 +33,7 @@ class Age(Op):
     """
 
     name: ClassVar[str] = "age"
-    onnx: ClassVar[str] = "headrace.export.features.times:age"
+    onnx: ClassVar[str] = "headrace.export.features.operators:age"
 
     #: The column of the chain that says when the event happened; no feature of its own comes out.
     event: str
@@ -94,7 +94,7 @@ class Cyclic(Op):
     """
 
     name: ClassVar[str] = "cyclic"
-    onnx: ClassVar[str] = "headrace.export.features.times:cyclic"
+    onnx: ClassVar[str] = "headrace.export.features.operators:cyclic"
     by_value: ClassVar[bool] = True
 
     of: tuple[Part, ...] = ()

@@ -23,8 +23,7 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import Vocabularies, VocabularyRule
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import copy_table
+from headrace.features.workflow.fitted import FittedWorkflow, copy_table
 from headrace.features.workflow.workflow import BoundOp, Workflow
 from headrace.storage import Location, local
 

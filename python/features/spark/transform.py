@@ -13,8 +13,7 @@ from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.vocabulary.keyed_tables import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import table_file, vocabulary_file
+from headrace.features.workflow.fitted import FittedWorkflow, table_file, vocabulary_file
 from headrace.schema import Feature, Kind, quoted
 from headrace.storage import Location
 

@@ -22,9 +22,9 @@ from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import VocabularyRule, give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
+from headrace.features.vocabulary.keyed_tables import Pieces, VocabularyWriter, write_table
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
-from headrace.features.vocabulary.table_writer import Pieces, VocabularyWriter, write_table
 from headrace.lake.delta.data_files import data_file
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken

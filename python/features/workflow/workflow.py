@@ -14,9 +14,8 @@ from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
 from headrace.features.ops.numbers import FromDecimal
 from headrace.features.ops.selection import Chains, Selection, as_chains
-from headrace.features.registry import build
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
-from headrace.features.types import OpError, ValueType, declared, least
+from headrace.features.types import OpError, ValueType, build, declared, least
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -33,22 +34,70 @@ from headrace.features.spark.transform import transform
 from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import SourceRead, SourceTable, TrainRange
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
-from headrace.features.types import declared
+from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.jobs.gpu_plan import cases as gpu_cases
 from headrace.jobs.gpu_plan.explain import Explainer, PhysicalPlan, PlanNode
-from headrace.jobs.gpu_plan.rows import made_rows
 from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
 from headrace.schema import TableColumn, quoted
 from headrace.stage import run_stage
 from headrace.storage import Location
 from headrace.workspace import Workspace
+
+ROWS = 240
+
+
+def made_rows(
+    columns: Sequence[TableColumn], label: str, first: str, days: int, time: str | None = None, split: str | None = None
+) -> pa.Table:
+    """`ROWS` rows: every 11th value is missing where it may be, labels are 0 and 1, times go over `days` days.
+
+    Args:
+        first: the first day; times begin there and end `days` days later.
+        time: the column of the event's time, never missing.
+        split: a column that holds `train`, `valid` and `rank`.
+    """
+    start = datetime.fromisoformat(first).replace(tzinfo=UTC)
+    times = [start + timedelta(days=days) * i / ROWS for i in range(ROWS)]
+    out = {}
+    for place, column in enumerate(columns):
+        type_ = declared(column)
+        values = [None if (i + place) % 11 == 0 else _value(type_, i, place, times) for i in range(ROWS)]
+        if column.name == label:
+            values = [type_.arrow.to_pandas_dtype()(i % 2) for i in range(ROWS)]
+        elif column.name == time or column.required:
+            values = [_value(type_, i, place if column.name != time else 0, times) for i in range(ROWS)]
+        if column.name == split:
+            values = [("train", "train", "valid", "rank")[i % 4] for i in range(ROWS)]
+        out[column.name] = pa.array(values, type_.arrow)
+    out["_source_file"] = pa.array([f"rows/part-{i % 3}" for i in range(ROWS)])
+    out["_source_line"] = pa.array([i // 3 for i in range(ROWS)], pa.int64())
+    return pa.table(out)
+
+
+def _value(type_: ValueType, i: int, place: int, times: list[datetime]) -> Any:
+    if type_.is_list:
+        element = ValueType(type_.element)
+        return [_value(element, i + j, place, times) for j in range((i + place) % 4)]
+    number = (7 * i + place) % 23
+    if type_.element == "string":
+        return f"v{number}"
+    if type_.element == "boolean":
+        return number % 2 == 0
+    if type_.element in ("float", "double"):
+        return number / 2
+    if type_.element == "timestamp":
+        return times[i % ROWS] - timedelta(hours=place)
+    if type_.element == "date":
+        moment: date = times[i % ROWS].date()
+        return moment
+    return number
+
 
 _EXTERNAL = (
     TableColumn(name="key", type="bigint"),

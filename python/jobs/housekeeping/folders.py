@@ -27,11 +27,10 @@ from headrace.lake.scratch import HANDING, STAGE_FOLDERS
 from headrace.models.predictor import maps_of, needed_models
 from headrace.publish.target import table_name
 from headrace.registry.promotion import IN_USE, age
-from headrace.registry.retention import old_records, remove_records
-from headrace.registry.versions import CHAMPION, Version, aliases, versions
+from headrace.registry.versions import CHAMPION, Version, aliases, old_records, remove_records, versions
 from headrace.storage import Location
-from headrace.storage.flock import HeldFolder
 from headrace.storage.host_scratch import OF_WORKSPACE
+from headrace.storage.lease import HeldFolder
 from headrace.storage.objects.copies import abandoned, remove_abandoned
 from headrace.storage.store import Unfinished
 from headrace.train.setup.earlier_days import replay_days

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.storage import StoreAway, StoreError, StoreRefused
 from headrace.storage.file_faults import DiskFull, disk_full, is_full, told_of_file
-from headrace.storage.objects.calls import ChangedInPlace
+from headrace.storage.store import ChangedInPlace
 
 # Patterns are compiled at their first use (`re` keeps them): every command imports this module, few need one.
 #: Spark 4's error conditions of a scan: the condition, and the file as a URI.

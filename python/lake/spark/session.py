@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -19,13 +18,14 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
+from headrace.config.spark import read_properties
 from headrace.errors import UserError
 from headrace.lake.spark.errors import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
 from headrace.machine.resources import REMOTE, Spent
 from headrace.storage import Location, location_of
 from headrace.storage.file_faults import require_room
-from headrace.storage.flock import HeldFolder
+from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
@@ -214,49 +214,6 @@ def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]
     }
 
 
-def read_properties(path: Path) -> dict[str, str]:
-    """Return a Spark properties file: `key value` a line, `#` comments."""
-    props: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        parts = text.split(None, 1)
-        if len(parts) != 2:
-            raise UserError(f"{path}:{number}: write `key value`, not '{text}'")
-        props[parts[0]] = parts[1].strip()
-    return props
-
-
-def with_slots(spark: Spark, ranks: int) -> Spark:
-    """Return the session's settings with a task slot for each rank, where the master is this machine.
-
-    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
-    """
-    slots = _slots(spark.master)
-    return spark if slots is None else spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
-
-
-def _slots(master: str) -> int | None:
-    """Return how many tasks a local master runs at once, None for another master."""
-    match = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
-    if match is None:
-        return None
-    return {None: 1, "*": os.cpu_count() or 1}.get(match[1]) or int(match[1])
-
-
-def agree(first: Spark, second: Spark) -> bool:
-    """Return whether one application can serve the stages with these settings.
-
-    Not where a plugin is loaded: what RAPIDS takes of a GPU, an application keeps to its end.
-    """
-    if "spark.plugins" in (read_properties(spark_profile(first.profile)) | dict(first.properties)):
-        return False
-    # local[*] is local[2] on two cores.
-    masters = [_slots(conf.master) or conf.master for conf in (first, second)]
-    return masters[0] == masters[1] and first.model_copy(update={"master": second.master}) == second
-
-
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     """Give a session for one stage, stopped at the end. Within `shared_session`, or where one is active, give that one:
@@ -403,7 +360,7 @@ def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterat
     end.
 
     Args:
-        conf: settings that `agree` with those of all stages within.
+        conf: settings that `headrace.config.spark.settings_agree` with those of all stages within.
         ws: the workspace.
         name: of the Spark application.
         begin: start it now, beside what the caller does until it asks for it.

@@ -17,8 +17,8 @@ from headrace.config import TableSource
 from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.lake.calendar import following, midnight
-from headrace.lake.stored_names import stored_name
 from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
+from headrace.lake.values import stored_name
 from headrace.schema import quoted_names
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")

@@ -21,7 +21,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headrace.errors import UserError
 from headrace.lake.spark.errors import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
-from headrace.lake.stored_names import with_unique_names
 from headrace.lake.tables.parquet import (
     StoredSchema,
     as_read,
@@ -35,6 +34,7 @@ from headrace.lake.tables.parquet import (
     unreadable,
 )
 from headrace.lake.tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
+from headrace.lake.values import with_unique_names
 from headrace.schema import how_to_declare, quoted_names
 from headrace.storage import Location, StoreError
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.lake.stored_names import stored_name
+from headrace.lake.values import stored_name
 from headrace.manifest import fingerprint
 from headrace.storage import Location, missing, not_as_written
 from headrace.storage.uri import other_schemes

@@ -24,10 +24,9 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from headrace.errors import UserError
-from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.staging import PostgresStagedDay, drop_parts
-from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, required_columns
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim, make_fences, required_columns
 from headrace.publish.target import Check
 from headrace.storage import Fence
 

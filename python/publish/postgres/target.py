@@ -17,9 +17,8 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.publish.embedded.roles import erased_from_files, is_unfinished
 from headrace.publish.postgres import staging, swap, tables
-from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
-from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, columns_of
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim_in_time, columns_of, make_fences
 from headrace.publish.target import Check, Key, KeyLimits, Publication, StagedDay, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Fence

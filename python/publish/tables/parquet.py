@@ -24,8 +24,8 @@ from headrace.publish.tables.spark_table import TYPES, first_rows, rows_having, 
 from headrace.publish.target import Key, Publication, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Location, local
-from headrace.storage.fenced_file import put_fenced
 from headrace.storage.lease import Held
+from headrace.storage.location import put_fenced
 from headrace.workspace import Workspace
 
 MANIFEST = "manifest.json"

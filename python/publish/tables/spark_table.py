@@ -16,7 +16,7 @@ from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.target import Key, Publication
 from headrace.stage import RunLock
 from headrace.storage import Fence, Location
-from headrace.storage.fenced_file import put_fenced
+from headrace.storage.location import put_fenced
 from headrace.storage.own_records import known_keys
 from headrace.workspace import Workspace
 

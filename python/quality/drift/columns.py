@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
 from headrace.features.ops.numbers import decimal_doubles
 from headrace.features.types import ValueType

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Gate, Spec, Train
-from headrace.config.effects import Effect, keys_with
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
+from headrace.config.section import Effect, keys_with
 from headrace.dataset.layout import TEST
 from headrace.errors import UserError
 from headrace.features.build.rows import day_rows, pinned_table
@@ -26,8 +26,7 @@ from headrace.features.types import declared
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.session import session
 from headrace.manifest import Input
-from headrace.models.maps import maps_of_tasks
-from headrace.models.predictor import needed_models
+from headrace.models.predictor import maps_of_tasks, needed_models
 from headrace.numeric.psi import psi
 from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, GateTask, ModelResult, batch_seconds, evaluate
 from headrace.quality.gate.predictions import RawActions, coarse_counts, inputs_of

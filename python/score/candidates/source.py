@@ -21,8 +21,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import SourceRead
-from headrace.features.table_ops.external import ExternalReader
-from headrace.features.table_ops.preparation import midnight
+from headrace.features.table_ops.preparation import ExternalReader, midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
 from headrace.lake.calendar import following

@@ -1,9 +1,8 @@
 """Stores of objects (S3, GCS, Azure): no renames, but a PUT that is refused where its condition does not hold.
 
     clients     the connection to a bucket, with the credentials that the cloud's own chain finds
-    calls       the calls of a store: no other module makes them
-    file_list   what a published folder consists of
-    tree        which object a path means
+    calls       the calls of a store: no other module makes them; checksums of contents
+    tree        which object a path means; the list of files that makes a published folder
     copies      files of the store as local files
     publish     from a filled place to a published folder
     lease       one holder on any number of hosts

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +21,22 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from headrace.errors import UserError
 from headrace.storage.objects import clients
+from headrace.storage.store import ChangedInPlace, StoreAway, StoreError, StoreRefused
+
+_CHECKSUM_BLOCK = 1 << 20
+
+
+def crc32_of(content: bytes | Path) -> str:
+    """Return the CRC-32 of bytes or of a local file, as 8 hexadecimal digits."""
+    if isinstance(content, bytes):
+        return f"{zlib.crc32(content):08x}"
+    crc = 0
+    with open(content, "rb") as file:
+        while block := file.read(_CHECKSUM_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,22 +74,6 @@ _CREDENTIALS = (
     "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read and list "
     "there, and in lake and store to write and delete, too"
 )
-
-
-class StoreError(OSError):
-    """The store did not do as asked, after its client tried again."""
-
-
-class StoreAway(StoreError):
-    """The store cannot be reached: nothing to mend, try later; exit code 75."""
-
-
-class StoreRefused(UserError):
-    """The store does not let whoever this process is do this there, or has no such bucket."""
-
-
-class ChangedInPlace(OSError):
-    """An object is not the one that its folder's list, or a look just before, has named."""
 
 
 @dataclass(frozen=True)

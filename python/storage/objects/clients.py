@@ -4,6 +4,10 @@ S3: the environment (AWS_ACCESS_KEY_ID, ...), a web identity's token, the keys o
 `default`), the container's or the machine's role. GCS: GOOGLE_APPLICATION_CREDENTIALS, the machine's account. Azure:
 AZURE_STORAGE_..., a managed or workload identity. An endpoint of another vendor's S3: AWS_ENDPOINT_URL.
 
+Profiles of AWS's shared files are read here, since the library of the stores does not read them. The order is that of
+the default chain of AWS's SDK for Java 2, which Spark asks
+(https://docs.aws.amazon.com/sdk-for-java/latest/developer-guide/credentials-chain.html).
+
 A store that is away or busy (an answer of 5xx, a connection that is refused or lost) is asked again for RETRY_SECONDS.
 The library's own ten tries are over after two or three seconds: its waits, each drawn between the first one and twice
 the one before, hardly grow.
@@ -11,13 +15,90 @@ the one before, hardly grow.
 
 from __future__ import annotations
 
+import configparser
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from headrace.errors import UserError
-from headrace.storage.objects.aws_profile import profile_keys
+from headrace.errors import UserError, nearest
+from headrace.logs import hide
+
+#: What goes before a profile.
+_OVERRIDES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+#: Settings of a profile that say where its credentials come from: those that go before its keys, and those that do not.
+_ROLES = ("role_arn", "sso_session", "sso_start_url")
+_ELSEWHERE = ("credential_process", "login_session")
+#: The library's names of a profile's keys.
+_KEYS = {
+    "access_key_id": "aws_access_key_id",
+    "secret_access_key": "aws_secret_access_key",
+    "session_token": "aws_session_token",
+}
+
+
+def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys of AWS_PROFILE, or of the profile `default`; empty where others precede it, or there is no
+    `default`.
+
+    Raises:
+        UserError: a file is none of profiles; AWS_PROFILE is not there or has no keys; the profile gets its credentials
+            in another way, which Spark would go and this process would not.
+    """
+    if any(environ.get(name) for name in _OVERRIDES):
+        return {}
+    files = {
+        Path(environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser(): "profile ",
+        Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser(): "",
+    }
+    profiles: dict[str, dict[str, str]] = {}
+    for file, prefix in files.items():
+        for name, settings in _profiles(file, prefix).items():
+            # The second file goes before the first.
+            profiles.setdefault(name, {}).update(settings)
+    named = environ.get("AWS_PROFILE")
+    names = " and ".join(map(str, files))
+    profile = profiles.get(named or "default")
+    if profile is None:
+        if named:
+            raise UserError(
+                f"AWS_PROFILE names the profile '{named}', which is not in {names}{nearest(named, profiles)}"
+            )
+        return {}
+    keys = {argument: profile[key] for argument, key in _KEYS.items() if profile.get(key)}
+    for key in keys.values():
+        hide(key)
+    unsupported = [key for key in (*_ROLES, *(() if keys else _ELSEWHERE)) if profile.get(key)]
+    is_whole = {"access_key_id", "secret_access_key"} <= keys.keys()
+    if (unsupported or keys or named) and (unsupported or not is_whole):
+        reason = (
+            f"gets its credentials by {unsupported[0]}"
+            if unsupported
+            else "lacks aws_access_key_id or aws_secret_access_key"
+        )
+        raise UserError(
+            f"the profile '{named or 'default'}' of {names} {reason}: of profiles headrace reads keys alone. Put its "
+            f"credentials into the environment: aws configure export-credentials --profile {named or 'default'} "
+            f"--format env"
+        )
+    return keys
+
+
+def _profiles(file: Path, prefix: str) -> dict[str, dict[str, str]]:
+    """Return the profiles of a file; `prefix` stands before their names, but for `default`."""
+    read = configparser.ConfigParser(interpolation=None, strict=False, default_section="\0")
+    try:
+        read.read(file, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        # The parser's own message quotes the line.
+        raise UserError(f"{file} is no file of AWS profiles") from None
+    return {
+        section.removeprefix(prefix).strip(): dict(read[section])
+        for section in read.sections()
+        if section.startswith(prefix) or section == "default"
+    }
+
 
 #: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
 HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}

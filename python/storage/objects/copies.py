@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.storage import flock, system
+from headrace.storage import system
+from headrace.storage.lease import exclusive
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import ChangedInPlace, Stored
-from headrace.storage.objects.checksum import crc32_of
+from headrace.storage.objects.calls import Stored, crc32_of
+from headrace.storage.store import ChangedInPlace
+from headrace.storage.uri import SCRATCH
 
-#: The environment variable that names this host's scratch folder.
-SCRATCH = "HEADRACE_SCRATCH"
 #: The environment variable that names the folder. Without it the folder is below the scratch of this process's
 #: workspace (`use_folder`), and in processes that know of none below that of their SCRATCH.
 VARIABLE = "HEADRACE_CACHE"
@@ -159,7 +159,7 @@ def remove_cached_files() -> None:
             _take_away(old)
     for old in (folder() / _FILES).glob("*"):
         # Nobody fetches it meanwhile.
-        with flock.exclusive(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
+        with exclusive(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
             system.remove_tree(old)
 
 
@@ -179,7 +179,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
     path = folder() / _FILES / digest / stored.key.rsplit("/", 1)[-1]
     if _asked_for(path):
         return path
-    with flock.exclusive(folder() / "locks" / digest[:_LOCK_CHARS]):
+    with exclusive(folder() / "locks" / digest[:_LOCK_CHARS]):
         if _asked_for(path):  # another process has fetched it meanwhile
             return path
         _make_room(path, stored.size)

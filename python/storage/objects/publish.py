@@ -12,20 +12,22 @@ from pathlib import Path
 
 from headrace.storage.lease import LeaseLost
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import Stored
-from headrace.storage.objects.checksum import crc32_of
-from headrace.storage.objects.file_list import (
+from headrace.storage.objects.calls import Stored, crc32_of
+from headrace.storage.objects.tree import (
     BEGUN,
     CHECKSUMS,
     DATA,
     LISTS,
+    Attempt,
+    BucketTree,
     FileList,
     ListedFile,
+    Published,
     data_prefix,
     list_key,
     place_of,
 )
-from headrace.storage.objects.tree import Attempt, BucketTree, Published
+from headrace.storage.store import StoreError
 
 
 def begin(tree: BucketTree, folder: str, token: str, alone: bool) -> None:
@@ -245,5 +247,5 @@ def _listed(tree: BucketTree, key: str, place: str, crc32: str | None) -> Listed
     """Return the list's entry for an object that was written just now."""
     stored = calls.head(tree.bucket, key)
     if stored is None:
-        raise calls.StoreError(f"{key} is gone since it was written")
+        raise StoreError(f"{key} is gone since it was written")
     return ListedFile(key=place, size=stored.size, tag=stored.tag, modified_ns=stored.modified_ns, crc32=crc32)

@@ -20,10 +20,11 @@ from pyspark.sql import SparkSession
 
 from headrace import config, registry
 from headrace.config import Trees
+from headrace.config.spark import with_slots
 from headrace.dataset.layout import TEST, open_split
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
-from headrace.lake.spark.session import session, with_slots
+from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.manifest import Output
 from headrace.models import xgboost_model

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Spec, Trees
-from headrace.config.effects import Effect, keys_with
+from headrace.config.section import Effect, keys_with
 from headrace.dataset.layout import TEST
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import ONLY_TASK, damaged_model, file_digest, read_meta
-from headrace.registry.store import missing_version
+from headrace.registry.client import missing_version
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.carried_columns import is_weighted
 

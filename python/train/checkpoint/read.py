@@ -22,13 +22,13 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import load_dynamic
+from headrace.embeddings.checkpoint.files import FileRecord, load_tensors
 from headrace.embeddings.checkpoint.shards import load_shards
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.storage import Location
-from headrace.storage.objects.calls import ChangedInPlace
+from headrace.storage.store import ChangedInPlace
 from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.optim import DenseOptimizer
 

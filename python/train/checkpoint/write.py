@@ -19,14 +19,13 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import save_dynamic
-from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.files import TOKEN, FileRecord, save_tensors, shared_directory, write_index
 from headrace.embeddings.checkpoint.shards import save_shards
-from headrace.embeddings.checkpoint.tensors import TOKEN, FileRecord, save_tensors, shared_directory
 from headrace.embeddings.lookup.local_tables import bad_rows
 from headrace.storage import Location, local
 from headrace.storage.file_faults import free_in, is_full
 from headrace.storage.objects import copies
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.store import StoreError
 from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.checkpoint.read import (
     DENSE,
@@ -38,8 +37,8 @@ from headrace.train.checkpoint.read import (
     list_steps,
     step_name,
 )
+from headrace.train.job import Diverged
 from headrace.train.optim import DenseOptimizer
-from headrace.train.result import Diverged
 
 T = TypeVar("T")
 #: Files of a rank that are uploaded at once.

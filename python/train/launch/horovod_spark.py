@@ -35,7 +35,18 @@ from headrace.storage.file_faults import DiskFull, full_message, is_full
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.read import list_steps
-from headrace.train.job import Job
+from headrace.train.job import (
+    BEGIN,
+    Diverged,
+    Job,
+    RankError,
+    RankResult,
+    Stopped,
+    StoreFailed,
+    TrainingReport,
+    phase_seconds,
+    show_startup,
+)
 from headrace.train.launch.hosts import (
     count_slots,
     counting_from_start,
@@ -46,17 +57,6 @@ from headrace.train.launch.hosts import (
     without_loopback,
 )
 from headrace.train.launch.worker import rank_main
-from headrace.train.result import (
-    BEGIN,
-    Diverged,
-    RankError,
-    RankResult,
-    Stopped,
-    StoreFailed,
-    TrainingReport,
-    phase_seconds,
-    show_startup,
-)
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
@@ -92,7 +92,7 @@ def launch(
         ranks: how many; each takes a task slot.
         retries: attempts after the first.
         on_progress: called with the chief's progress.
-        phase_ends: when each phase of the start ended (headrace.train.result).
+        phase_ends: when each phase of the start ended (headrace.train.job).
         check_lease: called before each attempt, whose ranks end those of any other launch of the run; raises LeaseLost.
 
     Raises:

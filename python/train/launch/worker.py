@@ -21,10 +21,9 @@ from headrace.logs import redact
 from headrace.storage import LeaseLost
 from headrace.storage.file_faults import free_in, is_full, told_of_file
 from headrace.storage.objects import copies
-from headrace.storage.objects.calls import ChangedInPlace, StoreError
+from headrace.storage.store import ChangedInPlace, StoreError
 from headrace.train.checkpoint.write import CheckpointUnwritten
-from headrace.train.job import Job
-from headrace.train.result import Diverged, RankError, RankResult, Stopped, end_phase, process_began
+from headrace.train.job import Diverged, Job, RankError, RankResult, Stopped, end_phase, process_began
 
 
 def rank_main(job_json: str) -> str:
@@ -39,7 +38,7 @@ def rank_main(job_json: str) -> str:
     if job.train.device == "cuda":
         from horovod.spark.task import get_available_devices
 
-        from headrace.lake.spark.gpus import show_assigned_gpu
+        from headrace.lake.spark.tasks import show_assigned_gpu
 
         show_assigned_gpu(get_available_devices())
 

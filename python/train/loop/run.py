@@ -20,11 +20,10 @@ from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
 from headrace.train.checkpoint.read import list_steps, restore, restore_step
 from headrace.train.evaluation.bootstrap import write_replicates
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.job import Job
+from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.evaluation import Evaluations
 from headrace.train.loop.trainer import Trainer
 from headrace.train.loop.training_rows import ItemShares, observe_training_rows, training_rows
-from headrace.train.result import TrainingReport
 from headrace.train.setup.initial_weights import changes_of, saved_bytes, start_from_pretrained, start_new_rows
 from headrace.train.setup.state import TrainState, build_state
 

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from headrace.config import Model, Spec
-from headrace.config.effects import OF_CHECKPOINTS, keys_with
+from headrace.config.section import OF_CHECKPOINTS, keys_with
 from headrace.dataset.layout import open_split
 from headrace.errors import UserError
 from headrace.features.layout.split_rule import split_ranges

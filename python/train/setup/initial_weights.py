@@ -14,12 +14,11 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.dataset.layout import SplitLayout
-from headrace.embeddings.checkpoint.index import read_chain
-from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
+from headrace.embeddings.checkpoint.files import load_tensors, read_chain, record_of
+from headrace.embeddings.checkpoint.saved_rows import GrownTable, start_at_means
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards
-from headrace.embeddings.checkpoint.tensors import load_tensors, record_of
 from headrace.errors import UserError, nearest
-from headrace.features.workflow.saved import vocabulary_file
+from headrace.features.workflow.fitted import vocabulary_file
 from headrace.models.mapped import storages
 from headrace.models.predictor import read_meta
 from headrace.models.saved import DENSE, EMBEDDINGS, Changes, has_state_of, read_card

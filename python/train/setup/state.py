@@ -19,8 +19,8 @@ from headrace.comm.world import World
 from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
-from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import plan_tables
+from headrace.embeddings.planner.tables import Popularity
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.errors import UserError
 from headrace.models.classes import make_network

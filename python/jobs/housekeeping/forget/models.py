@@ -22,7 +22,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.functions.keys import arrow_hashes, arrow_ids
 from headrace.features.ops.hashing import RawId
-from headrace.features.workflow.saved import SavedWorkflow, file_of, table_file, vocabulary_file
+from headrace.features.workflow.fitted import SavedWorkflow, table_file, vocabulary_file, workflow_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.jobs.housekeeping.folders import REGISTERED_SUFFIXES
 from headrace.jobs.housekeeping.forget.persons import (
@@ -34,7 +34,7 @@ from headrace.jobs.housekeeping.forget.persons import (
     with_placeholders,
 )
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
-from headrace.registry.uploads import Upload, fetched, upload_again, uploads
+from headrace.registry.versions import Upload, fetched, upload_again, uploads
 from headrace.storage import Location
 
 #: A folder with this file is a saved model.
@@ -93,7 +93,7 @@ class ModelValues:
     def read(folder: Location, persons: Persons) -> ModelValues:
         model_values, workflow = ModelValues(), folder / _WORKFLOW
         try:
-            saved = SavedWorkflow.model_validate_json(file_of(workflow).read_text())
+            saved = SavedWorkflow.model_validate_json(workflow_file(workflow).read_text())
             bound = Workflow(saved.chains, saved.columns, saved.label, saved.carried)
         except (FileNotFoundError, ValidationError) as e:
             raise UserError(
@@ -104,7 +104,7 @@ class ModelValues:
         model_values._add_raw_ids(bound, persons)
         # Late: they import torch.
         if (folder / _EMBEDDINGS).is_dir() and codes:
-            from headrace.embeddings.checkpoint.index import read_index
+            from headrace.embeddings.checkpoint.files import read_index
             from headrace.embeddings.checkpoint.shards import count_rows
 
             tables = [t.name for t in read_index(folder / _EMBEDDINGS).tables]

@@ -19,7 +19,7 @@ from openlineage.client.facet_v2 import (
 )
 
 from headrace import __version__
-from headrace.jobs.observe import run_id
+from headrace.jobs.observe.openlineage import names
 from headrace.jobs.observe.openlineage.names import job_name
 from headrace.logs import redact
 from headrace.stages import STAGES
@@ -30,7 +30,7 @@ PRODUCER = f"https://pypi.org/project/headrace/{__version__}"
 
 def event(
     state: RunState,
-    run: run_id.Run,
+    run: names.Run,
     namespace: str,
     time: datetime,
     inputs: Sequence[InputDataset] = (),
@@ -61,7 +61,7 @@ def event(
     )
 
 
-def _run_facets(run: run_id.Run, error: str, trace: str | None) -> dict[str, Any]:
+def _run_facets(run: names.Run, error: str, trace: str | None) -> dict[str, Any]:
     facets: dict[str, Any] = {"processing_engine": _engine(run.stage)}
     if run.ds:
         first = date.fromisoformat(run.ds)
@@ -90,7 +90,7 @@ def _engine(stage: str) -> Any:
     return processing_engine_run.ProcessingEngineRunFacet(number, name, __version__)
 
 
-def _job_facets(run: run_id.Run) -> dict[str, Any]:
+def _job_facets(run: names.Run) -> dict[str, Any]:
     kind = job_type_job.JobTypeJobFacet("BATCH", "HEADRACE", "TASK" if run.stage else "DAG")
     if not run.stage:
         return {"jobType": kind}

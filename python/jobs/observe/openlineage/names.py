@@ -1,19 +1,73 @@
-"""OpenLineage's names of the things that stages read and write: namespace and name, as its naming page has them.
+"""OpenLineage's names of runs, of jobs, and of what stages read and write: namespace and name, as its naming page says.
 
 https://openlineage.io/docs/spec/naming
+
+Ids of runs are UUIDs of version 7 (RFC 9562), which sort by time, as OpenLineage advises.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 from headrace.config import Spec, Warehouse
 from headrace.manifest import Manifest
 from headrace.storage import Location, is_uri, location_of, names_store
 from headrace.workspace import Workspace
+
+
+def new_run_id() -> str:
+    """Return an id that no other run has."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | secrets.randbits(12) << 64
+    return str(UUID(int=value | 0b10 << 62 | secrets.randbits(62)))
+
+
+@dataclass(frozen=True)
+class ParentRun:
+    """A run that has started others: of the command line, of Airflow."""
+
+    namespace: str
+    job: str
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.job}/{self.run_id}"
+
+    @staticmethod
+    def parse(text: str | None) -> ParentRun | None:
+        """Parse `namespace/job/run id`, as variables of the environment have it; None where it is no such text.
+
+        A namespace may have slashes in it.
+        """
+        parts = (text or "").rsplit("/", 2)
+        if len(parts) != 3 or not all(parts):
+            return None
+        try:
+            UUID(parts[2])
+        except ValueError:
+            return None
+        return ParentRun(*parts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt of a stage, or a whole `headrace run`."""
+
+    pipeline: str
+    ds: str
+    #: Empty: the whole run.
+    stage: str
+    run_id: str
+    parent: ParentRun | None = None
+    #: The outermost one; None: the parent.
+    root: ParentRun | None = None
+
 
 #: Inputs of a source table: one a day, and one for all days before.
 _OF_DAY = re.compile(r"/(before|\d{4}-\d{2}-\d{2})$")

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.config import Spec
-from headrace.jobs.observe.openlineage.names import job_name
+from headrace.jobs.observe.openlineage.names import ParentRun, Run, job_name
 from headrace.jobs.observe.openlineage.sender import EventSender, is_enabled, namespace_of
-from headrace.jobs.observe.run_id import ParentRun, Run
 from headrace.manifest import Manifest
 from headrace.stage import RunPlan
 from headrace.workspace import Workspace

@@ -1,0 +1,262 @@
+"""The sections `generate`, `drift`, `observe` and `housekeeping`: what a pipeline needs besides its stages.
+
+They say what a generated log is like, when a changed distribution is reported or stops a day, who hears of runs, and
+how long outputs are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from headrace.config.section import PathText, Section, parse_ds
+from headrace.config.source import LandingSource, Source
+from headrace.config.table import Table
+from headrace.errors import UserError
+from headrace.logs import holds_secret
+
+
+class Site(Section):
+    """The site that shows users their published lists (`headrace simulate-site`); see headrace.generate.site."""
+
+    #: Items that a visitor is shown.
+    length: int = Field(default=10, ge=1, le=1000)
+    #: A visitor looks at the item of place r with probability r^-position_bias: 0: at all of them.
+    position_bias: float = Field(default=0.3, ge=0)
+    #: Share of the visits that are shown items drawn evenly from all of them instead.
+    random: float = Field(default=0.2, ge=0, le=1)
+
+
+class Generate(Section):
+    """The click-log generator (`headrace generate`); see headrace.generate for the model of the clicks."""
+
+    #: Another seed is another log.
+    seed: int = 7
+    #: The first day of the log; days are counted from here, so a day's data never depend on which days were asked for.
+    start: str = "2026-01-01"
+    #: Rows a day, before duplicates and malformed rows are added.
+    rows_per_day: int = Field(default=60_000, ge=1, le=10**11)
+    #: Users alive on the first day.
+    users: int = Field(default=3_000, ge=2, le=10**9)
+    #: Items alive on the first day.
+    items: int = Field(default=800, ge=2, le=10**9)
+    #: New users each day, as a share of the first day's number.
+    new_users: float = Field(default=0.01, ge=0)
+    #: New items each day, as a share of the first day's number.
+    new_items: float = Field(default=0.01, ge=0)
+    #: Zipf exponent of the popularity of users.
+    user_zipf: float = Field(default=0.8, ge=0)
+    #: Zipf exponent of the popularity of items.
+    item_zipf: float = Field(default=1.05, ge=0)
+    #: Share of clicks that the intercept is set for (a day's differs by its noise and the drift).
+    base_rate: float = Field(default=0.2, gt=0, lt=1)
+    #: Share of the clicks that a purchase follows: the log then has a column `purchased`; null: it has none.
+    purchase_rate: float | None = Field(default=None, gt=0, lt=1)
+    #: Standard deviation of the latent taste's part of the logit; what ids, countries, prices explain has about 1.5.
+    taste: float = Field(default=0.3, ge=0)
+    #: Standard deviation of a day's step of each coordinate (variance 1) of a user's latent taste.
+    drift: float = Field(default=0.02, ge=0)
+    #: Share of the values of optional columns that are missing.
+    nulls: float = Field(default=0.02, ge=0, le=1)
+    #: Share of rows that are there twice.
+    duplicates: float = Field(default=0.005, ge=0, le=1)
+    #: Share of rows that land up to `table.late_days` days late.
+    late: float = Field(default=0.01, ge=0, le=1)
+    #: Share of lines that are no rows.
+    malformed: float = Field(default=0.001, ge=0, le=1)
+    #: Files a day.
+    files_per_day: int = Field(default=4, ge=1)
+    #: Formats of the files, in turn.
+    formats: tuple[Literal["jsonl", "csv"], ...] = Field(default=("jsonl", "jsonl", "jsonl", "csv"), min_length=1)
+
+    #: Who is shown what: of `headrace simulate-site` alone.
+    site: Site = Site()
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start_is_a_date(cls, value: Any) -> Any:
+        # YAML reads 2026-01-01 as a date.
+        try:
+            return parse_ds(str(value))
+        except UserError as e:
+            raise ValueError(str(e)) from None  # so that the message names the key
+
+
+class DriftColumn(Section):
+    """Limits of one column; None: the section's."""
+
+    #: Population stability index.
+    max_psi: float | None = Field(default=None, ge=0)
+    #: Difference of the shares of rows without a value.
+    max_missing_change: float | None = Field(default=None, ge=0, le=1)
+    #: Share of today's values that the vocabulary lacks.
+    max_oov_rate: float | None = Field(default=None, ge=0, le=1)
+    #: ignore: counted, never judged.
+    action: Literal["warn", "stop", "ignore"] | None = None
+
+
+class Drift(Section):
+    """Limits of drift of the newest rows (split `valid`) against the training range, and the action beyond them.
+
+    With this section the features stage keeps statistics of every day in a Delta table, which the stage `drift` judges.
+    """
+
+    #: Population stability index of a column or a feature; None: not checked. 0.1: a change, 0.25: another population.
+    max_psi: float | None = Field(default=0.25, ge=0)
+    #: Difference of the shares of rows without a value.
+    max_missing_change: float | None = Field(default=0.1, ge=0, le=1)
+    #: Largest share of today's values that the vocabulary lacks.
+    max_oov_rate: float | None = Field(default=0.3, ge=0, le=1)
+    #: warn: a line in the report. stop: the day ends there, before training.
+    action: Literal["warn", "stop"] = "warn"
+    #: Other limits by name of a column or a feature; both where both have the name.
+    columns: Mapping[str, DriftColumn] = Field(default_factory=dict)
+    #: PSI is judged only with this many values on both sides: of few, it is large by chance.
+    min_values: int = Field(default=1_000, ge=1)
+    #: A number's bins are about these quantiles of the training range; a category's are its most frequent values.
+    quantiles: int = Field(default=10, ge=2, le=1_000)
+    #: A category's most frequent values that are counted one by one.
+    top_values: int = Field(default=20, ge=1, le=10_000)
+
+    def limits(self, column: str) -> DriftColumn:
+        """Return the limits of a column or feature."""
+        limits = self.columns.get(column, DriftColumn())
+        return DriftColumn(
+            **{f: getattr(self if getattr(limits, f) is None else limits, f) for f in DriftColumn.model_fields}
+        )
+
+
+class OpenLineage(Section):
+    """Events of each stage's run to a receiver that speaks OpenLineage."""
+
+    #: Of the pipelines' jobs; the variable OPENLINEAGE_NAMESPACE goes before it.
+    namespace: str = Field(default="headrace", min_length=1)
+    #: As in `openlineage.yml`: `{type: http, url: ...}`, `{type: file, log_file_path: ...}`. Secrets do not belong
+    #: here: give them by variables (OPENLINEAGE_API_KEY, OPENLINEAGE__TRANSPORT__AUTH). Such variables, and that file,
+    #: go before this.
+    transport: Mapping[str, Any] = Field(default_factory=dict)
+    #: Seconds that the end of an application waits for events that are on their way.
+    wait_seconds: float = Field(default=5, ge=0)
+
+    @field_validator("transport")
+    @classmethod
+    def _no_secrets(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        for key in _secret_keys(value):
+            raise ValueError(
+                f"{key}: a secret does not belong in a pipeline's file: give it by a variable of the environment "
+                f"(OPENLINEAGE_API_KEY, OPENLINEAGE__TRANSPORT__AUTH)"
+            )
+        return value
+
+
+class Observe(Section):
+    """Receivers of lineage events and metrics. They change nothing that the stages write."""
+
+    #: Events of runs; without it they are sent where OpenLineage's own variables or its file ask for them.
+    openlineage: OpenLineage | None = None
+    #: A folder in which each pipeline has a file with its metrics (headrace_PIPELINE.prom), written anew by each
+    #: stage: that of node_exporter's textfile collector.
+    prometheus: PathText | None = None
+
+
+def _secret_keys(value: Mapping[str, Any]) -> Iterator[str]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _secret_keys(inner)
+        elif holds_secret(str(key), inner):
+            yield str(key)
+
+
+#: Days of rows of the tables that stages write, where the section says nothing else. Not here: all are kept.
+TABLE_DAYS: Mapping[str, int] = {
+    "scores": 90,
+    "published": 90,
+    "outcomes": 90,
+    "score_inputs": 2,
+    "statistics": 365,
+    "user_vectors": 14,
+    "item_vectors": 14,
+}
+
+
+class Housekeeping(Section):
+    """Retention: the days and versions that `headrace gc` keeps.
+
+    Days are counted back from the newest day of which a stage has run, itself among them, so that nothing goes while a
+    pipeline rests. null: all are kept.
+    """
+
+    #: Days whose datasets are kept.
+    datasets: int | None = Field(default=7, ge=1)
+    #: Days whose models are kept. A version with an alias, and what such a one rests on, is never removed.
+    models: int | None = Field(default=30, ge=1)
+    #: Versions that were champion before it and are kept as well, to go back to.
+    before_champion: int = Field(default=3, ge=0)
+    #: Days whose checkpoints, progress and profiles of training are kept. Those of a training that has not finished are
+    #: kept as long as `unfinished_days` says.
+    checkpoints: int | None = Field(default=2, ge=1)
+    #: Days after the last write to it (by the clock) after which what runs that were killed or refused have left goes:
+    #: folders that no manifest names, scores that failed their audit, Spark's and the stages' temporary files.
+    unfinished_days: float = Field(default=7, ge=0)
+    #: Days whose searches of hyper-parameters are kept.
+    searches: int | None = Field(default=30, ge=1)
+    #: Days whose logs are kept.
+    logs: int | None = Field(default=30, ge=1)
+    #: Days whose reports are kept.
+    reports: int | None = Field(default=365, ge=1)
+    #: Days whose manifests are kept, at least: an older day's go where nothing that they name is there any more, in the
+    #: workspace and (by `publish.retain_days`) in the warehouse, and with them what the registry has of its trainings.
+    #: It is then as if it had never run. null: all are kept.
+    manifests: int | None = Field(default=None, ge=1)
+    #: Days of rows by the table's name: `events`, `quarantine`, a named source, `scores`, `published`, ... Unless said
+    #: otherwise 90 days of `scores`, `published` and `outcomes`, 365 of `statistics`, 14 of `user_vectors` and
+    #: `item_vectors`, 2 of `score_inputs` (whose newest day always stays: the next run compares with it), and all
+    #: of the others.
+    tables: Mapping[str, int | None] = Field(default_factory=dict)
+    #: Days at whose versions tables can still be read, besides the newest: their old data files are kept.
+    versions: int = Field(default=7, ge=1)
+    #: Hours (by the clock) for which data files stay that no version names any more, for those who read now.
+    vacuum_hours: float = Field(default=168, ge=0)
+    #: A table's partition with this many data files, each smaller than `compact_mib`, has these joined;
+    #: null: none is.
+    compact_files: int | None = Field(default=32, ge=2)
+    #: Size (MiB) from which a data file does not count as small.
+    compact_mib: float = Field(default=32, gt=0)
+
+    def table_days(self, name: str) -> int | None:
+        """Return the days of rows that a table keeps; None: all."""
+        return self.tables[name] if name in self.tables else TABLE_DAYS.get(name)
+
+
+def check_table_days(
+    keep: Housekeeping, sources: Mapping[str, tuple[Source, Table]], window_days: int, served_days: int = 0
+) -> None:
+    """Check that no run would bring back, or still read, days of events that are removed.
+
+    Args:
+        keep: the section.
+        sources: by the name of their tables; `events` is of the main one.
+        window_days: days of `events` that features read.
+        served_days: days of `scores` and `published` that the stage `outcomes` reads.
+
+    Raises:
+        ValueError: a table keeps fewer days than that.
+    """
+    for name, (source, table) in sources.items():
+        days = keep.tables.get(name)
+        least = (source.catch_up_days if isinstance(source, LandingSource) else 0) + table.late_days + 1
+        least = max(least, window_days + 1) if name == "events" else least
+        if days is not None and days <= least:
+            raise ValueError(
+                f"housekeeping.tables.{name}: {days} days are too few: runs load or read those of up to {least} days "
+                f"(source.catch_up_days, table.late_days, features.window_days)"
+            )
+    for name in ("scores", "published"):
+        days = keep.table_days(name)
+        if days is not None and days < served_days:
+            raise ValueError(
+                f"housekeeping.tables.{name}: {days} days are too few: the stage outcomes reads lists of {served_days} "
+                f"days (outcomes.history_days and its labels' windows)"
+            )
