@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.features.arrow import fit
+from headrace.features.arrow.decode import LakeFile
+from headrace.features.arrow.scan import LakeRows
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops.preparation import row_preparation
@@ -36,6 +38,7 @@ from tests.spark.test_features_stage import (
     read,
     snapshot,
 )
+from tests.tables_support import commit_delta
 
 #: Beside what the pipelines have: what is not value by value, what is out of fold, what looks at several columns.
 FURTHER = [
@@ -145,6 +148,54 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
             first_run, two = both(ws, spec, patch)
             assert first_run.facts == two.facts
             assert first_run.rows == two.rows
+
+
+def test_rows_that_spark_prepared(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's table operators leave files, with numbers for names; the dataset is made of them as it is of a frame."""
+    keys = pa.table({"user_id": [1, 2, 3, 5], "user": [1, 2, 3, 5], "maker; of {it}": list("abca")})
+    commit_delta(ws.home / "tables" / "makers", keys)
+    maker = {"columns": ["maker; of {it}"], "ops": ["categorify", {"rename": {"suffix": "_made"}}]}
+
+    def joined(key: str) -> dict[str, Any]:
+        return {"join_external": {"path": "tables/makers", "keys": [key], "add": {"maker; of {it}": "string"}}}
+
+    by_time = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
+    past = {"history": {"keys": ["user_id"], "values": ["item_id"], "length": 3}}
+    by_time["features"]["prepare"] = [*PREPARE, joined("user_id"), past]
+    histories = {"columns": ["item_id_history"], "ops": ["categorify", {"pad": {"length": 3}}]}
+    by_time["features"]["workflow"] += [*FURTHER, *PREPARED, maker, histories]
+    features = {"prepare": [joined("user")], "workflow": [*SNAPSHOT["features"]["workflow"], maker]}
+    by_position, by_column = snapshot(**features), snapshot(**features, split={"by": "column", "column": "part"})
+    events = make_snapshot(("train", "valid", "test", "rank"))
+    for spec, rows in ((build_spec(by_time), make_clicks(1200, days=6)), (by_position, events), (by_column, events)):
+        assert row_preparation(spec) is None
+        land(spark, ws, spec, rows)
+        with monkeypatch.context() as patch:
+            scanned = files_scanned(patch)
+            of_files = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+        assert scanned
+        assert all(file.columns for file in scanned)
+        assert not list((ws.spark_local / "prepared").files())
+        first = digests(dataset(ws, of_files))
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "day_files", lambda *_: nullcontext())
+            ws.manifest(spec.pipeline, DS, "features").remove()
+            of_frame = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+        assert digests(dataset(ws, of_frame)) == first
+        assert of_frame.facts == of_files.facts
+        assert of_frame.rows == of_files.rows
+
+
+def files_scanned(patch: pytest.MonkeyPatch) -> list[LakeFile]:
+    """Return the list of the files that are scanned from now on."""
+    scanned, scan = list[LakeFile](), LakeRows.scan
+
+    def noted(rows: LakeRows, *args: Any) -> list[Any]:
+        scanned.extend(rows.files)
+        return scan(rows, *args)
+
+    patch.setattr(LakeRows, "scan", noted)
+    return scanned
 
 
 TYPES: list[dict[str, Any]] = [

@@ -61,6 +61,8 @@ class LakeFile:
     name: str | None = None
     #: Changes with the file's content, where one may take the place of another under its name.
     identity: str = ""
+    #: The columns' names in order, where the file has numbers in their place (`numbered_name`). Empty: it has names.
+    columns: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -144,12 +146,15 @@ def row_groups(
 def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
     """Decode a lake file into `folder`, in one step."""
     columns = layout.inputs
+    numbers = {name: numbered_name(i) for i, name in enumerate(file.columns)}
+    names = {number: name for name, number in numbers.items()}
+    stored_columns = {numbers.get(name, name): type_ for name, type_ in columns.items()}
     # A task may run twice: both write the same.
     with (folder / file.key).new_folder(alone=False) as partial_folder, open(file.path.local_path(), "rb") as stored:
-        place = (FILE, LINE) if file.name is None else ()
+        place = tuple(numbers.get(name, name) for name in (FILE, LINE)) if file.name is None else ()
         footer = pq.read_metadata(file.path.local_path())
         stored_names = set(footer.schema.to_arrow_schema().names)
-        texts = {FILE, *(name for name, t in columns.items() if str(t) == "string")}
+        texts = {*place[:1], *(name for name, t in stored_columns.items() if str(t) == "string")}
         long = {name for name in texts & stored_names if max(column_bytes(footer, name), default=0) > _LONG_TEXTS}
         parquet = pq.ParquetFile(
             file.path.local_path(),
@@ -158,14 +163,17 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
             coerce_int96_timestamp_unit="us",
             read_dictionary=sorted(texts & stored_names - long),
         )
-        read_columns = [name for name in (*columns, *place) if name in stored_names]
+        read_columns = [name for name in (*stored_columns, *place) if name in stored_names]
         written: list[int] = []
         rows_before = 0
         # Operators make rows of Arrow's arrays.
-        numbered = {} if layout.preparation is not None else _numbered_types(columns, place)
+        numbered = {} if layout.preparation is not None else _numbered_types(stored_columns, place)
         numbered = {name: type_ for name, type_ in numbered.items() if name not in long}
         for group in range(parquet.num_row_groups):
             for table, ready in _decoded(parquet, stored.fileno(), group, read_columns, numbered, long):
+                if names:
+                    table = table.rename_columns([names[number] for number in table.column_names])
+                    ready = {names[number]: column for number, column in ready.items()}
                 if file.name is not None:
                     table, rows_before = _placed(table, file.name, rows_before), rows_before + table.num_rows
                 if layout.preparation is not None:
@@ -177,10 +185,20 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
         (partial_folder / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
 
 
+def numbered_name(index: int) -> str:
+    """Return the name of a column in a file that has numbers for names (`LakeFile.columns`)."""
+    return f"c{index}"
+
+
 def _numbered_types(columns: Mapping[str, ValueType], place: Sequence[str]) -> dict[str, pa.DataType]:
-    """Return the columns that row groups keep as a dictionary, where the file does so."""
+    """Return the columns that row groups keep as a dictionary, where the file does so.
+
+    Args:
+        columns: the file's names, with their types.
+        place: the file's names of FILE and LINE; empty where it lacks them.
+    """
     types = {name: t.arrow for name, t in columns.items() if not t.is_list and (t.is_integer or str(t) == "string")}
-    return types | ({FILE: pa.string()} if FILE in place else {})
+    return types | dict.fromkeys(place[:1], pa.string())
 
 
 def _decoded(

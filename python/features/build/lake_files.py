@@ -60,17 +60,40 @@ def table_files(
 
 
 @contextmanager
+def prepared_files(spec: Spec, ws: Workspace, workflow: Workflow, rows: SplitRows) -> Iterator[LakeRows | None]:
+    """Yield `files_of_day` of rows that Spark's table operators have written to files.
+
+    Their row groups lie beside them: no other run reads them.
+    """
+    assert rows.files is not None
+    parts = [f for f in rows.files.folder.files() if f.name.endswith(".parquet")]
+    files = [LakeFile(f, f.size(), columns=rows.files.columns) for f in parts]
+    home = rows.files.folder.parent / f"{rows.files.folder.name}-decoded"
+    with rows_of_files(spec, ws, files, workflow, rows, home) as lake_rows_of_day:
+        yield lake_rows_of_day
+
+
+@contextmanager
 def rows_of_files(
-    spec: Spec, ws: Workspace, files: list[LakeFile] | None, workflow: Workflow, rows: SplitRows
+    spec: Spec,
+    ws: Workspace,
+    files: list[LakeFile] | None,
+    workflow: Workflow,
+    rows: SplitRows,
+    home: Location | None = None,
 ) -> Iterator[LakeRows | None]:
-    """Yield the rows of lake files; None where there are no files to read."""
+    """Yield the rows of lake files; None where there are no files to read.
+
+    Args:
+        home: where their row groups are kept. None: the pipeline's own folder.
+    """
     if files is None:
         yield None
         return
     types = {c.name: declared(c) for c in prepared_columns(spec)}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    home = ws.encoded(spec.pipeline)
+    home = home or ws.encoded(spec.pipeline)
     host_scratch = ws.on_hosts(home) if spec.spark.own_scratch else None
     with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), host_scratch) as lake_rows_of_day:
         yield lake_rows_of_day

@@ -19,10 +19,11 @@ from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, NamedSource, Spec, TableSource
 from headrace.errors import UserError
+from headrace.features.arrow.decode import numbered_name
 from headrace.features.build.plan import by_days, days_before_training, first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
-from headrace.features.layout.split import SplitRows, split_rows
+from headrace.features.layout.split import PreparedFiles, SplitRows, split_rows
 from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
 from headrace.features.table_ops.preparation import (
@@ -100,9 +101,11 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     # What a killed run left.
     folder.remove_quietly()
     numbers, persisted = count(), list[DataFrame]()
+    last: PreparedFiles | None = None
     in_place = from_files and row_preparation(spec) is not None
 
     def materialize(frame: DataFrame) -> DataFrame:
+        nonlocal last
         if in_place:
             return frame
         if spec.spark.own_scratch:
@@ -111,6 +114,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             return persisted[-1]
         path = folder / str(next(numbers))
         path.parent.make_dir()
+        last = PreparedFiles(path, tuple(frame.columns))
         return _materialized(frame, path)
 
     try:
@@ -136,7 +140,8 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             rows = split_rows(spec, materialize(frame), ctx.ds)
         reader.check_unchanged()
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
-        yield rows
+        # The last files have all of these rows, whether the split came before or after.
+        yield replace(rows, files=last)
     finally:
         for frame in persisted:
             frame.unpersist()
@@ -146,8 +151,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
 def _materialized(frame: DataFrame, path: Location) -> DataFrame:
     """Write the rows to files, and return the frame of these files."""
     names = frame.columns
-    # Parquet's writer refuses some characters in names: numbers travel.
-    numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
+    numbered = frame.toDF(*map(numbered_name, range(len(names))))
     numbered.write.mode("overwrite").parquet(str(path))
     return frame.sparkSession.read.schema(numbered.schema).parquet(str(path)).toDF(*names)
 

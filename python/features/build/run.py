@@ -21,7 +21,7 @@ from headrace.features.arrow import write as arrow_write
 from headrace.features.arrow.scan import LakeRows
 from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build import append
-from headrace.features.build.lake_files import files_of_day, fit_files, table_files
+from headrace.features.build.lake_files import files_of_day, fit_files, prepared_files, table_files
 from headrace.features.build.rows import events_of_window, pinned_table, read_events, source_table
 from headrace.features.layout.files import (
     ColumnCounts,
@@ -299,9 +299,12 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
 def day_files(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession
 ) -> AbstractContextManager[LakeRows | None]:
-    """Return the pinned events as files, for the Arrow engine."""
+    """Return the rows as files, for the Arrow engine: the pinned ones, or those that Spark has prepared."""
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
+    # An appended dataset is made of the days' own files.
+    if rows.files is not None and ctx.spec.features.append is None:
+        return prepared_files(ctx.spec, ctx.ws, workflow, rows)
     taken = source_table(ctx)
     if taken is not None:
         return table_files(ctx, taken, workflow, rows, spark)

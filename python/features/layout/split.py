@@ -32,9 +32,20 @@ from headrace.features.layout.split_rule import (
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import partition_keys
+from headrace.storage import Location
 
 #: Name of the column that says the split.
 SPLIT = "__split"
+
+
+@dataclass(frozen=True)
+class PreparedFiles:
+    """Rows that table operators made, as Parquet files."""
+
+    #: Has the files, and goes with the stage.
+    folder: Location
+    #: The columns' names in order. The files have numbers for them, as Spark's writer refuses some characters in names.
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class SplitRows:
     test_range: DayRange | None = None
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
+    #: The same rows as Parquet files that all tasks see; None: they are in no files of their own.
+    files: PreparedFiles | None = None
 
     @property
     def ranges(self) -> dict[str, DayRange | None]:
