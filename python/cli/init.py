@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         "headrace init clicks.csv.gz",
         "headrace init '/data/clicks/*/*.jsonl' -o clicks.yaml --label clicked",
         "headrace init census.data --label income --positive '>50K'",
+        "headrace init ratings.dat --implicit",
         "headrace init /lake/events",
         "headrace init s3://bucket/events",
     )
@@ -49,20 +50,31 @@ def init(
         str | None, typer.Option(help="The column of the users that items are scored for.", metavar="COLUMN")
     ] = None,
     item: Annotated[str | None, typer.Option(help="The column of the items that are scored.", metavar="COLUMN")] = None,
+    implicit: Annotated[
+        bool, typer.Option("--implicit", help="Each row is something that a user did with an item: draw the negatives.")
+    ] = False,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="csv, jsonl, parquet, orc or avro; default: what is in the files.", metavar="FORMAT"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Look at data of your own and write a pipeline for it, with a comment at each choice.
 
     CSV, JSON lines, Parquet, ORC, Avro, Delta and Iceberg. Types, missing values, the label, the time, users and items
-    are told from a part of the rows, by names and values; the options say what you know better. The pipeline runs as
-    it is.
+    are told from a part of the rows, by names and values; the options say what you know better. A log of users and
+    items without a label is implicit feedback: negatives are drawn. The pipeline runs as it is.
     """
     from headrace.cli.scaffold.roles import Named
 
-    write_pipeline(path, target, name, Named(label, positive, time, key, user, item), force)
+    write_pipeline(path, target, name, Named(label, positive, time, key, user, item, implicit), force, format_)
 
 
-def write_pipeline(path: str, target: Path | None, name: str | None, named: Named, force: bool) -> None:
+def write_pipeline(
+    path: str, target: Path | None, name: str | None, named: Named, force: bool, format_: str | None = None
+) -> None:
     """Look at data, write a pipeline for it, and print what was found.
 
     Args:
@@ -71,12 +83,15 @@ def write_pipeline(path: str, target: Path | None, name: str | None, named: Name
         name: of the pipeline; None: from the path.
         named: what the user says of columns.
         force: whether a file that is there is replaced.
+        format_: of the files, whatever is in them; None: by their content and names.
 
     Raises:
-        UserError: nothing is there, no label is likely, or the pipeline's file is there already.
+        UserError: nothing is there, neither a label nor users and items are likely, or the pipeline's file is there
+            already.
     """
     from headrace.cli.json_schema import editor_line
     from headrace.cli.scaffold.columns import profile
+    from headrace.cli.scaffold.label import UndecidedError
     from headrace.cli.scaffold.pipeline_yaml import pipeline_yaml
     from headrace.cli.scaffold.roles import find_roles
     from headrace.cli.scaffold.sample import take_sample
@@ -87,17 +102,26 @@ def write_pipeline(path: str, target: Path | None, name: str | None, named: Name
 
     if name is not None and not NAME.fullmatch(name):
         raise UserError(f"--name {name}: a pipeline's name must match {NAME.pattern}")
-    sample = take_sample(path)
+    sample = take_sample(path, format_)
     name = name or sample.name
     file = target or Path(f"{name}.yaml")
     if file.exists() and not force:
         raise UserError(f"{file} is there already: name another (-o FILE), or replace it with --force")
-    columns = profile(sample.rows, copied=sample.source["format"] in ("csv", "jsonl"))
-    roles = find_roles(columns, named, sample.partitions)
+    columns = profile(sample.rows, sample.source["format"] in ("csv", "jsonl"), sample.marks)
+    try:
+        roles = find_roles(columns, named, sample.partitions)
+    except UndecidedError:
+        _show_undecided(path, sample, columns)
+        raise
     if not roles.features:
         raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
     local(file).put_text(f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
     _show(sample, columns, roles)
+    if roles.implicit:
+        out.print(f"\nimplicit feedback: {roles.implicit}", markup=False, soft_wrap=True)
+    for column in columns:
+        if column.is_ambiguous:
+            out.print(f"\n{column.name}: {column.evidence}", markup=False, soft_wrap=True)
     spec = load_spec(file)
     Workflow.from_spec(spec)
     if spec.score is not None:
@@ -119,13 +143,37 @@ def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
     return None if partition is None else next(c for c in columns if c.name == partition).days()[1]
 
 
-def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
+def _describe(sample: Sample) -> None:
     seen = "all" if sample.is_complete else f"{sample.rows.num_rows:,}"
     about = "" if sample.is_complete else "about "
     out.print(f"{sample.description}: {about}{sample.total_rows:,} rows, {seen} looked at", markup=False)
     if sample.unread_lines:
         out.print(f"{sample.unread_lines:,} further lines could not be read: they go to quarantine", markup=False)
     out.print()
+
+
+def _show_undecided(path: str, sample: Sample, columns: Sequence[ColumnProfile]) -> None:
+    """Print the columns, and commands to go on with where nothing says what is to be learned."""
+    _describe(sample)
+    rows_table = table("column", "type", ">nulls", ">values", "such as")
+    for c in columns:
+        examples = ", ".join(str(v)[:30] for v in c.uniques.slice(0, 3).to_pylist())
+        nulls = f"{c.null_rate:.1%}" if c.nulls else ""
+        rows_table.add_row(plain(c.name), plain(c.type), nulls, f"{c.distinct:,}", plain(c.fault or examples))
+    out.print(rows_table)
+    command = f"  headrace init {shlex.quote(path)}"
+    out.print("\nnothing says what is to be learned. Say it:\n", markup=False)
+    for options, meaning in (
+        ("--label COLUMN", "a column of 0 and 1, yes and no, or of two texts"),
+        ("--label COLUMN --positive VALUE", "one value of it means 1"),
+        ("--implicit --user COLUMN --item COLUMN", "each row is something that a user did"),
+    ):
+        out.print(f"{command} {options}  # {meaning}", markup=False, soft_wrap=True)
+    out.print()
+
+
+def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
+    _describe(sample)
     rows_table = table("column", "type", ">nulls", ">values", "for", "why")
     for c in columns:
         use, reason = _use(c, roles)
@@ -140,7 +188,7 @@ def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> Non
 
 def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:
     name, label = column.name, roles.label
-    if name == label.column.name:
+    if label is not None and name == label.column.name:
         how = f"; 1 where {label.expression}" if label.expression else ""
         return "label", f"{label.reason}{how}; {label.rate:.2%} positive"
     if roles.time is not None and name == roles.time.name:

@@ -187,7 +187,8 @@ class Score(Section):
     metric: str = "auc"
     #: Rank by this task of `train.tasks`, such as a product of click and purchase; None: by the first one.
     output: str | None = None
-    #: Leave out items that the user has clicked (label 1) since the training window began (without a time: in train).
+    #: Leave out items that the user has clicked (label 1) since the training window began, validation included. With a
+    #: split by a column of the source: those of the split train.
     exclude_seen: bool = False
     #: Score only users whose columns, candidates or model have changed since the run before; copy the others' rows.
     incremental: bool = False

@@ -87,9 +87,11 @@ class ActiveEvents:
             )
             events = events.drop(QUERY, LABEL_KNOWN)
         past = events_within_days(spec, events, ctx.ds) if other_operators.steps else events
-        return ActiveEvents(
-            ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, other_operators, reader, sources
-        )
+        if spec.features.split.column is None or spec.features.split.column in events.columns:
+            marked = split_rows(spec, events, ctx.ds, without_labels=True).frame
+        else:  # The split is made for training alone (`last_events`): users have had what is held out, too.
+            marked = events.withColumn(SPLIT, F.lit("train"))
+        return ActiveEvents(ctx, marked, past, other_operators, reader, sources)
 
     @contextmanager
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
@@ -212,9 +214,9 @@ def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> 
 
 
 def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str) -> DataFrame:
-    """Return (key, seen): for each user, the items with a label of 1 - up to ds with a split by time, else in train."""
+    """Return (key, seen): for each user, the items with a label of 1 up to ds; of a split by column those in train."""
     rows = events.where(col(user_key).isNotNull() & col(item_key).isNotNull())
     rows = rows.where(col(spec.features.label).cast("double") == 1.0)
-    if spec.features.split.by != "time":
+    if spec.features.split.by == "column":
         rows = rows.where(F.col(SPLIT) == "train")
     return rows.groupBy(col(user_key).alias("key")).agg(F.collect_set(col(item_key)).alias("seen"))

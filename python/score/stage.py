@@ -59,7 +59,7 @@ class ScoreCandidates(Stage):
     """Score active users x candidate items on Spark with the registered model; keep the top K of each user."""
 
     name = "score"
-    version = 2
+    version = 3
     needs: tuple[str, ...] = ("train?", "features", "ingest", "baseline?", "second_stage?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:

@@ -524,9 +524,12 @@ def test_types_of_a_table(tmp_path: Path) -> None:
     table = table.append_column("geo", pa.array([{"city": {"name": f"c{k % 3}"}, "a.b": k / 7} for k in range(1_000)]))
     (tmp_path / "t").mkdir()
     pq.write_table(table, tmp_path / "t" / "a.parquet")
-    with pytest.raises(UserError, match="a table with all others of their folder: give the folder"):
-        written(tmp_path / "t" / "a.parquet", tmp_path / "p.yaml")
     spec = written(tmp_path / "t", tmp_path / "p.yaml")
+    # A file that is alone in its folder stands for it; beside another one it would be a part of a table.
+    assert written(tmp_path / "t" / "a.parquet", tmp_path / "alone.yaml").model_dump() == spec.model_dump()
+    pq.write_table(table, tmp_path / "t" / "b.parquet")
+    with pytest.raises(UserError, match="a table with all others of their folder: give the folder"):
+        written(tmp_path / "t" / "a.parquet", tmp_path / "part.yaml")
     columns = {c.name: (c.type, c.path) for c in spec.table.columns}
     assert columns["paid"] == ("decimal(21,2)", None)
     assert columns["shelf"] == ("tinyint", None)

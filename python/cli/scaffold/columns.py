@@ -15,11 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.cli.scaffold.names import is_identifier, is_item, is_time, is_user
+from headrace.cli.scaffold.names import is_identifier, is_item, is_numbered, is_time, is_user
+from headrace.cli.scaffold.spelled import NumberMarks, SpelledTimes, find_times, is_clock
+from headrace.lake.landing.convert import since_1970
 from headrace.schema import EpochUnit, path_of
 
 _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"
+#: Integers, some as programs write floats.
+_WHOLE = r"^[+-]?\d{1,15}(\.0+)?$"
+#: Times and dates without a sign between their parts.
+_COMPACT_TIME = r"^(19|20)\d{6}(\d{6})?$"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 #: What `ingest` reads as a timestamp (headrace.lake.landing.judge).
@@ -29,8 +35,16 @@ _BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"})
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 #: What Spark reads unsigned integers of 64 bits as.
 _UINT64 = "decimal(20,0)"
-#: 2001 to 2100, seconds since 1970.
-_EPOCH = (978_307_200, 4_102_444_800)
+#: Seconds since 1970 that a column of times has: 1990 to 2100, without a name to say so 1995 to 2040.
+_EPOCH, _NAMELESS_EPOCH = (631_152_000, 4_102_444_800), (788_918_400, 2_208_988_800)
+_PER_SECOND: Mapping[EpochUnit, int] = {
+    "epoch_seconds": 1,
+    "epoch_milliseconds": 1_000,
+    "epoch_microseconds": 1_000_000,
+    "epoch_nanoseconds": 1_000_000_000,
+}
+#: A name with a type, as RecBole's atomic files have them.
+_TYPED_NAME = re.compile(r"(.+):(token|float|token_seq|float_seq)")
 #: Microseconds since 1970 of 0001-01-01 and of 10000-01-01: times between them are read, others go to quarantine.
 _FIRST_MICROS, _END_MICROS = -62_135_596_800_000_000, 253_402_300_800_000_000
 _MICROS_PER_DAY = 86_400_000_000
@@ -38,6 +52,9 @@ _MICROS_PER_DAY = 86_400_000_000
 _MICROS: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 #: What Delta takes in no name without column mapping.
 _BAD_NAME = re.compile(r"[ ,;{}()\n\t=]")
+
+
+_PLAIN = NumberMarks()
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,16 @@ class ColumnProfile:
     values: pa.Array
     #: Of times spelled as numbers.
     epoch: EpochUnit | None = None
+    #: Of times in text that are not ISO 8601: their format, in the words of `strptime`.
+    time_format: str | None = None
+    #: What says the order of day and month in `time_format`.
+    evidence: str = ""
+    #: Whether another order of day and month fits, too.
+    is_ambiguous: bool = False
+    #: Texts that are times of day.
+    is_clock: bool = False
+    #: Whether the file says that values are names and not amounts (`user_id:token`).
+    is_token: bool = False
     #: Where the source has it, where its name does not say so.
     path: str | None = None
     #: Why it cannot be declared; then only the name counts.
@@ -139,14 +166,17 @@ def _day(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
+def profile(rows: pa.Table, copied: bool, marks: NumberMarks = _PLAIN) -> list[ColumnProfile]:
     """Each column's profile, in order; the fields of a structure are columns of their own.
 
     Args:
         rows: of a sample.
         copied: whether rows become a Delta table of ours, which does not take all names.
+        marks: of the numbers in text.
     """
     taken = {name.lower() for name in rows.column_names}
+    if copied and rows.num_columns and all(map(_TYPED_NAME.fullmatch, rows.column_names)):
+        return [_typed_column(name, rows[name].combine_chunks(), taken, marks) for name in rows.column_names]
     declared: set[str] = set()
     profiles = []
     for name in rows.column_names:
@@ -160,10 +190,10 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
                 continue
             if plain is not None and not (twin or _is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
                 declared.add(plain.lower())
-                profiles.append(_column(plain, values, copied))
+                profiles.append(_column(plain, values, copied, marks))
                 continue
             unique_name = _free_name("_".join(steps), taken)
-            profiles.append(replace(_column(unique_name, values, copied), path=path_of(steps)))
+            profiles.append(replace(_column(unique_name, values, copied, marks), path=path_of(steps)))
     return profiles
 
 
@@ -190,11 +220,19 @@ def _free_name(requested: str, taken: set[str]) -> str:
     return name
 
 
-def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
+def _typed_column(name: str, values: pa.Array, taken: set[str], marks: NumberMarks) -> ColumnProfile:
+    """Return the profile of a column whose name says its type (`user_id:token`), under the name alone."""
+    match = _TYPED_NAME.fullmatch(name)
+    assert match is not None
+    column = _column(_free_name(match[1], taken), values, True, marks)
+    return replace(column, path=path_of((name,)), is_token=match[2].startswith("token"))
+
+
+def _column(name: str, values: pa.Array, copied: bool, marks: NumberMarks) -> ColumnProfile:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        return _text(name, values.cast(pa.string()))
+        return _text(name, values.cast(pa.string()), marks, copied)
     if pa.types.is_null(values.type):
         return ColumnProfile(name, "string", values.cast(pa.string()))
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
@@ -217,6 +255,8 @@ def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
             return _with_epoch(name, values, unit)
         if copied:
             type_ = _integer_type(name, values)
+    if type_ in ("float", "double") and _names_one(name) and _is_whole(values):
+        return ColumnProfile(name, "bigint", values.cast(pa.int64()))
     if type_ in ("timestamp", "date"):
         nulls = values.null_count
         values = _within_years(values)
@@ -266,20 +306,29 @@ def _arrow_type(type_: pa.DataType) -> str | None:
     return None
 
 
-def _text(name: str, values: pa.Array) -> ColumnProfile:
+def _names_one(name: str) -> bool:
+    """Return whether a name is of ids: those of users and items among them."""
+    return is_identifier(name) or is_user(name) or is_item(name)
+
+
+def _is_whole(values: pa.Array) -> bool:
+    """Return whether floats are integers that fit 64 bits, as pandas writes integers of which some are missing."""
+    numbers = values.drop_null().to_numpy()
+    return bool(len(numbers) and np.isfinite(numbers).all() and (numbers % 1 == 0).all() and abs(numbers).max() < 2**53)
+
+
+def _text(name: str, values: pa.Array, marks: NumberMarks, copied: bool) -> ColumnProfile:
     """Profile a column of text. The distinct values are read, so large columns cost little."""
     distinct = pc.unique(values).drop_null()
     if not len(distinct):
         return ColumnProfile(name, "string", values)
-    if _all(distinct, _INTEGER) and not _any(distinct, _ZEROS):
-        try:
-            numbers = values.cast(pa.int64())
-        except pa.ArrowInvalid:
-            return ColumnProfile(name, "string", values)
-        unit = _epoch(name, numbers)
-        return _with_epoch(name, numbers, unit) if unit else ColumnProfile(name, _integer_type(name, numbers), numbers)
-    if _all(distinct, _NUMBER) and not _any(distinct, _ZEROS):
-        return ColumnProfile(name, "double", values.cast(pa.float64()))
+    # Other formats of times are of landing files alone.
+    is_compact = copied and is_time(name) and _all(distinct, _COMPACT_TIME)
+    if is_compact and (times := find_times(values)) is not None:
+        return _with_format(name, times)
+    plain = marks.plain(values)
+    if plain.null_count == values.null_count and (number := _number(name, plain)) is not None:
+        return number
     spelled = {str(v).lower() for v in distinct.to_pylist()} if len(distinct) <= 4 else set()
     for pair in _BOOLEANS:
         if spelled == pair:
@@ -287,13 +336,47 @@ def _text(name: str, values: pa.Array) -> ColumnProfile:
             return ColumnProfile(name, "boolean", pc.equal(pc.utf8_lower(values), true))
     if _all(distinct, _TIMESTAMP):
         try:
-            times = _times(values)
+            instants = _times(values)
         except ValueError:
             return ColumnProfile(name, "string", values)
         if _all(distinct, _DATE):
-            return ColumnProfile(name, "date", times.cast(pa.date32()))
-        return ColumnProfile(name, "timestamp", times)
-    return ColumnProfile(name, "string", values)
+            return ColumnProfile(name, "date", instants.cast(pa.date32()))
+        return ColumnProfile(name, "timestamp", instants)
+    if copied and (times := find_times(values)) is not None:
+        return _with_format(name, times)
+    return ColumnProfile(name, "string", values, is_clock=is_clock(values))
+
+
+def _number(name: str, values: pa.Array) -> ColumnProfile | None:
+    """Profile a column of text whose values are all plain numbers; None where they are not."""
+    distinct = pc.unique(values).drop_null()
+    if _any(distinct, _ZEROS):
+        return None
+    if _all(distinct, _INTEGER):
+        try:
+            numbers = values.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return ColumnProfile(name, "string", values)
+        unit = _epoch(name, numbers)
+        return _with_epoch(name, numbers, unit) if unit else ColumnProfile(name, _integer_type(name, numbers), numbers)
+    if not _all(distinct, _NUMBER):
+        return None
+    floats = values.cast(pa.float64())
+    if _names_one(name) and _all(distinct, _WHOLE):
+        return ColumnProfile(name, "bigint", floats.cast(pa.int64()))
+    low, high = _EPOCH
+    bounds = pc.min_max(floats).as_py()
+    if is_time(name) and low <= bounds["min"] and bounds["max"] <= high:
+        micros = pc.round(pc.multiply(floats, 1e6)).cast(pa.int64())
+        return ColumnProfile(name, "timestamp", micros.cast(pa.timestamp("us", tz="UTC")), "epoch_seconds")
+    return ColumnProfile(name, "double", floats)
+
+
+def _with_format(name: str, times: SpelledTimes) -> ColumnProfile:
+    type_ = "date" if pa.types.is_date(times.values.type) else "timestamp"
+    return ColumnProfile(
+        name, type_, times.values, time_format=times.format, evidence=times.evidence, is_ambiguous=times.is_ambiguous
+    )
 
 
 def _all(values: pa.Array, pattern: str) -> bool:
@@ -321,25 +404,23 @@ def _integer_type(name: str, values: pa.Array) -> str:
     """int only where it surely stays so: ids grow."""
     bounds = pc.min_max(values).as_py()
     most = max(abs(bounds["min"] or 0), abs(bounds["max"] or 0))
-    return "bigint" if is_identifier(name) or most > _INT32 // 100 else "int"
+    return "bigint" if _names_one(name) or most > _INT32 // 100 else "int"
 
 
 def _epoch(name: str, values: pa.Array) -> EpochUnit | None:
     """Return the unit of integers that are times, judged by name and by size, or None."""
-    if not is_time(name):
+    if not is_time(name) and not is_numbered(name):
         return None
     bounds = pc.min_max(values).as_py()
     if bounds["min"] is None:
         return None
-    low, high = _EPOCH
-    if low <= bounds["min"] and bounds["max"] <= high:
-        return "epoch_seconds"
-    return "epoch_milliseconds" if 1_000 * low <= bounds["min"] and bounds["max"] <= 1_000 * high else None
+    low, high = _EPOCH if is_time(name) else _NAMELESS_EPOCH
+    units = (unit for unit, n in _PER_SECOND.items() if n * low <= bounds["min"] and bounds["max"] <= n * high)
+    return next(units, None)
 
 
 def _with_epoch(name: str, values: pa.Array, unit: EpochUnit) -> ColumnProfile:
-    micros = pc.multiply(values, 1_000_000 if unit == "epoch_seconds" else 1_000)
-    return ColumnProfile(name, "timestamp", micros.cast(pa.timestamp("us", tz="UTC")), unit)
+    return ColumnProfile(name, "timestamp", since_1970(values, unit), unit)
 
 
 def text_facts(column: ColumnProfile) -> tuple[float, float]:

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.cli.scaffold.columns import ColumnProfile
-from headrace.cli.scaffold.names import POSITIVE, RATINGS, label_rank, words
+from headrace.cli.scaffold.names import LABELS, POSITIVE, amount_of, label_rank, words
 from headrace.errors import UserError, nearest
 from headrace.schema import quoted_names as quote_names
 
 #: Rows that a verdict about a leak takes.
 _ROWS, _POSITIVES = 100, 10
+#: Values of a label that mean 0; rows from which on a label with one value is refused.
+_NEGATIVE, _ROWS_OF_ONE_CLASS = frozenset({"0", "0.0", "-1", "no", "n", "false", "f", "nein"}), 20
 #: Columns that cannot be read and that a refusal names.
 _FAULTS_SHOWN = 3
 #: What a column that gives the label away does at least: rows whose value says it, or the area under the curve.
@@ -40,16 +42,23 @@ class Label:
         return float(np.nanmean(self.values))
 
 
-def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str | None) -> Label:
-    """Find the label's column by name and values.
+class UndecidedError(UserError):
+    """No column is likely to be the label, and rows are no users' items either: the user must say what to do."""
+
+
+def find_label(
+    columns: Sequence[ColumnProfile], name: str | None, positive: str | None, ratings: bool = True
+) -> Label | None:
+    """Find the label's column by name and values; None where none is likely.
 
     Args:
         columns: of the sample.
         name: what the user says it is.
         positive: the value that means 1, as the user says.
+        ratings: whether a column of ratings may be it: high ones mean 1.
 
     Raises:
-        UserError: none is likely, the named one is not there or has not two values.
+        UserError: the named one is not there or has not two values, or the one of a label's name has one value alone.
     """
     usable = [c for c in columns if not c.fault]
     binary = [c for c in usable if not c.is_list and not c.is_time and c.distinct == 2]
@@ -69,15 +78,40 @@ def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str
         alternatives = tuple(binary[i].name for rank, i in ranked[1:] if rank[0] == 0)
         return _label(first, None, "by its name and its two values", alternatives)
     for c in usable:
-        if c.is_number and set(words(c.name)) & RATINGS and 2 < c.distinct <= 20:
+        if ratings and c.is_number and amount_of(c.name) == "rating" and 2 < c.distinct <= 20:
             return _label(c, None, "by its name; high values mean 1", tuple(b.name for b in binary))
+    for c in usable:
+        if c.distinct == 1 and c.rows >= _ROWS_OF_ONE_CLASS and not (c.is_list or c.is_time) and _is_verdict(c):
+            raise _of_one_class(c)
+    return None
+
+
+def _is_verdict(column: ColumnProfile) -> bool:
+    """Return whether a column of one value is a label by its name and that value."""
+    named = set(words(column.name)) <= {*LABELS, "is", "was", "has"}
+    return named and str(column.top).lower() in POSITIVE | _NEGATIVE
+
+
+def _of_one_class(column: ColumnProfile) -> UserError:
+    """Return the refusal of a label with one value, and what to do."""
+    rows, missing = column.rows - column.nulls, f", and missing in {column.nulls:,}" if column.nulls else ""
+    return UserError(
+        f"column '{column.name}' looks like a label and is {column.top!r} in all {rows:,} rows that have it{missing}: "
+        f"there is nothing to tell apart. If each row is something that a user did, have negatives drawn: --implicit. "
+        f"Else add the rows with another value, or name another label: --label COLUMN"
+    )
+
+
+def undecided(columns: Sequence[ColumnProfile]) -> UndecidedError:
+    """Return the refusal where no column looks like a label, with the columns that could be one."""
+    binary = [c for c in columns if not c.fault and not c.is_list and not c.is_time and c.distinct == 2]
     message = f"two values have: {', '.join(c.name for c in binary)}" if binary else "no column has exactly two values"
     if faulty := [f"'{c.name}' ({c.fault})" for c in columns if c.fault]:
         more = ", ..." if len(faulty) > _FAULTS_SHOWN else ""
         message += f"; not looked at, since they cannot be declared: {', '.join(faulty[:_FAULTS_SHOWN])}{more}"
-    raise UserError(
+    return UndecidedError(
         f"no column looks like a label; {message}. Say which one it is: --label COLUMN, and --positive VALUE where "
-        f"it is neither 0/1 nor true/false"
+        f"it is neither 0/1 nor true/false; or that each row is what a user did: --implicit --user COLUMN --item COLUMN"
     )
 
 
@@ -89,7 +123,8 @@ def _rank(column: ColumnProfile, columns: Sequence[ColumnProfile]) -> tuple[int,
     last = columns[-1].name == column.name or columns[0].name == column.name
     if named is not None:
         return (0, named)
-    return (1, 0) if last and _is_zero_one(column) else None
+    is_sign = column.is_number and {*column.uniques.to_pylist()} == {-1, 1}
+    return (1, 0) if last and (is_sign or _is_zero_one(column)) else None
 
 
 def _is_zero_one(column: ColumnProfile) -> bool:
@@ -99,10 +134,12 @@ def _is_zero_one(column: ColumnProfile) -> bool:
 def _label(column: ColumnProfile, positive: str | None, reason: str, alternatives: tuple[str, ...]) -> Label:
     if column.is_list or column.is_time:
         raise UserError(f"--label {column.name}: it is {column.type}; a label has two values, or numbers")
+    uniques = [str(v) for v in column.uniques.to_pylist()]
+    if column.distinct == 1 and (positive is None or positive in uniques):
+        raise _of_one_class(column)
     if _is_zero_one(column) and positive is None:
         return Label(column, None, column.numbers, reason, alternatives)
     (quoted,) = quote_names([column.name])
-    uniques = [str(v) for v in column.uniques.to_pylist()]
     if column.is_number and column.distinct > 2 and positive is None:
         if column.distinct > 20:
             raise UserError(

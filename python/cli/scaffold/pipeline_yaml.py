@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from headrace.cli.scaffold.columns import ColumnProfile
+from headrace.cli.scaffold.label import Label
 from headrace.cli.scaffold.roles import Roles, Treatment, window_days
 from headrace.cli.scaffold.sample import Sample
 from headrace.config.load import flow
+from headrace.schema import quoted_names
 
 _WIDTH = 118
 #: Rows that a split by position leaves for validation.
@@ -32,7 +35,7 @@ _OPS: dict[Treatment, list[Any]] = {
 
 def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, name: str) -> str:
     """Return the text of a pipeline's file."""
-    daily = "{ds}" in str(sample.source["path"]) or partition_day(sample, columns) is not None
+    daily = "{ds" in str(sample.source) or partition_day(sample, columns) is not None
     lines: list[str] = []
     seen = f"all {sample.total_rows:,} rows" if sample.is_complete else f"{sample.rows.num_rows:,} rows"
     lines += _comment(f"Written by `headrace init` from {seen} ({sample.description}).", 0)
@@ -40,7 +43,8 @@ def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles
     lines += [f"pipeline: {name}"]
     lines += _day(sample, roles, daily)
     lines += ["", *_source(sample, columns), "", *_table(sample, columns, roles, daily)]
-    lines += ["", *_features(sample, columns, roles, daily), "", *_model(sample)]
+    lines += ["", *_features(sample, columns, roles, daily)]
+    lines += ["", *(_model(sample) if roles.label is not None else _implicit_model(sample, roles))]
     if roles.scores:
         lines += ["", *_score(columns, roles)]
     else:
@@ -73,8 +77,7 @@ def _list(key: str, values: Sequence[Any], indent: int) -> list[str]:
 def _day(sample: Sample, roles: Roles, daily: bool) -> list[str]:
     if daily:
         return []
-    if roles.split_by_time:
-        assert roles.days is not None
+    if roles.days is not None and (roles.split_by_time or roles.label is None):
         days, reason = roles.days, "the last day of its events"
         if not sample.is_complete:
             reason += " in the rows looked at: see that there are none after it"
@@ -97,26 +100,35 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
         "separator": "what cuts most lines into as many fields",
         "header": "the first line has no names",
         "null_value": "this text stands for no value",
+        "null_values": "these texts stand for no value",
+        "decimal": "before the fraction of a number",
+        "thousands": "between each three digits",
         "trim": "there are blanks around the fields",
     }
     lines = ["source:"]
     for note in sample.notes:
         lines += _comment(note, 2)
     for key, value in sample.source.items():
-        if key == "path" and "{ds}" not in str(value) and sample.source["format"] in ("csv", "jsonl"):
+        if key == "path" and "{ds" not in str(value) and sample.source["format"] in ("csv", "jsonl"):
             lines += _comment("A glob. With {ds} in it, each day has files of its own: landing/{ds}/*.csv", 2)
         comment = f"  # {reasons[key]}" if key in reasons else ""
         lines.append(f"  {key}: {_flow(value)}{comment}")
     if (day := partition_day(sample, columns)) is not None:
         lines += [*_comment("Each partition is a day; nothing is copied.", 2), f"  day: {{partition: {_flow(day)}}}"]
-    elif sample.source["format"] not in ("csv", "jsonl"):
+    elif sample.source["format"] not in ("csv", "jsonl") and "day" not in sample.source:
         lines += _comment(
             "Read where it is, whole, as one snapshot. A day by its time: `day: {time: COLUMN}`; by what was committed "
             "on it: `day: {changes: true}` (Delta with a change data feed).",
             2,
         )
-    if epochs := {c.name: c.epoch for c in columns if c.epoch is not None}:
-        lines += [*_comment("Numbers since 1970, by name and size.", 2), f"  timestamps: {_flow(epochs)}"]
+    spelled = {c.name: c.epoch or c.time_format for c in columns if c.epoch or c.time_format}
+    if spelled:
+        if any(c.epoch for c in columns):
+            lines += _comment("Numbers since 1970, by name and size.", 2)
+        for c in columns:
+            if c.evidence:
+                lines += _comment(f"{c.name}: {c.evidence}", 2)
+        lines.append(f"  timestamps: {_plain(spelled)}")
     return lines
 
 
@@ -135,7 +147,8 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
         if daily:
             lines.append("  late_days: 3  # later events go to quarantine")
     lines.append("  columns:")
-    needed = [c.name for c in (roles.label.column, roles.time, roles.key, roles.user, roles.item) if c is not None]
+    label = None if roles.label is None else roles.label.column
+    needed = [c.name for c in (label, roles.time, roles.key, roles.user, roles.item) if c is not None]
     for c in columns:
         # A partition column is declared where something is made of it.
         if c.fault or (c.name in sample.partitions and c.name not in needed):
@@ -154,42 +167,52 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
             lines += _comment(f"not declared: {c.name!r}: {c.fault}", 4)
     lines += ["  expectations:", f"    min_rows: {max(1, sample.total_rows // 2) if not daily else 1}"]
     lines += ["    max_bad_rate: 0.05  # more rows that break the declaration stop the day"]
-    if roles.label.expression is None and roles.label.column.is_number:
+    if roles.label is not None and roles.label.expression is None and roles.label.column.is_number:
         lines.append(f"    ranges: {_flow({roles.label.column.name: [0, 1]})}")
     return lines
 
 
-def _plain(entry: dict[str, Any]) -> str:
+def _plain(entry: Mapping[str, Any]) -> str:
     """Return a flow mapping in the given order."""
     return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in entry.items()) + "}"
 
 
 def label_name(columns: Sequence[ColumnProfile], roles: Roles) -> str:
     """Return the label as `features` names it: the column, or the one that `prepare` makes of it."""
-    if roles.label.expression is None:
+    if roles.label is not None and roles.label.expression is None:
         return roles.label.column.name
+    names = ("chosen", "is_chosen", "chosen_0_1") if roles.label is None else ("label", "is_positive", "label_0_1")
+    return _free(columns, names)
+
+
+def _free(columns: Sequence[ColumnProfile], names: Sequence[str]) -> str:
+    """Return the first name that no column has."""
     taken = {c.name.lower() for c in columns}
-    return next(n for n in ("label", "is_positive", "label_0_1") if n not in taken)
+    numbered = (f"{names[0]}_{k}" for k in range(2, len(taken) + 3))
+    return next(n for n in chain(names, numbered) if n not in taken)
 
 
 def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
     label, name = roles.label, label_name(columns, roles)
-    lines = ["features:"]
-    alternatives = f" Also possible: {', '.join(label.alternatives)}." if label.alternatives else ""
-    lines += _comment(
-        f"{label.column.name!r}, {label.reason}; {label.rate:.2%} of the rows are positive.{alternatives}", 2
-    )
-    lines.append(f"  label: {_flow(name)}")
-    lines += _prepare(roles, name)
-    lines += _split(sample, roles, daily)
-    if roles.carried:
-        lines += [
-            *_comment("Taken along for evaluation, not fed to the model.", 2),
-            *_list("carried", roles.carried, 2),
-        ]
+    lines, carried = ["features:"], list(roles.carried)
+    if label is None:
+        assert roles.user is not None
+        carried = list(dict.fromkeys([roles.user.name, *carried]))
+        lines += _comment(f"Implicit feedback: {roles.implicit}. The model learns what sets it apart from others.", 2)
+        lines.append(f"  label: {_flow(name)}")
+        lines += _prepare_implicit(columns, roles, name)
+    else:
+        alternatives = f" Also possible: {', '.join(label.alternatives)}." if label.alternatives else ""
+        lines += _comment(
+            f"{label.column.name!r}, {label.reason}; {label.rate:.2%} of the rows are positive.{alternatives}", 2
+        )
+        lines.append(f"  label: {_flow(name)}")
+        lines += [*_prepare(label, roles, name), *_split(sample, roles, daily)]
+    if carried:
+        lines += [*_comment("Taken along for evaluation, not fed to the model.", 2), *_list("carried", carried, 2)]
     lines.append("  workflow:")
-    for chain in _chains(columns, roles):
-        lines += chain
+    for chain_lines in _chains(columns, roles):
+        lines += chain_lines
     if roles.left_out:
         lines += _comment("No features of:", 2)
         for column, why_not in roles.left_out.items():
@@ -197,9 +220,57 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
     return lines
 
 
-def _prepare(roles: Roles, name: str) -> list[str]:
+def _prepare_implicit(columns: Sequence[ColumnProfile], roles: Roles, name: str) -> list[str]:
+    """Return `prepare` and `split` of rows that are all positives: each user's last events are held out."""
+    assert roles.user is not None
+    assert roles.item is not None
+    user, split = roles.user.name, _free(columns, ["split", "split_of_user"])
+    lines = _comment(
+        f"Before the features: each row is a positive ({name} is 1), and each user's last row validates.", 2
+    )
+    lines.append("  prepare:")
+    for amount, kind in roles.amounts.items():
+        column = next(c for c in columns if c.name == amount)
+        known = column.numbers[~np.isnan(column.numbers)]
+        low = 0.0 if kind != "rating" else float(np.median(known))
+        sign = ">=" if kind == "rating" else ">"
+        (quoted,) = quoted_names([amount])
+        share = float((known >= low).mean() if kind == "rating" else (known > low).mean())
+        lines += _comment(f"{amount!r} ({kind}) as a threshold, which keeps {share:.1%} of the rows:", 4)
+        lines += [f"    # - filter: {{where: {_flow(f'{quoted} {sign} {low:g}')}}}"]
+        if known.min() >= 0:
+            lines += _comment(
+                f"or as a weight: add it to `carried`, and write `sample_weight: {_flow(amount)}` in `train`.", 4
+            )
+    if missing := [c.name for c in (roles.user, roles.item) if c.nulls]:
+        lines += [*_comment("Rows of nobody, or of nothing.", 4), f"    - dropna: {{subset: {_flow(missing)}}}"]
+    added = {name: {"expression": "1", "type": "int"}}
+    settings: dict[str, Any] = {"user": user, "valid": 1}
+    if roles.clock is not None and roles.time is not None:
+        moment = _free(columns, ["event_moment"])
+        date_, clock = quoted_names([roles.time.name, roles.clock.name])
+        added[moment] = {
+            "expression": f"cast(concat(cast({date_} as string), ' ', lpad({clock}, length({clock}) + "
+            f"mod(8 - length({clock}), 3), '0')) as timestamp)",
+            "type": "timestamp",
+        }
+        settings["order"] = [moment]
+        lines += _comment(f"{roles.clock.name!r} has the time of day beside the date: it orders a day's events.", 4)
+    if split != "split":
+        settings["to"] = split
+    lines += ["    - lambda:", "        add:", *(f"          {_flow(n)}: {_plain(m)}" for n, m in added.items())]
+    lines.append(f"    - last_events: {_plain(settings)}")
+    return [
+        *lines,
+        *_comment("As a person who comes back tomorrow: what came last is to be found among all items.", 2),
+        f"  split: {{by: column, column: {split}}}",
+    ]
+
+
+def _prepare(label: Label, roles: Roles, name: str) -> list[str]:
     """Rows without a label dropped; label and users made where no column is them."""
-    label, reasons, ops = roles.label, [], []
+    reasons: list[str] = []
+    ops: list[str] = []
     if label.column.nulls:
         reasons.append(f"rows without a label are dropped ({label.column.null_rate:.1%})")
         ops.append(f"    - dropna: {{subset: [{_flow(label.column.name)}]}}")
@@ -258,6 +329,8 @@ def _chains(columns: Sequence[ColumnProfile], roles: Roles) -> Iterator[list[str
             rare = column.distinct > _MANY
             ops = [{"categorify": {"min_count": 2}}] if rare else ["categorify"]
             reason = "many values; those seen once share a code" if rare else "few values: a code each"
+        elif treatment == "id" and roles.label is None:
+            ops, reason = ["categorify"], roles.reasons[name]
         elif treatment == "id":
             ops, reason = _OPS[treatment], roles.reasons[name] + "; values seen once share a code"
         else:
@@ -298,6 +371,52 @@ def _list_length(column: ColumnProfile) -> int:
     return int(min(max(1, lengths[int(order[int(np.searchsorted(reached, 0.95))])]), 50))
 
 
+def _implicit_model(sample: Sample, roles: Roles) -> list[str]:
+    """Return `model` and `train` of positives and drawn negatives, measured by rankings of all items."""
+    assert roles.user is not None
+    assert roles.item is not None
+    user, item = roles.user.name, roles.item.name
+    rows = sample.total_rows
+    batch = int(min(max(2 ** round(math.log2(max(rows / 100, 1))), 64), 4_096))
+    epochs = 10 if rows >= 1_000_000 else 20
+    if roles.user_columns or roles.item_columns:
+        lines = _comment(
+            f"Two towers: a vector of the user and one of the item, from ids and what else is known of them. Each "
+            f"positive is compared with the items of its step's other positives, of {batch} rows: the drawn negatives.",
+            0,
+        )
+        args: dict[str, Any] = {"item": item, "user_mlp": [64], "item_mlp": [64]}
+        lines += [f"model: {{class: two_tower, embedding_dim: 32, args: {_plain(args)}}}", "", "train:"]
+        negatives: list[str] = []
+    else:
+        drawn = int(min(max(2 ** round(math.log2(max(roles.item.distinct / 4, 1))), 32), 1_024))
+        lines = _comment(
+            "Users and items are all there is: a vector of each (matrix factorisation). Each positive is compared with "
+            f"{drawn} drawn items, the negatives. docs/collaborative.md and docs/sequences.md have other models.",
+            0,
+        )
+        args = {"user": user, "item": item, "loss": "softmax", "similarity": "cosine", "temperature": 0.1}
+        lines += [f"model: {{class: matrix_factorization, embedding_dim: 32, args: {_plain(args)}}}", "", "train:"]
+        negatives = [f"  negatives: {{column: {_flow(item)}, as: candidates, per_positive: {drawn}, shared: true}}"]
+    ranking = {"k": 10, "user": user, "seen": ["train"]}
+    return [
+        *lines,
+        f"  ranks: 2\n  batch_size: {batch}\n  streams: 4\n  epochs: {epochs}",
+        *negatives,
+        "  embeddings: {kind: adam, learning_rate: 0.005}",
+        *_comment(
+            "HR, NDCG, Recall, MRR and MAP at 10: each user's last item among all that the user has not had. There are "
+            "no negatives in the data, so that an AUC or a log loss would say nothing.",
+            2,
+        ),
+        "  evaluation:",
+        f"    full_ranking: {_plain(ranking)}",
+        *_comment("Ends when NDCG no longer rises.", 2),
+        "  monitor: ndcg_at_10_full",
+        "  patience: 2",
+    ]
+
+
 def _model(sample: Sample) -> list[str]:
     rows = sample.total_rows * (1 - _VALID_SHARE)
     batch = 2 ** round(math.log2(max(rows / 150, 1)))
@@ -331,12 +450,10 @@ def _score(columns: Sequence[ColumnProfile], roles: Roles) -> list[str]:
         lines += _comment("What belongs to neither side: constants, here what is most usual.", 2)
         lines.append("  context:")
         lines += [f"    {_flow(n)}: {_constant(by_name[n], roles)}" for n in roles.context]
-    lines += [
-        "  top_k: 10",
-        "",
-        *_comment("To the embedded PostgreSQL; publish.warehouse names another.", 0),
-        "publish: {}",
-    ]
+    lines.append("  top_k: 10")
+    if roles.user is not None:
+        lines += ["  exclude_seen: true  # no list has an item that the user has had (label 1)"]
+    lines += ["", *_comment("To the embedded PostgreSQL; publish.warehouse names another.", 0), "publish: {}"]
     return lines
 
 

@@ -10,12 +10,15 @@ from typing import Literal
 import numpy as np
 
 from headrace.cli.scaffold.columns import ColumnProfile, text_facts
-from headrace.cli.scaffold.label import Label, find_label, leak
+from headrace.cli.scaffold.label import Label, find_label, leak, undecided
 from headrace.cli.scaffold.names import (
+    amount_of,
     is_identifier,
     is_item,
     is_key,
     is_line_number,
+    is_numbered,
+    is_occasion,
     is_user,
     side_of,
     time_rank,
@@ -28,6 +31,8 @@ from headrace.schema import path_steps
 Treatment = Literal["number", "skewed", "category", "id", "list", "time"]
 #: Integers with so few values are categories.
 _FEW = 12
+#: Digits that integers all have where they are codes by their shape, and the share of round ones below which they are.
+_CODE_DIGITS, _ROUND = 5, 0.3
 #: Keys that must have this many rows (times) for a statement about what follows from a key.
 _REPEATED, _CONSTANT = 20, 0.9
 
@@ -42,13 +47,24 @@ class Named:
     key: str | None = None
     user: str | None = None
     item: str | None = None
+    #: Whether each row is something that a user did with an item, whatever else the columns say.
+    implicit: bool = False
 
 
 @dataclass
 class Roles:
     """The choices, each with its reason."""
 
-    label: Label
+    #: None: implicit feedback, each row is a positive.
+    label: Label | None
+    #: Why the rows are implicit feedback; empty where there is a label.
+    implicit: str = ""
+    #: Columns that say how much of an item a user took, or what it cost, or how good it was -> which of these.
+    amounts: dict[str, str] = field(default_factory=dict)
+    #: `user` and `item` where nothing but the place of a column in a file without names says which one it is.
+    placed: dict[str, str] = field(default_factory=dict)
+    #: A column of times of day beside a column of dates.
+    clock: ColumnProfile | None = None
     #: The time of the event.
     time: ColumnProfile | None = None
     #: What numbers the rows.
@@ -81,7 +97,7 @@ class Roles:
 
     @property
     def split_by_time(self) -> bool:
-        return self.days is not None and self.days[0] != self.days[1]
+        return self.label is not None and self.days is not None and self.days[0] != self.days[1]
 
 
 def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Sequence[str] = ()) -> Roles:
@@ -96,15 +112,18 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
         UserError: no label is likely, or a named column is not there or cannot be what it is said to be.
     """
     named = _declared_names(named, columns)
-    roles = Roles(find_label(columns, named.label, named.positive))
+    roles = _label_or_implicit(columns, named)
     left = {c.name: c for c in columns}
-    del left[roles.label.column.name]
+    if roles.label is not None:
+        del left[roles.label.column.name]
     for name in [n for n, c in left.items() if c.fault]:
         roles.left_out[name] = left.pop(name).fault
     for name in [n for n, c in left.items() if c.distinct == 0]:
         roles.left_out[name] = "it has no value"
         del left[name]
     for name in list(left):
+        if roles.label is None:
+            break
         if name not in vars(named).values() and (reason := leak(left[name], roles.label)):
             roles.left_out[name] = f"suspected leak: {reason}; was it known before the label was?"
             del left[name]
@@ -117,14 +136,96 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
     for column in left.values():
         _treat(roles, column)
     _belongs(roles, left)
+    if roles.label is None:
+        _leave_out_context(roles, left)
     return roles
+
+
+def _label_or_implicit(columns: Sequence[ColumnProfile], named: Named) -> Roles:
+    """Return the roles with a label, or with the reason why rows are implicit feedback.
+
+    Raises:
+        UserError: as `find_label`; implicit feedback has no user or no item, or neither it nor a label is likely.
+    """
+    user, item = (_likely_key(columns, side, named) for side in ("user", "item"))
+    if named.implicit:
+        if named.label is not None or named.positive is not None:
+            raise UserError("--implicit says that each row is a positive: leave --label and --positive out")
+        if user is None or item is None:
+            missing = "users" if user is None else "items"
+            raise UserError(
+                f"--implicit: no column looks like {missing}; say which one it is: --{missing[:-1]} COLUMN "
+                f"(there are: {', '.join(c.name for c in columns if not c.fault)})"
+            )
+        return Roles(None, "you said so: each row is something that a user did", placed=_placed(user, item))
+    has_pairs = user is not None and item is not None
+    label = find_label(columns, named.label, named.positive, ratings=not has_pairs)
+    if label is not None:
+        return Roles(label)
+    if user is None or item is None:
+        raise undecided(columns)
+    rated = next((c.name for c in columns if not c.fault and amount_of(c.name) == "rating" and c.is_number), None)
+    return Roles(
+        None,
+        "no column says yes or no, and there are users and items: each row is something that a user did"
+        + (f", a rating of any height too ('{rated}')" if rated else ""),
+        placed=_placed(user, item),
+    )
+
+
+def _placed(user: str, item: str) -> dict[str, str]:
+    """Return users and items that are known by their place alone."""
+    return {side: name for side, name in (("user", user), ("item", item)) if is_numbered(name)}
+
+
+def _likely_key(columns: Sequence[ColumnProfile], side: str, named: Named) -> str | None:
+    """Return the column of users or items: as the user says, by its name, or by its place in a file without names."""
+    said: str | None = vars(named)[side]
+    if said is not None:
+        return said
+    is_side = is_user if side == "user" else is_item
+    usable = [c for c in columns if not c.fault and (c.type == "string" or c.is_integer) and c.distinct > 1]
+    by_name = [c.name for c in usable if is_side(c.name)]
+    if by_name or not all(is_numbered(c.name) for c in columns):
+        return next(iter(by_name), None)
+    # As in `u.data` and `ratings.dat`: user, item, and what else there is.
+    places = [c.name for c in usable if c.distinct < c.rows - c.nulls]
+    place = ("user", "item").index(side)
+    return places[place] if len(places) > place and len(columns) > 1 else None
+
+
+def _leave_out_context(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
+    """Leave out of implicit feedback what is neither the user's nor the item's: it is not known when lists are made."""
+    if roles.time is not None:
+        roles.features.pop(roles.time.name, None)
+    for name in roles.context:
+        if name not in left:
+            continue
+        del roles.features[name]
+        if left[name].is_number and (kind := amount_of(name)) is not None:
+            roles.amounts[name] = kind
+            roles.left_out[name] = f"a {kind} of the event itself: a weight or a threshold, see `prepare`"
+        elif is_occasion(name):
+            roles.left_out[name] = "numbers baskets, sessions or the like, by its name"
+        else:
+            roles.left_out[name] = "of the event itself, neither of the user nor of the item: not known for a list"
+    for name in (n for n, kind in ((n, amount_of(n)) for n in left) if kind == "rating"):
+        # What this user thought of this item follows from neither, whatever the rows say.
+        if name in roles.features and left[name].is_number:
+            del roles.features[name]
+            roles.amounts[name] = "rating"
+            roles.left_out[name] = "a rating of the event itself: a weight or a threshold, see `prepare`"
+            for side in (roles.user_columns, roles.item_columns):
+                if name in side:
+                    side.remove(name)
+    roles.context = []
 
 
 def _declared_names(named: Named, columns: Sequence[ColumnProfile]) -> Named:
     """Return what the user says under the names that columns are declared by, where the source has others."""
     declared = {c.name for c in columns}
     renamed = {path_steps(c.path): c.name for c in columns if c.path is not None}
-    named_columns = {option: name for option, name in vars(named).items() if option != "positive"}
+    named_columns = {option: name for option, name in vars(named).items() if option not in ("positive", "implicit")}
     return replace(
         named, **{o: renamed.get((n,), n) for o, n in named_columns.items() if n is not None and n not in declared}
     )
@@ -134,7 +235,8 @@ def _named_column(roles: Roles, left: Mapping[str, ColumnProfile], option: str, 
     """Return the column that the user names; raise UserError with the reason why it is not to be had."""
     if name in left:
         return left[name]
-    taken = {"label": roles.label.column, "time": roles.time, "key": roles.key, "user": roles.user, "item": roles.item}
+    label = None if roles.label is None else roles.label.column
+    taken = {"label": label, "time": roles.time, "key": roles.key, "user": roles.user, "item": roles.item}
     if role := next((role for role, column in taken.items() if column is not None and column.name == name), None):
         raise UserError(f"--{option} {name}: it is the {role} already")
     if name in roles.left_out:
@@ -164,7 +266,11 @@ def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if roles.time.type == "timestamp" and hours > 1:
         roles.features[name] = "time"
     roles.reasons[name] += f" ({first} to {last})"
+    if roles.time.evidence:
+        roles.reasons[name] += f"; {roles.time.evidence}"
     del left[name]
+    if roles.time.type == "date":
+        roles.clock = next((c for c in left.values() if c.is_clock), None)
 
 
 def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
@@ -193,6 +299,8 @@ def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
             # Of several, the one whose name says that it is an id, then the one with more values.
             candidates.sort(key=lambda c: (not is_identifier(c.name), -c.distinct))
             reason = "by its name"
+            if not candidates and option in roles.placed:
+                candidates, reason = [left[roles.placed[option]]], "by its place in a file without names; check it"
         if not candidates:
             continue
         column = candidates[0]
@@ -249,11 +357,12 @@ def _text(roles: Roles, column: ColumnProfile) -> None:
 def _number(roles: Roles, column: ColumnProfile) -> None:
     name = column.name
     values = column.numbers[~np.isnan(column.numbers)]
-    if column.is_integer and is_identifier(name):
+    if column.is_integer and (column.is_token or is_identifier(name) or _are_codes(column)):
         if column.rows >= 100 and column.distinct > 0.9 * len(values):
             roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
             return
-        roles.features[name], roles.reasons[name] = "category", f"an id by its name, {column.distinct:,} values"
+        by = "the file's word" if column.is_token else "its name" if is_identifier(name) else "the shape of its values"
+        roles.features[name], roles.reasons[name] = "category", f"an id by {by}, {column.distinct:,} values"
     elif column.is_integer and column.distinct <= _FEW:
         roles.features[name], roles.reasons[name] = "category", f"{column.distinct} whole numbers"
     elif values.min() >= 0 and values.max() > 20 * max(float(np.median(values)), 1.0):
@@ -262,6 +371,15 @@ def _number(roles: Roles, column: ColumnProfile) -> None:
         digits = ",.0f" if column.is_integer else ",.6g"
         roles.features[name] = "number"
         roles.reasons[name] = f"a number, {values.min():{digits}} to {values.max():{digits}}"
+
+
+def _are_codes(column: ColumnProfile) -> bool:
+    """Return whether integers are codes by their shape: as many digits each, several rows a value, few round ones."""
+    values = np.abs(column.uniques.drop_null().to_numpy(zero_copy_only=False))
+    if len(values) < _REPEATED or column.distinct > 0.9 * column.rows or values.min() < 10 ** (_CODE_DIGITS - 1):
+        return False
+    same_length = len(str(values.min())) == len(str(values.max()))
+    return same_length and (values % 10 == 0).mean() < _ROUND and column.epoch is None
 
 
 def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:

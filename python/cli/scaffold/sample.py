@@ -8,14 +8,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from headrace.cli.scaffold.spelled import NumberMarks
 from headrace.cli.scaffold.table_sample import TableSample, delta_rows, folder_rows, iceberg_rows
 from headrace.cli.scaffold.text_sample import csv_rows, json_rows, sample_bytes
-from headrace.errors import UserError
-from headrace.lake.landing.compression import COMPRESSIONS, without_ending
+from headrace.errors import UserError, nearest
+from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
 from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.store import Info
 
@@ -29,6 +30,11 @@ _ENDINGS: Mapping[str, Format] = {
     ".tsv": "csv",
     ".txt": "csv",
     ".data": "csv",
+    ".dat": "csv",
+    ".inter": "csv",
+    ".svm": "csv",
+    ".libsvm": "csv",
+    ".libfm": "csv",
     ".json": "jsonl",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -37,6 +43,15 @@ _ENDINGS: Mapping[str, Format] = {
     ".avro": "avro",
 }
 _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
+#: First bytes of files that are no text, by the format that they say; the most that a look at the content reads.
+_MAGIC: Mapping[bytes, Format] = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
+_LOOK = 1 << 12
+#: How the path of a file below its table's begins where each day has files of its own.
+_DAY_FOLDERS: Mapping[str, str] = {
+    "{ds:%Y/%m/%d}": r"(\d{4})/(\d{2})/(\d{2})/.*",
+    "{ds}": r"(\d{4})-(\d{2})-(\d{2})[/._].*",
+    "{ds:%Y%m%d}": r"(\d{4})(\d{2})(\d{2})[/._].*",
+}
 
 
 @dataclass(frozen=True)
@@ -65,34 +80,48 @@ class Sample:
     newest_day: str | None = None
     #: Lines looked at that are no rows: of another number of fields, or no JSON object. They are not among `rows`.
     unread_lines: int = 0
+    #: Of numbers in text.
+    marks: NumberMarks = field(default_factory=NumberMarks)
 
 
-def take_sample(text: str) -> Sample:
+def take_sample(text: str, requested: str | None = None) -> Sample:
     """Look at a file, a folder, a glob, a Delta or an Iceberg table, on a disk or in a store.
+
+    Args:
+        text: its path.
+        requested: the format of files; None: by their names and content.
 
     Raises:
         UserError: nothing is there, several formats are mixed, or it cannot be read.
     """
+    if requested is not None and requested not in get_args(Format):
+        formats = ", ".join(get_args(Format))
+        raise UserError(f"--format {requested}: formats of files: {formats}{nearest(requested, get_args(Format))}")
     if is_uri(text):
         path = location_of(text, "PATH", glob=True).as_plain()
     else:
         path = local(local_folder(text, "PATH").expanduser())
     if (table := _table(path)) is not None:
         return table
-    files, kind = _files(path, text)
-    format_ = _format(files, text)
+    files, kind = _files(path, text, any_name=requested is not None)
+    format_ = next((f for f in get_args(Format) if f == requested), None) or _format(files, kind, text)
     size = sum(info.size for info in files.values())
     description = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
     if format_ != "csv" and format_ != "jsonl":
+        if kind == "file" and _is_alone(path):
+            path, kind = path.parent, "folder"
         if kind != "folder":
             raise UserError(f"{text}: files of {format_} are a table with all others of their folder: give the folder")
-        return _of_table(path, format_, folder_rows(list(files), path, format_), _modified(files.values()), description)
+        sample = folder_rows(list(files), path, format_)
+        return _of_table(path, format_, sample, _modified(files.values()), description, _day_folders(path, files))
     pattern, newest = _by_day(path, list(files), kind)
     source: dict[str, Any] = {"format": format_, "path": str(pattern)}
     chunks = sample_bytes(files)
+    marks = NumberMarks()
     if format_ == "csv":
-        rows, options, notes, unread = csv_rows(chunks, text)
-        source |= options
+        csv = csv_rows(chunks, text)
+        rows, notes, unread, marks = csv.rows, csv.notes, csv.unread_lines, csv.marks
+        source |= csv.options
     else:
         rows, notes, unread = json_rows(chunks, text)
     if not rows.num_rows:
@@ -102,7 +131,7 @@ def take_sample(text: str) -> Sample:
     total = rows.num_rows if is_complete else round(rows.num_rows * size / max(read, 1))
     name = _name(path.name if kind == "folder" else _stem(path))
     return Sample(
-        rows, source, total, is_complete, description, notes, name, _modified(files.values()), (), newest, unread
+        rows, source, total, is_complete, description, notes, name, _modified(files.values()), (), newest, unread, marks
     )
 
 
@@ -117,17 +146,44 @@ def _table(place: Location) -> Sample | None:
     return None
 
 
-def _of_table(path: Location, format_: str, table: TableSample, modified: str, description: str) -> Sample:
-    source = {"format": format_, "path": str(path)}
+def _of_table(
+    path: Location,
+    format_: str,
+    table: TableSample,
+    modified: str,
+    description: str,
+    days: tuple[str, str] | None = None,
+) -> Sample:
+    """Return the sample of a table; `days`: how paths of files begin, where with a day, and the newest day."""
+    source: dict[str, Any] = {"format": format_, "path": str(path)}
+    if days is not None:
+        source["day"] = {"path": days[0]}
     about = (table.notes, _name(path.name), modified, table.partitions)
-    return Sample(table.rows, source, table.total, table.is_complete, description, *about)
+    newest = None if days is None else days[1]
+    return Sample(table.rows, source, table.total, table.is_complete, description, *about, newest_day=newest)
 
 
-def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
+def _is_alone(file: Location) -> bool:
+    """Return whether a file is the only one of its folder that holds rows."""
+    below = file.parent.infos()
+    return [name for name in below if not _hidden(name) and _holds_rows(name, below[name])] == [file.name]
+
+
+def _day_folders(root: Location, files: Collection[Location]) -> tuple[str, str] | None:
+    """Return how the paths of a table's files begin, with their day in it, and the newest day; None without days."""
+    below = [file.below(root) for file in files]
+    for pattern, form in _DAY_FOLDERS.items():
+        matches = [re.fullmatch(form, name) for name in below]
+        if all(matches) and len({m.groups() for m in matches if m}) > 1:
+            return pattern, "-".join(max(m.groups() for m in matches if m))
+    return None
+
+
+def _files(path: Location, text: str, any_name: bool = False) -> tuple[dict[Location, Info], Kind]:
     """Return the files to read, in the order of their names, and the kind of the path."""
     if (below := path.infos()) or path.is_dir():
         in_order = sorted(below, key=lambda name: name.split("/"))
-        names = [name for name in in_order if _holds_rows(name, below[name]) and not _hidden(name)]
+        names = [name for name in in_order if (any_name or _holds_rows(name, below[name])) and not _hidden(name)]
         if not names:
             raise UserError(
                 f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
@@ -162,18 +218,35 @@ def _ending(name: str) -> Format | None:
     return next((f for ending, f in _ENDINGS.items() if plain.endswith(ending)), None)
 
 
-def _format(files: Collection[Location], text: str) -> Format:
+def _format(files: Collection[Location], kind: Kind, text: str) -> Format:
+    """Return the format of files by their names; of a single file by its content where this or its name says more."""
     formats = {_ending(f.name) for f in files}
-    if formats == {None} or not formats:
-        raise UserError(
-            f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow)"
-        )
     if len(formats) > 1:
         names = ", ".join(sorted(str(f) for f in formats))
         raise UserError(f"{text}: files of several kinds ({names}); give a glob of those that are rows of one table")
     (format_,) = formats
+    if format_ in (None, "csv") and (kind == "file" or format_ is None):
+        format_ = _format_of_content(next(iter(files)))
+        if format_ is None:
+            raise UserError(
+                f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow), and "
+                f"its content is no text and of no known format. Say which one it is: --format FORMAT"
+            )
     assert format_ is not None
     return format_
+
+
+def _format_of_content(file: Location) -> Format | None:
+    """Return the format that a file's first bytes say: JSON lines begin with a brace; None: neither text nor known."""
+    try:
+        with open_plain(file) if ending(file.name) else file.open() as data:
+            head = data.read(_LOOK)
+    except (OSError, DamagedError):  # told by who reads it
+        return "csv"
+    known = next((format_ for magic, format_ in _MAGIC.items() if head.startswith(magic)), None)
+    if known is not None or b"\0" in head:
+        return known
+    return "jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "csv"
 
 
 def _by_day(path: Location, files: Collection[Location], kind: Kind) -> tuple[Location, str | None]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from headrace.cli.scaffold.spelled import NumberMarks, find_marks
 from headrace.errors import UserError
 from headrace.lake.landing.compression import DamagedError, ending, open_plain
 from headrace.storage import Location, StoreError
@@ -27,10 +28,22 @@ SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
 _PROBE = 1 << 20
 _SEPARATORS = (",", "\t", ";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: Numbers with any marks, and times: where a column has these, a dash or a word is no value.
+_NUMBER_OR_TIME = re.compile(r"[+-]?\d[\d.,' :/+-]*([eE][+-]?\d+)?(T[\d:.]+Z?)?")
+#: A line of libSVM or libFM: the label, then `feature:value` for each feature.
+_LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( +\w+:\S+)+ *")
+#: A command that makes JSON lines of such lines.
+_AS_JSON_LINES = (
+    r"""awk '{printf "{\"label\": %s, \"features\": [", $1; """
+    r"""for (i = 2; i <= NF; i++) printf "%s\"%s\"", i > 2 ? ", " : "", $i; print "]}"}'"""
+)
+#: Share of lines that must agree for a separator that is none of the usual ones.
+_MOST = 0.9
 #: How JSON text spells half of a character beyond 16 bits.
 _SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}|\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 #: Texts that stand for nothing.
-_NULLS = ("?", "NA", "N/A", "n/a", "NULL", "null", "None", "nan", "NaN", r"\N", "-")
+_SURE_NULLS = ("?", "NA", "N/A", "NULL", r"\N", "NaN", "NaT", "<NA>", "#N/A", "(null)")
+_NULLS = (*_SURE_NULLS, "n/a", "null", "None", "none", "nan", "nil", "k.A.", "-", "--")
 
 
 @dataclass(frozen=True)
@@ -96,14 +109,29 @@ def _whole_lines(data: bytes) -> bytes:
 # --- delimited text ---------------------------------------------------------------------------------------------------
 
 
-def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, Any], tuple[str, ...], int]:
-    """(rows, all text; keys of section `source`; notes; lines that are no rows).
+@dataclass(frozen=True)
+class CsvRows:
+    """Rows of delimited text, and how they are written."""
+
+    #: All text.
+    rows: pa.Table
+    #: Keys of the section `source`.
+    options: dict[str, Any]
+    marks: NumberMarks
+    #: What a person should know.
+    notes: tuple[str, ...]
+    #: Lines that are no rows.
+    unread_lines: int
+
+
+def csv_rows(chunks: Sequence[Chunk], text: str) -> CsvRows:
+    """Return the rows of delimited text.
 
     Raises:
         UserError: not UTF-8, not a table, or a name twice.
     """
     lines = _first_lines(chunks[0], text)
-    separator = _separator(lines)
+    separator = _separator(lines, text)
     first = next(csv.reader([lines[0]], delimiter=separator))
     # A blank behind each separator, as people write lists.
     blank = [f for line in lines[1:20] for f in line.split(separator)[1:]]
@@ -126,15 +154,22 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     if trim:
         rows = pa.table({n: pc.utf8_trim_whitespace(rows[n]) for n in names})
         rows = pa.table({n: pc.if_else(pc.equal(rows[n], ""), None, rows[n]) for n in names})
-    null, other_nulls = _null_value(rows)
+    null_texts = _null_texts(rows)
     options: dict[str, Any] = {}
     if separator != ",":
         options["separator"] = separator
     if not header:
         options["header"] = False
-    if null is not None:
-        options["null_value"] = null
-        rows = pa.table({n: pc.if_else(pc.equal(rows[n], null), None, rows[n]) for n in names})
+    if null_texts:
+        key = "null_value" if len(null_texts) == 1 else "null_values"
+        options[key] = null_texts[0] if len(null_texts) == 1 else null_texts
+        is_null = {n: pc.is_in(rows[n], pa.array(null_texts, pa.string())) for n in names}
+        rows = pa.table({n: pc.if_else(is_null[n], None, rows[n]) for n in names})
+    marks = find_marks({n: pc.unique(rows[n]).drop_null() for n in names}, separator)
+    if marks.decimal != ".":
+        options["decimal"] = marks.decimal
+    if marks.thousands is not None:
+        options["thousands"] = marks.thousands
     if multiline:
         options["multiline"] = True
     if trim:
@@ -142,11 +177,12 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     notes = []
     if skipped:
         notes.append(f"{skipped:,} of the lines looked at have another number of fields: they go to quarantine")
-    if other_nulls:
-        notes.append(f"also seen, and taken as text: {', '.join(other_nulls)}")
+    notes += marks.notes
+    if separator == ":":
+        notes.append("two colons stand between fields: the column between each two fields is empty")
     if not header:
         notes.append("no line with names was seen: columns are numbered; rename them below, in their order")
-    return rows, options, tuple(notes), skipped
+    return CsvRows(rows, options, marks, tuple(notes), skipped)
 
 
 def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
@@ -170,15 +206,32 @@ def _first_lines(chunk: Chunk, text: str) -> list[str]:
     return lines[:200]
 
 
-def _separator(lines: Sequence[str]) -> str:
-    """Return the separator that cuts most lines into the same number of fields, more than one."""
+def _separator(lines: Sequence[str], text: str) -> str:
+    """Return the separator that cuts most lines into the same number of fields, more than one.
+
+    Raises:
+        UserError: lines of libSVM or libFM that have different numbers of features.
+    """
+    if sum(_LIBSVM.fullmatch(line) is not None for line in lines) >= _MOST * len(lines):
+        features = {len(line.split()) - 1 for line in lines}
+        if len(features) > 1:
+            raise UserError(
+                f"{text}: lines of libSVM or libFM with {min(features)} to {max(features)} features, which is no "
+                f"table. Make JSON lines with a list of them: {_AS_JSON_LINES} {text} > features.jsonl"
+            )
+        return " "
+    if sum("::" in line for line in lines) >= _MOST * len(lines):
+        return ":"
 
     def share(separator: str) -> tuple[float, int]:
         counts = Counter(len(row) for row in csv.reader(lines, delimiter=separator))
         fields, lines_so = counts.most_common(1)[0]
         return (lines_so / len(lines) if fields > 1 else 0.0, fields)
 
-    return max(_SEPARATORS, key=share)
+    usual = max(_SEPARATORS, key=share)
+    blank = share(" ")
+    is_pairs = blank[0] >= _MOST and not any(" " in field.strip() for line in lines for field in line.split(" "))
+    return " " if share(usual)[0] < _MOST and is_pairs else usual
 
 
 def _has_line_breaks(chunk: Chunk, separator: str) -> bool:
@@ -242,8 +295,8 @@ def _parse(
     return table, bad
 
 
-def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
-    """Return the text that most often stands for a missing value, and other texts that do."""
+def _null_texts(rows: pa.Table) -> list[str]:
+    """Return the texts that stand for a missing value, the most frequent first."""
     counts: Counter[str] = Counter()
     for name in rows.column_names:
         value_counts = pc.value_counts(rows[name].combine_chunks())
@@ -251,14 +304,13 @@ def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
             v: c for v, c in zip(value_counts.field(0).to_pylist(), value_counts.field(1).to_pylist(), strict=True) if v
         }
         tokens = [t for t in _NULLS if t in seen]
-        other_nulls = [v for v in seen if v not in _NULLS]
-        numeric = bool(other_nulls) and all(_NUMBER.fullmatch(v) for v in other_nulls[:1_000])
+        values = [v for v in seen if v not in _NULLS]
+        numeric = bool(values) and all(_NUMBER_OR_TIME.fullmatch(v) for v in values[:1_000])
         for token in tokens:
             # A dash or a word may be a value of a text column; in a column of numbers it is none.
-            if numeric or token in ("?", r"\N", "NULL", "N/A", "NA"):
+            if numeric or token in _SURE_NULLS:
                 counts[token] += seen[token]
-    ordered = [token for token, _ in counts.most_common()]
-    return (ordered[0] if ordered else None), ordered[1:]
+    return [token for token, _ in counts.most_common()]
 
 
 # --- JSON lines -------------------------------------------------------------------------------------------------------

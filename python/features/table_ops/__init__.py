@@ -20,6 +20,7 @@ TABLE_OPERATORS = Seam(
         "join_external": f"{_PACKAGE}.joins:JoinExternal",
         "lag": f"{_PACKAGE}.sequences:Lag",
         "lambda": f"{_PACKAGE}.rows:Lambda",
+        "last_events": f"{_PACKAGE}.last_events:LastEvents",
         "negatives": f"{_PACKAGE}.negatives:Negatives",
         "rename": f"{_PACKAGE}.rows:RenameColumns",
         "sessions": f"{_PACKAGE}.sequences:Sessions",

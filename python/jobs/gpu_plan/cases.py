@@ -167,6 +167,7 @@ TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         },
     ],
     "lag": [{"keys": ["user"], "values": ["x", "i"], "since": "hours", "shift": shift} for shift in (1, 3)],
+    "last_events": [{"user": "user"}, {"user": "user", "valid": 2, "rank": 1, "test": 1, "order": ["i"], "to": "part"}],
     "history": [
         {"keys": ["user"], "values": ["item", "s", "x"], "length": 4},
         {

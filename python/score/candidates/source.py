@@ -258,9 +258,9 @@ def _pairs(context: CandidateContext, events: PairEvents, spec_path: str) -> Dat
 
 
 def _window_events(context: CandidateContext, events: PairEvents, spec_path: str) -> tuple[DataFrame, Column]:
-    """Return events of the training window: up to ds with a split by time, else those of train."""
+    """Return events of the training window up to ds, validation included; with a split by column those of train."""
     spec, rows = context.ctx.spec, context.active.events
-    if spec.features.split.by != "time":
+    if spec.features.split.by == "column":
         rows = rows.where(F.col(SPLIT) == "train")
     if events.where is None:
         rows = rows.where(col(spec.features.label).cast("double") == 1.0)
