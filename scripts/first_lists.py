@@ -19,6 +19,7 @@ and their output are written to a file, without the lines that only count.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,15 +43,15 @@ from scripts.commands import headrace
 LIMIT = 600.0
 _CACHE = Path.home() / ".cache" / "headrace" / "recbole"
 _INTER = "recbole/dataset_example/ml-100k/ml-100k.inter"
-#: Lines of a transcript that say nothing to a reader: progress and numbered steps.
-_DULL = ("WARN", "Setting default log level", "To adjust logging")
+#: Lines of output that say nothing to a reader: progress, and what Spark and Python warn of.
+_DULL = re.compile(r"WARN|log level|adjust logging|resource_tracker|warnings[.]warn|  [[][#.]{24}[]]|: [[][#.]{24}[]]")
 
 
 @dataclass(frozen=True)
 class Source:
     """Data as a stranger has it."""
 
-    #: What `headrace init` is given, in the folder of the run.
+    #: What `headrace init` is inter, in the folder of the run.
     path: str
     #: (user, item) as text, of all that users had.
     pairs: Callable[[Path], pd.DataFrame]
@@ -63,7 +64,7 @@ class Missing(Exception):
 # --- the four kinds ---------------------------------------------------------------------------------------------------
 
 
-def recbole(folder: Path, seed: int, given: Path | None) -> Source:
+def recbole(folder: Path, seed: int, inter: Path | None) -> Source:
     """Take RecBole's file as its wheel ships it.
 
     Raises:
@@ -71,7 +72,7 @@ def recbole(folder: Path, seed: int, given: Path | None) -> Source:
     """
     del seed
     target = folder / "ml-100k.inter"
-    if given is None:
+    if inter is None:
         wheels = sorted(_CACHE.glob("recbole-*.whl"))
         if not wheels:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(_CACHE), "recbole"]
@@ -79,14 +80,14 @@ def recbole(folder: Path, seed: int, given: Path | None) -> Source:
             wheels = sorted(_CACHE.glob("recbole-*.whl"))
             if done.returncode or not wheels:
                 raise Missing(f"pip download recbole: {(done.stderr.strip().splitlines() or ['no wheel'])[-1]}")
-        given = wheels[-1]
-    if not given.exists():
-        raise Missing(f"{given} is not there")
-    if given.suffix == ".whl":
-        with zipfile.ZipFile(given) as wheel:
+        inter = wheels[-1]
+    if not inter.exists():
+        raise Missing(f"{inter} is not there")
+    if inter.suffix == ".whl":
+        with zipfile.ZipFile(inter) as wheel:
             target.write_bytes(wheel.read(_INTER))
     else:
-        target.write_bytes(given.read_bytes())
+        target.write_bytes(inter.read_bytes())
 
     def pairs(path: Path) -> pd.DataFrame:
         rows = pd.read_csv(path, sep="\t", dtype=str)
@@ -108,9 +109,9 @@ def _drawn(rng: np.random.Generator, rows: int, users: int, items: int) -> tuple
     return user, item
 
 
-def retail(folder: Path, seed: int, given: Path | None) -> Source:
+def retail(folder: Path, seed: int, inter: Path | None) -> Source:
     """Write an online retailer's CSV: US dates, ids as doubles, quantities and prices, no label."""
-    del given
+    del inter
     rng = np.random.default_rng([seed, 1])
     user, item = _drawn(rng, 30_000, 1_500, 400)
     rows = len(user)
@@ -138,9 +139,9 @@ def retail(folder: Path, seed: int, given: Path | None) -> Source:
     return Source("online_retail.csv", pairs)
 
 
-def german(folder: Path, seed: int, given: Path | None) -> Source:
+def german(folder: Path, seed: int, inter: Path | None) -> Source:
     """Write a German export: a BOM, semicolons, decimal commas, German times, and a label of ja and nein."""
-    del given
+    del inter
     rng = np.random.default_rng([seed, 2])
     user, item = _drawn(rng, 20_000, 800, 250)
     rows = len(user)
@@ -167,9 +168,9 @@ def german(folder: Path, seed: int, given: Path | None) -> Source:
     return Source("export.csv", pairs)
 
 
-def nested(folder: Path, seed: int, given: Path | None) -> Source:
+def nested(folder: Path, seed: int, inter: Path | None) -> Source:
     """Write six days of Parquet, a folder a day, with structures of user and item, and no label."""
-    del given
+    del inter
     rng = np.random.default_rng([seed, 3])
     user, item = _drawn(rng, 24_000, 1_200, 300)
     day = np.sort(rng.integers(0, 6, len(user)))
@@ -231,11 +232,11 @@ class Terminal:
 def _telling(output: str) -> list[str]:
     """Return the lines of a command's output that say something to a reader."""
     lines = [line.rstrip() for line in output.splitlines()]
-    return [line for line in lines if not any(dull in line for dull in _DULL)]
+    return [line for line in lines if _DULL.search(line) is None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FirstLists:
     """A kind's day: rows of lists, users, rows whose item the user had, seconds."""
 
     rows: int
@@ -244,7 +245,7 @@ class Outcome:
     seconds: float
 
 
-def first_list(kind: str, folder: Path, seed: int, given: Path | None, transcripts: Path | None) -> Outcome:
+def first_list(kind: str, folder: Path, seed: int, inter: Path | None, transcripts: Path | None) -> FirstLists:
     """Go from a kind's data to its first published lists.
 
     Raises:
@@ -252,15 +253,15 @@ def first_list(kind: str, folder: Path, seed: int, given: Path | None, transcrip
         RuntimeError: a command fails.
     """
     folder.mkdir(parents=True)
-    source = KINDS[kind](folder, seed, given)
-    terminal, began = Terminal(folder), time.perf_counter()
+    source = KINDS[kind](folder, seed, inter)
+    terminal, started = Terminal(folder), time.perf_counter()
     try:
         printed = terminal.headrace("init", source.path)
         # The last line that `init` prints is the command to go on with.
         run = printed.strip().splitlines()[-1].split()[1:]
         pipeline = run[1]
         terminal.headrace(*run)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         terminal.headrace("warehouse", "sample", pipeline, "--rows", "5")
         rows = _published(folder, pipeline)
     finally:
@@ -273,7 +274,7 @@ def first_list(kind: str, folder: Path, seed: int, given: Path | None, transcrip
                 (transcripts / f"{kind}.yaml").write_text(file.read_text().replace(str(folder), "/data"))
     had = source.pairs(folder / source.path).drop_duplicates()
     both = rows.merge(had, on=["user", "item"])
-    return Outcome(len(rows), rows["user"].nunique(), len(both), seconds)
+    return FirstLists(len(rows), rows["user"].nunique(), len(both), seconds)
 
 
 def _published(folder: Path, pipeline: str) -> pd.DataFrame:
@@ -282,8 +283,8 @@ def _published(folder: Path, pipeline: str) -> pd.DataFrame:
     assert spec.score is not None
     user, item = (f'"{key}"' for key in (spec.score.user.key, spec.score.item.key))
     with connect(Warehouse(), Workspace(folder / "var")) as conn:
-        found = conn.execute(f"SELECT {user}::text, {item}::text FROM {spec.pipeline}_scores").fetchall()
-    return pd.DataFrame(found, columns=["user", "item"])
+        pairs = conn.execute(f"SELECT {user}::text, {item}::text FROM {spec.pipeline}_scores").fetchall()
+    return pd.DataFrame(pairs, columns=["user", "item"])
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -56,8 +56,8 @@ def events(rows: int, seed: int, users: int = 25) -> pd.DataFrame:
 def expected_splits(frame: pd.DataFrame, held_out: dict[str, int], order: list[str]) -> pd.Series:
     """The split of each row, by sorting each user's events."""
     splits = pd.Series("train", frame.index)
-    for _, mine in frame[frame["user"].notna() & frame["ts"].notna()].groupby("user"):
-        newest = mine.sort_values(["ts", *order, FILE, LINE]).index[::-1]
+    for _, of_user in frame[frame["user"].notna() & frame["ts"].notna()].groupby("user"):
+        newest = of_user.sort_values(["ts", *order, FILE, LINE]).index[::-1]
         if len(newest) <= sum(held_out.values()):
             continue
         start = 0
@@ -94,7 +94,7 @@ def test_what_it_does_not_take() -> None:
 def test_a_log_without_a_label_from_init_to_what_users_have_had(
     spark: SparkSession, ws: Workspace, tmp_path: Path
 ) -> None:
-    """As `headrace init` writes it: the last event of each user validates, and is among what the user has had."""
+    """The last event of each user validates, and is among what the user has had."""
     frame = events(300, seed=9).dropna().drop(columns=[FILE, LINE, "click", "clock"])
     frame = frame.rename(columns={"user": "user_id", "item": "item_id"})
     frame.to_csv(tmp_path / "log.csv", index=False)

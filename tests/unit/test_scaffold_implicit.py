@@ -231,20 +231,20 @@ _TIMES = st.lists(
 @settings(max_examples=120, deadline=None)
 @given(_FORMATS, _TIMES)
 def test_times_of_a_format_are_recognised_or_said_to_be_ambiguous(form: tuple[str, str], times: list[datetime]) -> None:
-    """Python's strftime writes them; the format that is found reads the same instants, or says that it may not."""
+    """Python's strftime writes them; the format that is spelled reads the same instants, or says that it may not."""
     text = "".join(form)
-    found = find_times(pa.array([t.strftime(text) for t in times]))
-    assert found is not None, text
-    read = [t.replace(tzinfo=None) if isinstance(t, datetime) else t for t in found.values.to_pylist()]
+    spelled = find_times(pa.array([t.strftime(text) for t in times]))
+    assert spelled is not None, text
+    read = [t.replace(tzinfo=None) if isinstance(t, datetime) else t for t in spelled.values.to_pylist()]
     parts = ["%Y", "%m", "%d"] + [p for p in ("%H", "%M", "%S") if p in text or (p == "%H" and "%I" in text)]
     key = " ".join(parts)
     same = [datetime.strptime(t.strftime(key), key) for t in times] == [
         datetime(r.year, r.month, r.day) if not isinstance(r, datetime) else r for r in read
     ]
-    assert same or found.is_ambiguous
-    if found.is_ambiguous:
+    assert same or spelled.is_ambiguous
+    if spelled.is_ambiguous:
         assert max(t.day for t in times) <= 12, "a day above 12 tells the order"
-        assert "ambiguous" in found.evidence
+        assert "ambiguous" in spelled.evidence
 
 
 @pytest.mark.parametrize(
@@ -257,21 +257,21 @@ def test_times_of_a_format_are_recognised_or_said_to_be_ambiguous(form: tuple[st
     ],
 )
 def test_the_order_of_day_and_month_is_said_with_evidence(texts: list[str], form: str, evidence: str) -> None:
-    found = find_times(pa.array(texts))
-    assert found is not None
-    assert (found.format, found.is_ambiguous) == (form, False)
-    assert evidence in found.evidence
+    spelled = find_times(pa.array(texts))
+    assert spelled is not None
+    assert (spelled.format, spelled.is_ambiguous) == (form, False)
+    assert evidence in spelled.evidence
 
 
 def test_an_ambiguous_order_is_that_in_which_rows_follow_each_other(tmp_path: Path) -> None:
-    """From the first of January to the twelfth of twelve months, in the order of time."""
+    """Twelve months of days up to the twelfth, in the order of time, fit both orders."""
     days = [datetime(2025, month, day) for month in range(1, 13) for day in range(1, 13, 2)]
-    for form, other in (("%d/%m/%Y", "month first"), ("%m.%d.%Y", "day first")):
-        found = find_times(pa.array([d.strftime(form) for d in days]))
-        assert found is not None
-        assert (found.format, found.is_ambiguous) == (form, True)
-        assert "no number is above 12" in found.evidence
-        assert f"with the {other}" in found.evidence
+    for form, alternative in (("%d/%m/%Y", "month first"), ("%m.%d.%Y", "day first")):
+        spelled = find_times(pa.array([d.strftime(form) for d in days]))
+        assert spelled is not None
+        assert (spelled.format, spelled.is_ambiguous) == (form, True)
+        assert "no number is above 12" in spelled.evidence
+        assert f"with the {alternative}" in spelled.evidence
     rows = log(72).assign(timestamp=[d.strftime("%d/%m/%Y") for d in days])
     target = tmp_path / "p.yaml"
     spec = written(csv_of(rows, tmp_path / "a.csv"), target)

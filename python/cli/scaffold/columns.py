@@ -23,7 +23,7 @@ from headrace.schema import EpochUnit, path_of
 _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"
 #: Integers, some as programs write floats.
-_WHOLE = r"^[+-]?\d{1,15}(\.0+)?$"
+_WHOLE_NUMBER = r"^[+-]?\d{1,15}(\.0+)?$"
 #: Times and dates without a sign between their parts.
 _COMPACT_TIME = r"^(19|20)\d{6}(\d{6})?$"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -362,7 +362,7 @@ def _number(name: str, values: pa.Array) -> ColumnProfile | None:
     if not _all(distinct, _NUMBER):
         return None
     floats = values.cast(pa.float64())
-    if _names_one(name) and _all(distinct, _WHOLE):
+    if _names_one(name) and _all(distinct, _WHOLE_NUMBER):
         return ColumnProfile(name, "bigint", floats.cast(pa.int64()))
     low, high = _EPOCH
     bounds = pc.min_max(floats).as_py()

@@ -64,7 +64,7 @@ _NUMBERS = frozenset(_list("no nr num number nummer"))
 _PLACES = frozenset(
     _list("year quarter month week day hour minute second line row page rank seq sequence jahr monat woche zeile seite")
 )
-#: Words that say which item, where an id follows: `StockCode`, `title_id`.
+#: Words that say which item, where an id follows: `StockCode`.
 _ITEM_CODES = frozenset(_list("stock title part material"))
 _JOINED = re.compile(r"(.+?)(nummer|number|code|uuid|guid|key|ids|id|nr|no|sku)")
 

@@ -180,9 +180,9 @@ def _placed(user: str, item: str) -> dict[str, str]:
 
 def _likely_key(columns: Sequence[ColumnProfile], side: str, named: Named) -> str | None:
     """Return the column of users or items: as the user says, by its name, or by its place in a file without names."""
-    said: str | None = vars(named)[side]
-    if said is not None:
-        return said
+    requested: str | None = vars(named)[side]
+    if requested is not None:
+        return requested
     is_side = is_user if side == "user" else is_item
     usable = [c for c in columns if not c.fault and (c.type == "string" or c.is_integer) and c.distinct > 1]
     by_name = [c.name for c in usable if is_side(c.name)]

@@ -20,7 +20,7 @@ from headrace.schema import TimeFormat
 _PROBE, _TRIED = 8, 50_000
 _SIGNS = r"^[+-]?[0-9.,' \x{00a0}\x{202f}]*[0-9][0-9.,' \x{00a0}\x{202f}]*([eE][+-]?[0-9]+)?$"
 _ZEROS = r"^[+-]?0[0-9]"
-_WHOLE = r"^[+-]?[0-9]+$"
+_WHOLE_NUMBER = r"^[+-]?[0-9]+$"
 _ZERO_POINT = r"^[+-]?0[.,]"
 _CLOCK = r"^([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?$"
 _Mark = Literal[".", ","]
@@ -70,7 +70,7 @@ def find_marks(columns: Mapping[str, pa.Array], separator: str) -> NumberMarks:
     fitting: dict[str, set[tuple[_Mark, _Between | None]]] = {}
     for name, texts in columns.items():
         texts = texts.slice(0, _TRIED)
-        if not len(texts) or not _all(texts, _SIGNS) or _all(texts, _WHOLE) or _any(texts, _ZEROS):
+        if not len(texts) or not _all(texts, _SIGNS) or _all(texts, _WHOLE_NUMBER) or _any(texts, _ZEROS):
             continue
         styles = {s for s in _STYLES if not Spelling(*s).plain(texts).null_count}
         if styles:
@@ -86,22 +86,22 @@ def find_marks(columns: Mapping[str, pa.Array], separator: str) -> NumberMarks:
     notes: list[str] = []
     if rivals:
         decimal, thousands = rivals[0]
-        other = f"decimal: '{decimal}'" + (f", thousands: '{thousands}'" if thousands else "")
-        notes += _doubts(columns, evidence, best[0], other)
-    if others := [n for n, styles in fitting.items() if best not in styles]:
-        notes.append(f"numbers spelled in another way, and taken as text: {', '.join(others)}")
+        alternative = f"decimal: '{decimal}'" + (f", thousands: '{thousands}'" if thousands else "")
+        notes += _doubts(columns, evidence, best[0], alternative)
+    if unread := [n for n, styles in fitting.items() if best not in styles]:
+        notes.append(f"numbers spelled in another way, and taken as text: {', '.join(unread)}")
     return NumberMarks(best[0], best[1], tuple(notes))
 
 
-def _doubts(columns: Mapping[str, pa.Array], names: Sequence[str], decimal: str, other: str) -> tuple[str, ...]:
-    """Return a note for columns whose numbers have another value by other marks, and no value tells which are right."""
+def _doubts(columns: Mapping[str, pa.Array], names: Sequence[str], decimal: str, alternative: str) -> tuple[str, ...]:
+    """Return a note where numbers have another value by other marks, and none of them tells which is right."""
     marked = {n: columns[n].filter(pc.match_substring_regex(columns[n], r"[.,]")) for n in names}
     names = [n for n, texts in marked.items() if len(texts)]
     if not names:
         return ()
     example = marked[names[0]][0].as_py()
     kind = ("a fraction", "thousands") if decimal in example else ("thousands", "a fraction")
-    return (f"ambiguous: {example!r} in {names[0]!r} has {kind[0]}, or {kind[1]} ({other}); no value tells",)
+    return (f"ambiguous: {example!r} in {names[0]!r} has {kind[0]}, or {kind[1]} ({alternative}); no value tells",)
 
 
 @dataclass(frozen=True)
@@ -191,17 +191,17 @@ def _likelier(values: pa.Array, matches: Sequence[tuple[str, str]]) -> SpelledTi
         shares[order] = float((np.diff(numbers) >= 0).mean()) if len(numbers) > 1 else 1.0
     first, second = _first_numbers(pc.unique(values).drop_null())
     usual = _MONTH_FIRST if "/" in matches[0][0] else _DAY_FIRST
-    other = _DAY_FIRST if usual == _MONTH_FIRST else _MONTH_FIRST
-    if abs(shares[usual] - shares[other]) > 0.02:
+    alternative = _DAY_FIRST if usual == _MONTH_FIRST else _MONTH_FIRST
+    if abs(shares[usual] - shares[alternative]) > 0.02:
         chosen = max(shares, key=lambda order: shares[order])
-        rejected = other if chosen == usual else usual
+        rejected = alternative if chosen == usual else usual
         reason = (
             f"{shares[chosen]:.0%} of the times then do not precede the one before them, and {shares[rejected]:.0%} "
             f"with the {rejected}"
         )
     else:
-        chosen, rejected = usual, other
-        reason = f"nothing in the data tells; so are such dates mostly written. Else: {reads[other][0]!r}"
+        chosen, rejected = usual, alternative
+        reason = f"nothing in the data tells; so are such dates mostly written. Else: {reads[alternative][0]!r}"
     evidence = f"ambiguous: no number is above {max(first, second)}; {chosen} here, as {reason}"
     return SpelledTimes(*reads[chosen], evidence, is_ambiguous=True)
 
