@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.cli.scaffold.columns import ColumnProfile
     from headrace.cli.scaffold.roles import Named, Roles
     from headrace.cli.scaffold.sample import Sample
+    from headrace.config import Spec
 
 
 @app.command(
@@ -95,10 +96,7 @@ def write_pipeline(
     from headrace.cli.scaffold.pipeline_yaml import pipeline_yaml
     from headrace.cli.scaffold.roles import find_roles
     from headrace.cli.scaffold.sample import take_sample
-    from headrace.config import load_spec
     from headrace.config.section import NAME
-    from headrace.features.workflow.workflow import Workflow
-    from headrace.score.columns import check_columns
 
     if name is not None and not NAME.fullmatch(name):
         raise UserError(f"--name {name}: a pipeline's name must match {NAME.pattern}")
@@ -115,22 +113,56 @@ def write_pipeline(
         raise
     if not roles.features:
         raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
-    local(file).put_text(f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
+    spec = _checked(file, f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
     _show(sample, columns, roles)
+    _warn_of_warehouse(spec)
     if roles.implicit:
         out.print(f"\nimplicit feedback: {roles.implicit}", markup=False, soft_wrap=True)
     for column in columns:
         if column.is_ambiguous:
             out.print(f"\n{column.name}: {column.evidence}", markup=False, soft_wrap=True)
-    spec = load_spec(file)
-    Workflow.from_spec(spec)
-    if spec.score is not None:
-        check_columns(spec, spec.score)
     day = f" --ds {_newest_day(sample, columns) or 'DATE'}" if spec.ds is None else ""
     quoted = shlex.quote(str(file))
     out.print(f"\nwrote {file}. Read it, then:\n", markup=False, soft_wrap=True)
     out.print(f"  headrace run {quoted}{day} --dry-run", markup=False, soft_wrap=True)
     out.print(f"  headrace run {quoted}{day}", markup=False, soft_wrap=True)
+
+
+def _checked(file: Path, text: str) -> Spec:
+    """Write a pipeline's file, and look at all that its stages, up to the last one, need of the spec.
+
+    Raises:
+        UserError: a stage would refuse it; the file is then as it was.
+    """
+    from headrace.config import load_spec
+    from headrace.features.workflow.workflow import Workflow
+    from headrace.score.columns import check_columns
+
+    previous = file.read_text() if file.exists() else None
+    local(file).put_text(text)
+    try:
+        spec = load_spec(file)
+        Workflow.from_spec(spec)
+        if spec.score is not None:
+            check_columns(spec, spec.score)
+    except UserError:
+        if previous is None:
+            file.unlink()
+        else:
+            local(file).put_text(previous)
+        raise
+    return spec
+
+
+def _warn_of_warehouse(spec: Spec) -> None:
+    """Say now what `publish` would say as the last but one stage: the embedded PostgreSQL is not installed."""
+    from headrace.publish.embedded.processes import program
+
+    if spec.publish is not None:
+        try:
+            program("psql")
+        except UserError as e:
+            out.print(f"\nthe stage publish will not run: {e}", markup=False, soft_wrap=True)
 
 
 def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:

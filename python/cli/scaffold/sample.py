@@ -46,6 +46,8 @@ _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 #: First bytes of files that are no text, by the format that they say; the most that a look at the content reads.
 _MAGIC: Mapping[bytes, Format] = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _LOOK = 1 << 12
+#: Characters of a pipeline's name: PostgreSQL's names have 63, and `_scores` and more follow.
+_NAME_LENGTH = 40
 #: How the path of a file below its table's begins where each day has files of its own.
 _DAY_FOLDERS: Mapping[str, str] = {
     "{ds:%Y/%m/%d}": r"(\d{4})/(\d{2})/(\d{2})/.*",
@@ -285,8 +287,8 @@ def _stem(path: Location) -> str:
 
 
 def _name(text: str) -> str:
-    """Return a pipeline's name from a file's or a folder's."""
-    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    """Return a pipeline's name from a file's or a folder's; tables in a warehouse are named after it."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:_NAME_LENGTH].rstrip("_")
     return name if re.match(r"[a-z]", name) else f"pipeline_{name}".rstrip("_")
 
 
