@@ -37,7 +37,6 @@ import pyarrow.parquet as pq
 from headrace.config import Warehouse, load_spec
 from headrace.publish.postgres.server import connect
 from headrace.workspace import Workspace
-from scripts.commands import headrace
 
 #: Seconds from `init` to the first list, at most.
 LIMIT = 600.0
@@ -265,7 +264,8 @@ def first_list(kind: str, folder: Path, seed: int, inter: Path | None, transcrip
         terminal.headrace("warehouse", "sample", pipeline, "--rows", "5")
         rows = _published(folder, pipeline)
     finally:
-        headrace("warehouse", "stop", "--home", str(folder / "var"), check=False)
+        stop = [sys.executable, "-m", "headrace.cli", "warehouse", "stop", "--home", str(folder / "var")]
+        subprocess.run(stop, capture_output=True, check=False)
         if transcripts is not None:
             transcripts.mkdir(parents=True, exist_ok=True)
             text = "\n".join(terminal.lines).replace(str(folder), "/data")
