@@ -163,6 +163,7 @@ $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@touch $@
 
 # The documentation's site, by MkDocs in an environment of its own. It reads headrace's docstrings without importing it.
+# Not with -q: MkDocs then counts no warnings, and a broken link passes.
 $(STAMPS)/docs-env: requirements/docs.lock $(STAMPS)/tools
 	@$(STEP) "install MkDocs' environment" bash -c '[ -x .venv-docs/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-docs; $(UV) pip sync -q --require-hashes --python .venv-docs/bin/python requirements/docs.lock'
 	@touch $@

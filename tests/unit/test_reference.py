@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -117,3 +118,11 @@ def test_the_commands_page_has_what_help_has() -> None:
         options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed)) - {"--help"}
         assert options
         assert options <= set(re.findall(r"--[a-z][a-z-]+", by_command[command])), command
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"^::: (\S+)$", (checkout() / "docs" / "reference" / "python.md").read_text(), re.MULTILINE)
+)
+def test_what_the_python_page_shows_exists(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert getattr(import_module(module), attribute).__doc__
