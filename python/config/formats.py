@@ -74,21 +74,21 @@ class JsonLines(FileFormat):
 class DeltaFormat(TableFormat):
     """Delta tables."""
 
-    opens = "headrace.lake.tables.opened:open_delta"
+    opens = "headrace.lake.tables.change_feed:open_delta"
     has_changes = True
 
 
 class IcebergFormat(TableFormat):
     """Iceberg tables."""
 
-    opens = "headrace.lake.tables.opened:open_iceberg"
+    opens = "headrace.lake.tables.iceberg:open_iceberg"
     properties = ICEBERG_BY_PATH
 
 
 class Folder(TableFormat):
     """Folders of Parquet, ORC or Avro files."""
 
-    opens = "headrace.lake.tables.opened:open_folder"
+    opens = "headrace.lake.tables.folder:open_folder"
     is_files = True
 
 

@@ -18,9 +18,9 @@ from headrace.errors import UserError
 from headrace.features.arrow.decode import LakeFile
 from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.lake.landing.files import day_folders
-from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
+from headrace.lake.tables.opened import find_table, open_table, table_name
 from headrace.lake.tables.parquet import arrow_reads
-from headrace.lake.tables.snapshot import Snapshot
+from headrace.lake.tables.snapshot import Snapshot, TablePlace
 from headrace.storage import Location, local, missing
 from headrace.storage.objects import calls
 from headrace.workspace import Workspace

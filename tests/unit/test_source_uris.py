@@ -24,7 +24,8 @@ from headrace.jobs.observe.openlineage.names import DatasetName, name_of
 from headrace.lake.landing.files import find_files, marker_places
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.spark.requirements import ACCESSED, store_properties
-from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
+from headrace.lake.tables.opened import find_table, open_table, table_name
+from headrace.lake.tables.snapshot import TablePlace
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.stage import Context
 from headrace.storage import local, location_of

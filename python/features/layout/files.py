@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.config import Spec
-from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from headrace.features.workflow.fitted import FittedWorkflow
 
 Engine = Literal["spark", "arrow"]
 

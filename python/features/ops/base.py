@@ -25,13 +25,14 @@ from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Partials, Statistic
 from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
-from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.features.vocabulary.keyed_tables import KeyedTable
-from headrace.features.vocabulary.lookup import Lookup
 from headrace.plugins import faults_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+    from headrace.features.vocabulary.codes import VocabularyRule
+    from headrace.features.vocabulary.keyed_tables import KeyedTable
+    from headrace.features.vocabulary.lookup import Lookup
 
 #: The name of a column that an operator makes. Two underscores in front are the writer's.
 NewName = Annotated[str, StringConstraints(min_length=1, pattern=r"^([^_]|_[^_]|_$)")]

@@ -47,6 +47,7 @@ class Attribution(TableOp):
     """
 
     name: ClassVar[str] = "attribution"
+    first_because: ClassVar[str] = "the label comes first"
     #: Rows that are scored are none of the events, and have no label.
     rowwise: ClassVar[bool] = True
 
@@ -80,6 +81,9 @@ class Attribution(TableOp):
 
     def lookback(self) -> int:
         return self.within if self.credit == "first" else 0
+
+    def label_source(self) -> str | None:
+        return self.from_
 
     def label_wait(self) -> int:
         return self.within + self.wait

@@ -184,6 +184,8 @@ class TableOp(BaseModel):
     rowwise: ClassVar[bool] = False
     #: Whether rows that are scored pass through it too; drawing negatives is for training.
     serves: ClassVar[bool] = True
+    #: Why it comes before operators that look at the past of keys; empty: it need not.
+    first_because: ClassVar[str] = ""
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         """Return all columns afterwards, with their types. Raises OpError for what it cannot take."""
@@ -220,6 +222,10 @@ class TableOp(BaseModel):
         """Microseconds after a row for which the label that it adds may still become another."""
         return 0
 
+    def label_source(self) -> str | None:
+        """Return the named source that the label is made of, if it makes one of a source."""
+        return None
+
     def label_delay(self, schema: TableSchema) -> int | None:
         """Microseconds after which it takes an earlier event's label for known; None: it looks at no labels."""
         return None
@@ -227,6 +233,10 @@ class TableOp(BaseModel):
     def keys_of(self) -> tuple[str, ...]:
         """Return the keys by which it groups events to look at those before a row."""
         return ()
+
+    def former_name(self, column: str) -> str | None:
+        """Return the name that a column had before, where it gives it another one; else None."""
+        return None
 
     def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
         """Return the columns of the same row from which an added column is computed, as far as they are known."""

@@ -48,6 +48,7 @@ class Negatives(TableOp):
     """
 
     name: ClassVar[str] = "negatives"
+    first_because: ClassVar[str] = "they would give a negative its positive's past"
     serves: ClassVar[bool] = False
 
     item: str

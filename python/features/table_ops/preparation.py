@@ -26,7 +26,6 @@ from headrace.config import NamedSource, OpSpec, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
 from headrace.features.table_ops import TABLE_OPERATORS
-from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import (
     ExternalTable,
     SourceRead,
@@ -38,8 +37,6 @@ from headrace.features.table_ops.base import (
     with_query,
     with_types,
 )
-from headrace.features.table_ops.negatives import Negatives
-from headrace.features.table_ops.rows import RenameColumns
 from headrace.features.types import OpError, ValueType, build, declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
@@ -215,13 +212,8 @@ class Preparation:
             place = f"{where}[{i}]"
             op = build(TABLE_OPERATORS, spec.op, spec.params, place)
             past = [s.op.name for s in steps if s.op.keys_of()]
-            if isinstance(op, Negatives) and past:
-                raise UserError(
-                    f"{place} (negatives): put it before {', '.join(past)}: they would give a negative its positive's "
-                    f"past"
-                )
-            if isinstance(op, Attribution) and past:
-                raise UserError(f"{place} (attribution): put it before {', '.join(past)}: the label comes first")
+            if op.first_because and past:
+                raise UserError(f"{place} ({op.name}): put it before {', '.join(past)}: {op.first_because}")
             try:
                 self._check_label_delay(op, schema, max((s.op.label_wait() for s in steps), default=0))
                 after = op.columns(schema)
@@ -269,7 +261,7 @@ class Preparation:
     @property
     def label_source(self) -> str | None:
         """The named source that the label is made of, if it is."""
-        return next((s.op.from_ for s in self.steps if isinstance(s.op, Attribution)), None)
+        return next((source for s in self.steps if (source := s.op.label_source()) is not None), None)
 
     @property
     def externals(self) -> tuple[ExternalTable, ...]:
@@ -294,8 +286,7 @@ class Preparation:
             step = self.steps[i]
             if column in step.schema.types:
                 continue
-            if isinstance(step.op, RenameColumns):
-                old = next(a for a, b in step.op.to.items() if b == column)
+            if (old := step.op.former_name(column)) is not None:
                 return self._some(self.steps[:i]).keys_behind(old)
             earlier = self._some(self.steps[:i])
             key_sets = [earlier.keys_behind(k) or (k,) for k in step.op.keys_of()]

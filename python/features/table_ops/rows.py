@@ -111,6 +111,9 @@ class RenameColumns(TableOp):
 
     to: Mapping[str, str] = Field(min_length=1)
 
+    def former_name(self, column: str) -> str | None:
+        return next((old for old, new in self.to.items() if new == column), None)
+
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         for old, new in self.to.items():
             schema.type_of(old)

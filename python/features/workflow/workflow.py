@@ -16,13 +16,14 @@ from headrace.features.ops.numbers import FromDecimal
 from headrace.features.ops.selection import Chains, Selection, as_chains
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import OpError, ValueType, build, declared, least
-from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.features.vocabulary.keyed_tables import KeyedTable
-from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
+
+    from headrace.features.vocabulary.codes import VocabularyRule
+    from headrace.features.vocabulary.keyed_tables import KeyedTable
+    from headrace.features.vocabulary.lookup import Lookup
 
 
 #: NumPy's names of the types that a carried column may have.

@@ -21,8 +21,8 @@ from headrace.lake.landing.completeness import incomplete, missing_markers, warn
 from headrace.lake.landing.expectations import summed
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.spark.session import session
-from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
-from headrace.lake.tables.snapshot import Snapshot
+from headrace.lake.tables.opened import find_table, open_table, table_name
+from headrace.lake.tables.snapshot import Snapshot, TablePlace
 from headrace.manifest import Input, Output, fingerprint
 from headrace.stage import Result
 from headrace.storage.own_records import known_keys
@@ -70,7 +70,7 @@ class TakenDays:
     """Records in the log of a quarantine table."""
 
     days: Mapping[str, TakenDay]
-    #: Where the table was (headrace.lake.tables.opened.TablePlace).
+    #: Where the table was (headrace.lake.tables.snapshot.TablePlace).
     place: Mapping[str, Any] | None
     #: Its columns, name to type, when a day was taken last.
     columns: Mapping[str, str] | None

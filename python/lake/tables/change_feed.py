@@ -25,11 +25,11 @@ from headrace.config.source import RowChange
 from headrace.errors import UserError
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
-from headrace.lake.tables.delta import DeltaSnapshot
-from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, TableFile
+from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
+from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, Snapshot, TableFile, TablePlace
 from headrace.lake.values import extract
 from headrace.schema import quoted_names
-from headrace.storage import Location, missing
+from headrace.storage import Location, location_of, missing
 
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")
 #: Columns of a change data feed.
@@ -378,3 +378,14 @@ def _check_columns(schemas: list[tuple[int, str]], table_name: str) -> None:
 def _columns(schema: str) -> Iterator[tuple[str, str]]:
     for field in json.loads(schema)["fields"]:
         yield field["name"], json.dumps([field["type"], (field.get("metadata") or {}).get(_PHYSICAL)])
+
+
+def open_delta(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open a Delta table; arguments as of `headrace.lake.tables.opened.open_table`."""
+    folder = location_of(place.path).as_plain()
+    number = pinned_version(source, folder) if version is None else int(version)
+    if source.day is not None and source.day.changes:
+        return ChangeFeed(source, table, folder, number, days)
+    return DeltaSnapshot(source, folder, number)

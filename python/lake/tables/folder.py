@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.config import TableSource
+from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.spark.errors import own_error
 from headrace.lake.spark.session import spark_settings
@@ -33,8 +33,10 @@ from headrace.lake.tables.snapshot import (
     READERS,
     WHOLE_TABLE,
     FileSnapshot,
+    Snapshot,
     StoredRows,
     TableFile,
+    TablePlace,
     files_of,
     relative_file,
     relative_name,
@@ -42,7 +44,7 @@ from headrace.lake.tables.snapshot import (
 from headrace.lake.values import has_twins, with_unique_names
 from headrace.manifest import fingerprint
 from headrace.schema import unique_names
-from headrace.storage import Location, StoreError, StoreRefused
+from headrace.storage import Location, StoreError, StoreRefused, location_of
 from headrace.storage.store import Info
 
 
@@ -462,3 +464,10 @@ def _is_parquet(path: Location) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def open_folder(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open a folder of files without a log; arguments as of `headrace.lake.tables.opened.open_table`."""
+    return FolderSnapshot(source, location_of(place.path).as_plain(), place.format)

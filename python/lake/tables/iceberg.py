@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import TableSource
+from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.tables.days import Bounds, days_of_file, with_day_filter
 from headrace.lake.tables.iceberg_metadata import (
@@ -30,9 +30,18 @@ from headrace.lake.tables.iceberg_metadata import (
     read_metadata,
     snapshot_files,
 )
-from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, OneSchemaRows, TableFile, one_spelling
+from headrace.lake.tables.snapshot import (
+    FILE,
+    LINE,
+    FileSnapshot,
+    OneSchemaRows,
+    Snapshot,
+    TableFile,
+    TablePlace,
+    one_spelling,
+)
 from headrace.manifest import fingerprint
-from headrace.storage import Location
+from headrace.storage import Location, location_of
 
 _EPOCH = datetime(1970, 1, 1)
 #: Property of tables whose files were not written by Iceberg: columns are found by name, partitions are not in files.
@@ -190,3 +199,12 @@ def _value(type_: Any, data: bytes | None) -> date | datetime | None:
 def _text(value: Any) -> str | None:
     """Return the value of a partition column as Spark casts it to text."""
     return None if value is None else str(value)
+
+
+def open_iceberg(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open an Iceberg table; arguments as of `headrace.lake.tables.opened.open_table`."""
+    pinned = None if version is None else int(version)
+    folder = location_of(place.path).as_plain()
+    return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))

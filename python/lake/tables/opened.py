@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -13,36 +12,11 @@ from headrace.config import Table, TableSource
 from headrace.config.formats import TABLE_FORMATS
 from headrace.errors import UserError
 from headrace.lake.spark.requirements import S3_FILES, S3A
-from headrace.lake.tables.change_feed import ChangeFeed
-from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
-from headrace.lake.tables.folder import FolderSnapshot
-from headrace.lake.tables.iceberg import IcebergSnapshot, pinned_snapshot
-from headrace.lake.tables.iceberg_metadata import named_place
-from headrace.lake.tables.snapshot import Snapshot
+from headrace.lake.tables.snapshot import Snapshot, TablePlace
 from headrace.plugins import resolve
 from headrace.schema import quoted_names
 from headrace.storage import location_of
 from headrace.workspace import Workspace
-
-
-@dataclass(frozen=True)
-class TablePlace:
-    """Format and place of a table, as a catalog or the spec names them; goes into manifests."""
-
-    #: A name of `headrace.config.formats.TABLE_FORMATS`.
-    format: str
-    #: Its folder: an absolute path or a URI.
-    path: str
-    #: Of an Iceberg table: the metadata file that its catalog named as the newest when it was asked.
-    metadata: str | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """For a manifest."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    def is_still_valid(self, source: TableSource) -> bool:
-        """Return whether the version that the spec names is found here without asking the catalog again."""
-        return self.metadata is None or source.version is not None
 
 
 def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:
@@ -86,34 +60,9 @@ def open_table(
     return cast(Snapshot, opens(source, table, place, days, version))
 
 
-def open_delta(
-    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
-) -> Snapshot:
-    """Open a Delta table; arguments as of `open_table`."""
-    folder = location_of(place.path).as_plain()
-    number = pinned_version(source, folder) if version is None else int(version)
-    if source.day is not None and source.day.changes:
-        return ChangeFeed(source, table, folder, number, days)
-    return DeltaSnapshot(source, folder, number)
-
-
-def open_iceberg(
-    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
-) -> Snapshot:
-    """Open an Iceberg table; arguments as of `open_table`."""
-    pinned = None if version is None else int(version)
-    folder = location_of(place.path).as_plain()
-    return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))
-
-
-def open_folder(
-    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
-) -> Snapshot:
-    """Open a folder of files without a log; arguments as of `open_table`."""
-    return FolderSnapshot(source, location_of(place.path).as_plain(), place.format)
-
-
 def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
+    from headrace.lake.tables.iceberg_metadata import named_place  # late: most tables are given by their paths
+
     assert source.table is not None
     name = ".".join(quoted_names(source.table.split(".")))
     try:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.config import TableSource
 from headrace.lake.values import stored_name
 from headrace.manifest import fingerprint
 from headrace.storage import Location, missing, not_as_written
@@ -214,3 +215,23 @@ def one_spelling(scheme: str, uri: Column) -> Column:
 def _uri(path: Location) -> str:
     """Return a place as Spark's `_metadata.file_path` spells it."""
     return f"file:{uri_path(str(path))}" if path.scheme == "file" else f"{path.scheme}:/{uri_path(str(path.path))}"
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """Format and place of a table, as a catalog or the spec names them; goes into manifests."""
+
+    #: A name of `headrace.config.formats.TABLE_FORMATS`.
+    format: str
+    #: Its folder: an absolute path or a URI.
+    path: str
+    #: Of an Iceberg table: the metadata file that its catalog named as the newest when it was asked.
+    metadata: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def is_still_valid(self, source: TableSource) -> bool:
+        """Return whether the version that the spec names is found here without asking the catalog again."""
+        return self.metadata is None or source.version is not None
