@@ -28,7 +28,7 @@ from pathlib import Path
 
 from bench.report import Figure, publish
 from headrace.config import load_spec
-from headrace.generate import days_between
+from headrace.lake.generate import days_between
 from headrace.manifest import Manifest
 from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bench.report import Figure, publish
 from headrace.comm.base import run_ranks
-from headrace.numeric.jagged import JaggedArray
+from headrace.compute.jagged import JaggedArray
 from headrace.train.evaluation.auc import SortedRows, curve_areas
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.click import click_metrics

@@ -222,7 +222,7 @@ def measure_grpc(port: int, seconds: float = 5.0) -> float:
 
     import grpc
 
-    from headrace.serve.grpc_service import message
+    from headrace.export.serve.grpc_service import message
 
     request = message("ModelInferRequest")(model_name="dlrm")
     types = {"i": "INT64", "f": "FP32"}

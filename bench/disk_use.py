@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import linear_regression
 
 from bench.simulated_days import day, let_a_day_pass, run_day
-from headrace import registry
 from headrace.config import Spec, load_spec
 from headrace.jobs.housekeeping.collect import collect
+from headrace.models import registry
 from headrace.workspace import Workspace
 
 #: What a training says of itself in the registry: numbers, and those of its steps.

@@ -28,7 +28,7 @@ REQUEST = b"POST /infer HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b"
 
 
 class HeadraceApp:
-    """An application of headrace.serve.http_connection that answers each body with the same bytes."""
+    """An application of headrace.export.serve.http_connection that answers each body with the same bytes."""
 
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER)
 
@@ -80,8 +80,8 @@ def serve(name: str, fd: int) -> None:
         return
     import uvloop
 
-    from headrace.serve.http_server import serve_http
-    from headrace.serve.options import RequestLimits
+    from headrace.export.serve.http_server import serve_http
+    from headrace.export.serve.options import RequestLimits
 
     uvloop.run(serve_http(HeadraceApp(), RequestLimits(), bound, None, 0.0))
 

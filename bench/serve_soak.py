@@ -20,8 +20,8 @@ from bench.report import Figure, publish
 from bench.serve_load import request_of, run
 from bench.serve_models import STEP, TABLE_ROWS, write_exact
 from bench.serve_process import ServerProcess, served
-from headrace.serve.delta import write_delta
-from headrace.serve.repository import push, push_deltas
+from headrace.export.serve.delta import write_delta
+from headrace.export.serve.repository import push, push_deltas
 from headrace.storage import local
 from headrace.workspace import checkout
 

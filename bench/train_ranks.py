@@ -31,6 +31,7 @@ from bench.train_bound import Constant, Touched
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
+from headrace.compute.jagged import JaggedArray
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import open_split
@@ -42,7 +43,6 @@ from headrace.models.dlrm import DLRM
 from headrace.models.inputs import Inputs
 from headrace.models.layers import pairwise_dots
 from headrace.models.sharded_model import ShardedModel
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsLog

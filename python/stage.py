@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from headrace.compute.resources import PeakMemory, ResourceUse
 from headrace.config import Spec
 from headrace.errors import BusyError, UserError
-from headrace.machine.resources import PeakMemory, ResourceUse
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema
 from headrace.stages import STAGES

@@ -105,7 +105,11 @@ _ENTRIES = (
         hours=6,
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
-        imports=("headrace.train.stage", "headrace.train.launch.horovod_spark", "headrace.registry.versions:preload"),
+        imports=(
+            "headrace.train.stage",
+            "headrace.train.launch.horovod_spark",
+            "headrace.models.registry.versions:preload",
+        ),
     ),
     StageEntry(
         "challenger",

@@ -44,6 +44,7 @@ HELD: tuple[str, ...] = (
     "plugins",
     "python/cli",
     "python/comm",
+    "python/compute",
     "python/config",
     "python/dataset",
     "python/embeddings",
@@ -56,17 +57,17 @@ HELD: tuple[str, ...] = (
     "python/features/layout",
     "python/features/learn",
     "python/features/ops",
-    "python/features/types.py",
     "python/features/spark",
     "python/features/table_ops",
     "python/features/transport.py",
+    "python/features/types.py",
     "python/features/vocabulary",
     "python/features/workflow",
-    "python/generate",
     "python/jobs",
     "python/lake/calendar.py",
     "python/lake/delta",
     "python/lake/forgotten.py",
+    "python/lake/generate",
     "python/lake/landing",
     "python/lake/scratch.py",
     "python/lake/spark",
@@ -74,16 +75,12 @@ HELD: tuple[str, ...] = (
     "python/lake/values.py",
     "python/library",
     "python/logs.py",
-    "python/machine",
     "python/models",
-    "python/numeric",
     "python/plugins.py",
     "python/publish",
     "python/quality",
-    "python/registry",
     "python/schema.py",
     "python/score",
-    "python/serve",
     "python/stage.py",
     "python/stages.py",
     "python/storage",
@@ -123,7 +120,7 @@ SERIALIZED = {
     # Fields of `headrace doctor --json`.
     ("python/cli/doctor.py", "found"),
     ("python/cli/doctor.py", "what"),
-    ("python/generate/site.py", "shown"),  # a field of site/<ds>.json
+    ("python/lake/generate/site.py", "shown"),  # a field of site/<ds>.json
     ("python/schema.py", "of"),  # a method of the datasets' public schema
     ("python/library/workflow.py", "before"),  # an argument of `Workflow.fit`
     ("python/jobs/observe/running.py", "began"),  # a field of the status file

@@ -28,10 +28,10 @@ from matplotlib.figure import Figure
 from headrace.cli.experiment import show_experiment
 from headrace.cli.generate import generate_days, simulate_day
 from headrace.config import Spec, load_spec
-from headrace.generate.click_model import ClickModel, probability
-from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.jobs.stages import load_stage
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.generate.click_model import ClickModel, probability
+from headrace.lake.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.lake.spark.session import shared_session
 from headrace.manifest import Manifest
 from headrace.score.experiments.assignment import Stop, stopped

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
-from headrace.generate.population import alive, items, users
-from headrace.generate.truth import auc
-from headrace.numeric.counter_random import Floats, Ints
+from headrace.compute.counter_random import Floats, Ints
+from headrace.lake.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
+from headrace.lake.generate.population import alive, items, users
+from headrace.lake.generate.truth import auc
 
 
 def knowable_auc(model: ClickModel, day: int) -> float | None:

@@ -18,9 +18,9 @@ import headrace as hr
 from bench.retrain.knowable import knowable_auc
 from bench.retrain.run import PIPELINE, RetrainRun
 from headrace.errors import UserError
-from headrace.generate.click_model import ClickModel
-from headrace.generate.truth import auc
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.generate.click_model import ClickModel
+from headrace.lake.generate.truth import auc
 from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.stage import read_truth

@@ -218,8 +218,8 @@ def s3(ws: Workspace) -> Iterator[Finding]:
 
 def native() -> Iterator[Finding]:
     """Yield which libraries of native/ are built: for hashes, native operators, faster embeddings, GPU plans."""
+    from headrace.compute import native as cpp
     from headrace.dataset import native as dataset
-    from headrace.machine import native as cpp
     from headrace.udfs import library as columns
 
     loaded = {

@@ -18,7 +18,7 @@ from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.export.triton.config import Options
-    from headrace.registry.versions import Version
+    from headrace.models.registry.versions import Version
 
 
 class Tables(StrEnum):
@@ -273,7 +273,7 @@ def model_version(
         UserError: there is none, or its folder is gone.
     """
     from headrace.config import load_spec
-    from headrace.registry.versions import registered_name
+    from headrace.models.registry.versions import registered_name
 
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
@@ -282,7 +282,7 @@ def model_version(
 
 
 def _version(ws: Workspace, name: str, version_or_alias: str) -> Version:
-    from headrace.registry.versions import champion, numbered
+    from headrace.models.registry.versions import champion, numbered
 
     registered = (
         champion(ws, name, version_or_alias[1:])

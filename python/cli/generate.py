@@ -17,7 +17,7 @@ from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
-    from headrace.generate.site import Lists, SiteDay
+    from headrace.lake.generate.site import Lists, SiteDay
     from headrace.publish.postgres.server import Connection
     from headrace.publish.postgres.tables import ScoresTable
 
@@ -113,12 +113,12 @@ def generate_days(spec: Spec, ws: Workspace, days: list[str], force: bool, spark
     """Make the days that are not there yet, and print a line about each.
 
     Raises:
-        UserError: see headrace.generate.generate.
+        UserError: see headrace.lake.generate.generate.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from headrace.generate import GenerationProgress as Step
-    from headrace.generate import generate as make
+    from headrace.lake.generate import GenerationProgress as Step
+    from headrace.lake.generate import generate as make
 
     log_to_screen()
     bar = Progress(
@@ -161,9 +161,9 @@ def simulate_day(spec: Spec, ws: Workspace, ds: str, force: bool) -> SiteDay:
     """Simulate the day, and print what was shown and clicked.
 
     Raises:
-        UserError: the lists are of that day or a later one; see `published_lists` and headrace.generate.site.
+        UserError: the lists are of that day or a later one; see `published_lists` and headrace.lake.generate.site.
     """
-    from headrace.generate.site import simulate_site as simulate
+    from headrace.lake.generate.site import simulate_site as simulate
 
     log_to_screen()
     with published_lists(spec, ws) as (lists, lists_ds):

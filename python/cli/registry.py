@@ -22,8 +22,8 @@ from headrace.workspace import Workspace
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.manifest import Manifest
-    from headrace.registry.promotion import Promotion
-    from headrace.registry.versions import Version
+    from headrace.models.registry.promotion import Promotion
+    from headrace.models.registry.versions import Version
 
 
 _PANEL = "Stages, in the day's order"
@@ -143,7 +143,7 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
         UserError: there is none.
     """
     from headrace.config import load_spec
-    from headrace.registry.versions import aliases, versions
+    from headrace.models.registry.versions import aliases, versions
 
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
@@ -180,7 +180,7 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
 
 def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions: Mapping[str, str]) -> dict[str, Any]:
     from headrace.manifest import Manifest
-    from headrace.registry.promotion import DECIDED_AT, DECIDED_BY, REASON
+    from headrace.models.registry.promotion import DECIDED_AT, DECIDED_BY, REASON
 
     gate = None if version.ds is None else Manifest.load(ws.manifest(spec.pipeline, version.ds, "gate"))
     tags = version.tags
@@ -233,7 +233,7 @@ def promote_version(
         UserError: no reason; see registry.promotion.promote.
     """
     from headrace.config import load_spec
-    from headrace.registry.promotion import promote
+    from headrace.models.registry.promotion import promote
 
     if reason is None or not reason.strip():
         raise UserError("say why: --reason TEXT; it is kept with the version and in the log of promotions")
@@ -250,7 +250,7 @@ def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str
         UserError: see registry.promotion.roll_back.
     """
     from headrace.config import load_spec
-    from headrace.registry.promotion import roll_back
+    from headrace.models.registry.promotion import roll_back
 
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
@@ -259,7 +259,7 @@ def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str
 
 
 def _show_promotion(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
-    from headrace.registry.versions import CHAMPION, versions
+    from headrace.models.registry.versions import CHAMPION, versions
 
     by_version = {v.version: v for v in versions(ws, name)}
     previous = "none" if done.previous is None else f"version {done.previous}, of {by_version[done.previous].ds}"
@@ -303,7 +303,7 @@ def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[
 
 
 def _name(spec: Spec, stage: str | None) -> str:
-    from headrace.registry.versions import registered_name
+    from headrace.models.registry.versions import registered_name
 
     if stage is not None:
         return registered_name(spec.pipeline, stage)

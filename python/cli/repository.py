@@ -74,7 +74,7 @@ def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
 
 def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int) -> None:
     """Push folders or deltas, and say their version."""
-    from headrace.serve.repository import push, push_deltas
+    from headrace.export.serve.repository import push, push_deltas
 
     version = (push_deltas if deltas else push)(local(repository), folders_by_model(pairs), keep)
     out.print(f"version {version} of {', '.join(folders_by_model(pairs))} is released in {repository}")
@@ -82,7 +82,7 @@ def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int
 
 def make_delta(base: Path, new: Path, delta: Path) -> None:
     """Write a delta, and say its size beside the new version's."""
-    from headrace.serve.delta import write_delta
+    from headrace.export.serve.delta import write_delta
 
     if delta.exists() and not (delta / "delta.json").is_file():
         raise UserError(f"{delta} is there and is no delta: choose another folder")
@@ -93,7 +93,7 @@ def make_delta(base: Path, new: Path, delta: Path) -> None:
 
 def roll_back_release(repository: Path) -> None:
     """Have the release before served, and say which it is."""
-    from headrace.serve.repository import roll_back
+    from headrace.export.serve.repository import roll_back
 
     models = roll_back(local(repository))
     out.print(f"released in {repository}: {_release_text(models)}")
@@ -101,7 +101,7 @@ def roll_back_release(repository: Path) -> None:
 
 def show_repository(repository: Path) -> None:
     """Say what is there."""
-    from headrace.serve.repository import read_releases, read_repository
+    from headrace.export.serve.repository import read_releases, read_repository
 
     try:
         contents = read_repository(repository)

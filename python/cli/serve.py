@@ -16,7 +16,7 @@ from headrace.errors import UserError
 from headrace.logs import hide
 
 if TYPE_CHECKING:
-    from headrace.serve.options import ServeOptions
+    from headrace.export.serve.options import ServeOptions
 
 
 class Control(StrEnum):
@@ -112,7 +112,7 @@ def serve(
 
     New versions are taken while requests are answered (docs/serving.md).
     """
-    from headrace.serve.options import RequestLimits, ServeOptions
+    from headrace.export.serve.options import RequestLimits, ServeOptions
 
     limits = RequestLimits(
         body_bytes=max_body_mib << 20,
@@ -171,7 +171,7 @@ def serve_models(options: ServeOptions) -> None:
 
     Raises:
         UserError: what the server needs is not installed, the repository is no folder, or see
-            `headrace.serve.server.serve`.
+            `headrace.export.serve.server.serve`.
     """
     if not options.repository.is_dir():
         raise UserError(f"{options.repository} is no folder: a model repository has MODEL/VERSION/model.onnx")
@@ -180,7 +180,7 @@ def serve_models(options: ServeOptions) -> None:
     if (options.certificate is None) != (options.key is None):
         raise UserError("TLS needs both --certificate and --key")
     try:
-        from headrace.serve.server import is_loopback, serve
+        from headrace.export.serve.server import is_loopback, serve
     except ModuleNotFoundError as e:
         raise UserError(f"{e.name} is not installed: run `make onnx serve`") from None
     if not is_loopback(options.host) and options.token is None:

@@ -168,8 +168,8 @@ def broken_rules(gate: Manifest) -> list[str]:
 
 def is_refused(ws: Workspace, gate: Manifest | None) -> bool:
     """Return whether a day's model was refused, and nobody has overruled that."""
-    from headrace.registry.promotion import OVERRIDDEN
-    from headrace.registry.versions import numbered
+    from headrace.models.registry.promotion import OVERRIDDEN
+    from headrace.models.registry.versions import numbered
 
     if gate is None or gate.facts.get("verdict") != _REFUSED:
         return False
@@ -190,7 +190,7 @@ def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequen
         the exit code: refused, or done.
     """
     from headrace.manifest import Manifest
-    from headrace.registry.promotion import champion_of_day
+    from headrace.models.registry.promotion import champion_of_day
 
     if "gate" not in stages or not STAGES["gate"].applies(spec):
         return EXIT_DONE

@@ -24,7 +24,7 @@ from torch import Tensor
 from headrace.comm.base import AllToAll, Collective, MessageChannel, check_send_rows
 from headrace.comm.shared_messages import Segment, SharedMessages
 from headrace.comm.world import World
-from headrace.machine import native
+from headrace.compute import native
 
 log = logging.getLogger("headrace.comm")
 #: Most ranks of a machine that share memory: each rank reads the sums of all, so the traffic grows with their square.

@@ -36,7 +36,7 @@ from headrace.comm.base import (
     check_send_rows,
     unflatten,
 )
-from headrace.machine import native
+from headrace.compute import native
 
 #: Slots of a rank: one for each message in flight and one for a sum; each slot grows to its largest message.
 SLOTS = MOST_IN_FLIGHT + 1

@@ -19,7 +19,7 @@ from headrace.logs import holds_secret
 
 
 class Site(Section):
-    """The site that shows users their published lists (`headrace simulate-site`); see headrace.generate.site."""
+    """The site that shows users their published lists (`headrace simulate-site`); see headrace.lake.generate.site."""
 
     #: Items that a visitor is shown.
     length: int = Field(default=10, ge=1, le=1000)
@@ -30,7 +30,7 @@ class Site(Section):
 
 
 class Generate(Section):
-    """The click-log generator (`headrace generate`); see headrace.generate for the model of the clicks."""
+    """The click-log generator (`headrace generate`); see headrace.lake.generate for the model of the clicks."""
 
     #: Another seed is another log.
     seed: int = 7

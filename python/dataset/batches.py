@@ -19,11 +19,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from headrace.compute.jagged import JaggedArray, concatenated
 from headrace.dataset import lists, native
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
-from headrace.numeric.jagged import JaggedArray, concatenated
 from headrace.schema import DatasetSchema, Feature, Kind
 
 

@@ -2,7 +2,7 @@
 
 What is drawn for a row follows from the seed, the step, the row's place in the step's global batch and, by method, from
 the batch: any number of ranks, and a run that goes on from a checkpoint, draw the same. Numbers are hashes of these
-(headrace.numeric.counter_random), whole batches at a time.
+(headrace.compute.counter_random), whole batches at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import config
+from headrace.compute.counter_random import stream, uniform
+from headrace.compute.jagged import JaggedArray
 from headrace.dataset.batches import Batch
 from headrace.dataset.negatives import drawn_column
 from headrace.errors import UserError
-from headrace.numeric.counter_random import stream, uniform
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 I64 = npt.NDArray[np.int64]

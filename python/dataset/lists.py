@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.compute.jagged import JaggedArray
 from headrace.dataset import native
 from headrace.errors import UserError
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Feature
 
 Array = npt.NDArray[Any]

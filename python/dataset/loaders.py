@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace import config
 from headrace.comm.world import World
+from headrace.compute.jagged import concatenated
 from headrace.dataset.batches import Batch, BatchAssembler, MatrixColumns, run_streams
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, check_streams, split_of
@@ -23,7 +24,6 @@ from headrace.dataset.negatives import NegativeSampler, UnknownIds, expanded_siz
 from headrace.dataset.row_groups import ReadAhead
 from headrace.dataset.stream import Stream
 from headrace.manifest import Manifest
-from headrace.numeric.jagged import concatenated
 from headrace.schema import DatasetSchema, Kind
 from headrace.workspace import Workspace
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.machine import native
+from headrace.compute import native
 
 Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.compute import native
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu, hashing
 from headrace.embeddings.kernels.cpu import data_pointer
@@ -22,7 +23,6 @@ from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
 from headrace.embeddings.kernels.id_map import Ids, mix
 from headrace.embeddings.layout import Layout, TableGroup
 from headrace.errors import UserError
-from headrace.machine import native
 
 #: A batch: codes of all lookups side by side, int64 [B, S], or of each lookup those of [B], [B, L] or a JaggedTensor.
 CodeBatch = Tensor | Sequence[Tensor | JaggedTensor]

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from headrace.comm.base import MessageChannel, ReceivedMessage, channel_of
 from headrace.comm.world import World
+from headrace.compute import native
 from headrace.embeddings.addressing import JaggedIndices, RawIdRequest, pack, unpack
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather, sum_bags
 from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.sharding_plan import CommDtype
 from headrace.embeddings.storage import DTYPES, decode
-from headrace.machine import native
 
 _INT32_MAX = 2**31 - 1
 

@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.compute.counter_random import GOLDEN, mix
 from headrace.embeddings.kernels import hashing
 from headrace.embeddings.kernels.duplicates import Duplicates, gather
 from headrace.embeddings.kernels.hashing import lexsort
 from headrace.embeddings.sharding_plan import Storage
-from headrace.numeric.counter_random import GOLDEN, mix
 
 #: Rows start uniform in +- this. Independent of the table's size, so that new rows of a grown table start alike.
 INIT_BOUND = 0.05

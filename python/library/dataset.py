@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.comm.world import World
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import SplitLayout, open_split
@@ -17,7 +18,6 @@ from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import SavedWorkflow, workflow_file
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import local
 

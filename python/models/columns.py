@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.numeric.jagged import JaggedArray
+from headrace.compute.jagged import JaggedArray
 from headrace.schema import Feature
 
 #: A feature of one value a row by its name, [n]; a list by its name as a JaggedArray, or padded with 0 as its physical

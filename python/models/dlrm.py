@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace import config
+from headrace.compute import native
 from headrace.embeddings.kernels import cpu, dispatch
 from headrace.embeddings.kernels.cpu import data_pointer
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
-from headrace.machine import native
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.layers import MLP, pairwise_dots
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from headrace.compute.psi import psi
 from headrace.config.warehouse import Audit, AuditRule, Reference
 from headrace.errors import UserError, nearest
-from headrace.numeric.psi import psi
 from headrace.publish.target import Check, StagedDay
 
 if TYPE_CHECKING:

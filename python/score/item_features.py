@@ -24,9 +24,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
+from headrace.compute.jagged import JaggedArray
 from headrace.features.functions.arrays import one_batch
 from headrace.lake.spark.tasks import run_tasks
-from headrace.numeric.jagged import JaggedArray
 from headrace.score.items import ItemTable
 from headrace.score.loaded_model import loaded_workflow
 from headrace.score.pair_features import Columns, PairFeatures

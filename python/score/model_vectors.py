@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from headrace.compute.jagged import JaggedArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import NetworkPredictor, Predictor
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Kind
 from headrace.score.joined_tables import Partitioning
 from headrace.score.loaded_model import loaded_model

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.compute.jagged import JaggedArray
 from headrace.dataset import lists
 from headrace.features.functions.arrays import one_batch
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import Feature
 
 #: Pairs in memory at once, whatever the number of users and items. Small enough for a DLRM's activations to

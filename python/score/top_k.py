@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.compute import native
+from headrace.compute.jagged import JaggedArray
 from headrace.errors import UserError
-from headrace.machine import native
-from headrace.numeric.jagged import JaggedArray
 
 #: Raise it, here and in native/cpp/top_k.cpp, when a function's name, arguments or meaning change.
 _VERSION = 1

@@ -12,12 +12,12 @@ from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
 
-from headrace import registry
 from headrace.config import Challenger, Spec
 from headrace.manifest import Input, Manifest
+from headrace.models import registry
 from headrace.models.predictor import damaged_model
-from headrace.registry.promotion import set_alias
-from headrace.registry.versions import lineage_of
+from headrace.models.registry.promotion import set_alias
+from headrace.models.registry.versions import lineage_of
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import spec_monitor
 from headrace.train.stage import Train, run_parameters

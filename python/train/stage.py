@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from headrace import registry
 from headrace.config import Spec
 from headrace.config.section import OF_RUNS, keys_with
 from headrace.config.spark import with_slots
@@ -19,9 +18,10 @@ from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output, fingerprint
+from headrace.models import registry
 from headrace.models.predictor import damaged_model
-from headrace.registry.client import missing_version
-from headrace.registry.versions import lineage_of, preload
+from headrace.models.registry.client import missing_version
+from headrace.models.registry.versions import lineage_of, preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels

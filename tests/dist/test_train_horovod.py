@@ -15,13 +15,14 @@ import pytest
 import torch
 from pyspark.sql import SparkSession
 
-from headrace import config, registry
+from headrace import config
 from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
+from headrace.models import registry
 from headrace.models.predictor import load_predictor
+from headrace.models.registry.versions import numbered, versions
 from headrace.models.saved import load_model
-from headrace.registry.versions import numbered, versions
 from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.storage import local

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from headrace.comm.base import LocalCollective
 from headrace.config import Warehouse
 from headrace.config.load import flow
-from headrace.generate import DayTruth, truth_path
+from headrace.lake.generate import DayTruth, truth_path
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
 from headrace.models.saved import read_card, restore

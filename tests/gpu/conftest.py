@@ -31,8 +31,8 @@ def device() -> str:
 @pytest.fixture
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Let the kernels, interpreted without a GPU, take the work of tables in host memory, and count their calls."""
+    from headrace.compute import native
     from headrace.embeddings.kernels import dispatch, gpu
-    from headrace.machine import native
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import doctor
-from headrace.machine import native
+from headrace.compute import native
 from headrace.udfs import library
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from headrace.cli import doctor
+from headrace.compute import native
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.update_rules import fused_step
-from headrace.machine import native
 from headrace.models.dlrm import dot_interaction
 from headrace.workspace import checkout
 

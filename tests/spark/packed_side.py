@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 import headrace
+from headrace.compute import native
 from headrace.config import Spark
 from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
-from headrace.machine import native
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import Workspace
 

@@ -17,13 +17,13 @@ import xgboost as xgb
 from pyspark.sql import SparkSession
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score, zero_one_loss
 
-from headrace import registry
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.models import registry
 from headrace.models.predictor import load_predictor
+from headrace.models.registry.versions import versions
 from headrace.models.xgboost_model import matrix
-from headrace.registry.versions import versions
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
 from headrace.storage import local

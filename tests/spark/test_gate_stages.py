@@ -15,16 +15,16 @@ from sklearn.metrics import log_loss, roc_auc_score
 from typer.testing import CliRunner
 
 import headrace as hr
-from headrace import registry
 from headrace.cli import app
 from headrace.config import Challenger, Gate, Spec, Train
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
+from headrace.models import registry
+from headrace.models.registry.promotion import promote, roll_back
+from headrace.models.registry.versions import versions
 from headrace.quality.gate.evaluation_stages import EstimatePolicies, Evaluate
 from headrace.quality.gate.stage import JudgeModel, Promote
-from headrace.registry.promotion import promote, roll_back
-from headrace.registry.versions import versions
 from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import check_stage, plan_run, run_stage

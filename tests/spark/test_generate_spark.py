@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
-from headrace.generate import DayTruth, GenerationProgress, generate, truth_path
+from headrace.lake.generate import DayTruth, GenerationProgress, generate, truth_path
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -28,7 +28,7 @@ def test_spark_writes_what_the_local_writer_writes(
     def never(*args: object) -> None:
         raise AssertionError("written by the driver")
 
-    monkeypatch.setattr("headrace.generate.landing_files.write_gzip", never)
+    monkeypatch.setattr("headrace.lake.generate.landing_files.write_gzip", never)
     seen: list[GenerationProgress] = []
     truths: list[DayTruth] = generate(spec, by_spark, DAYS, spark=True, progress=seen.append)
     for truth, ds in zip(truths, DAYS, strict=True):

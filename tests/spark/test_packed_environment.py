@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.compute import native
 from headrace.jobs.pack.archive import installed, pack
-from headrace.machine import native
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import checkout

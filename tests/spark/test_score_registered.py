@@ -18,8 +18,8 @@ import headrace as hr
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import ExternalReader
 from headrace.manifest import Input, Manifest, Output
-from headrace.registry import register
-from headrace.registry.promotion import settle
+from headrace.models.registry import register
+from headrace.models.registry.promotion import settle
 from headrace.score.score_table import score_table
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.score.stage import ScoreCandidates

@@ -19,9 +19,9 @@ from headrace.config import Model, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor, read_meta
+from headrace.models.registry.versions import versions
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.registry.versions import versions
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, identity, run_stage
 from headrace.storage import local

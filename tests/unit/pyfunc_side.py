@@ -15,7 +15,7 @@ scores = mlflow.pyfunc.load_model(uri).predict(rows)
 
 # It came with the model.
 import headrace  # noqa: E402
-from headrace.machine import native  # noqa: E402
+from headrace.compute import native  # noqa: E402
 from headrace.score.top_k import RETRIEVAL  # noqa: E402
 
 report = {

@@ -21,7 +21,7 @@ from bench.retrain.replay import table as replay_table
 from bench.retrain.run import RetrainRun, TrainHere
 from headrace.config import Generate, build_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.generate.click_model import ClickModel, events
+from headrace.lake.generate.click_model import ClickModel, events
 from headrace.manifest import Manifest
 from headrace.stage import check_stage, run_stage
 from headrace.train.stage import Train

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace import registry
 from headrace.config import Spec
 from headrace.manifest import Input, Manifest, Output
-from headrace.registry.promotion import settle
+from headrace.models import registry
+from headrace.models.registry.promotion import settle
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, Result
 from headrace.storage import local

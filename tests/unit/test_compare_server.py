@@ -28,8 +28,8 @@ def compare(saved: Path, port: int) -> Any:
 
 def test_a_server_is_compared_with_the_saved_model(tmp_path: Path) -> None:
     from headrace.export.features.graph_file import add_features
+    from headrace.export.serve.repository import push
     from headrace.export.tree_graph import write_xgboost
-    from headrace.serve.repository import push
 
     saved = {seed: support.saved_trees(tmp_path / str(seed), seed) for seed in (1, 2)}
     exported = local(tmp_path / "exported")

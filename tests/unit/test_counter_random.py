@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.config import Generate
-from headrace.generate.population import ITEM_ID_BITS, MAX_TAGS, TAGS, USER_ID_BITS, alive, birthday, draw, items, users
-from headrace.numeric.counter_random import (
+from headrace.compute.counter_random import (
     bits,
     hexadecimal,
     integers,
@@ -16,6 +14,18 @@ from headrace.numeric.counter_random import (
     scatter_ids,
     stream,
     uniform,
+)
+from headrace.config import Generate
+from headrace.lake.generate.population import (
+    ITEM_ID_BITS,
+    MAX_TAGS,
+    TAGS,
+    USER_ID_BITS,
+    alive,
+    birthday,
+    draw,
+    items,
+    users,
 )
 
 

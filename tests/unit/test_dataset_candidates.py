@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from scipy.stats import chisquare
 
 from headrace.comm.world import World
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Negatives, Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.candidates import AliasTable, CandidateSampler
@@ -23,7 +24,6 @@ from headrace.dataset.layout import SplitLayout, split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.loop.training_rows import ItemShares

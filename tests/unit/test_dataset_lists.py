@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.compute.jagged import JaggedArray, concatenated
 from headrace.dataset import lists, native
 from headrace.errors import UserError
-from headrace.numeric.jagged import JaggedArray, concatenated
 
 MATRICES = st.integers(1, 5).flatmap(
     lambda length: st.lists(st.lists(st.sampled_from([0, 0, 1, 2, -3]), min_size=length, max_size=length), max_size=9)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.comm.world import World
+from headrace.compute.jagged import concatenated
 from headrace.config import Negatives, Train
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
@@ -23,7 +24,6 @@ from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ReadAhead, StoredRowGroup
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.numeric.jagged import concatenated
 from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.workspace import Workspace

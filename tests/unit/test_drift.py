@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.compute.psi import EPSILON, ks, psi
 from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output
-from headrace.numeric.psi import EPSILON, ks, psi
 from headrace.quality.drift.column_statistics import ColumnStatistics, NumberBins, ValueBins, describe
 from headrace.quality.drift.columns import MeasuredColumn, feature_columns, input_columns
 from headrace.quality.drift.count_day import SCHEMA

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.compute import native
 from headrace.dataset import native as dataset
 from headrace.embeddings.addressing import BatchIndexer, JaggedIndices
 from headrace.embeddings.exchange import bucketize_bags
@@ -25,7 +26,6 @@ from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.storage import empty_table
 from headrace.embeddings.update_rules import ADAGRAD_EPS, fused_step
 from headrace.errors import UserError
-from headrace.machine import native
 
 
 @settings(max_examples=100, deadline=None)

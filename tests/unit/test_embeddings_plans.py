@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
+from headrace.compute import native
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Block, Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
-from headrace.machine import native
 from tests.plans_support import (
     KINDS,
     OPTIMIZERS,

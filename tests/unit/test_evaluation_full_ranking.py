@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headrace.comm.base import run_ranks
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Evaluation, Model, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema
 from headrace.train.evaluation import full_ranking
 from headrace.train.evaluation.evaluate import Predictions

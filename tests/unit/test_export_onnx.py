@@ -17,13 +17,13 @@ import torch
 from headrace import config
 from headrace.cli.export import export_model as export_command
 from headrace.comm.base import Collective, LocalCollective, run_ranks
+from headrace.compute.jagged import JaggedArray
 from headrace.errors import UserError
 from headrace.models.mapped import load_mapped
 from headrace.models.predictor import load_predictor
+from headrace.models.registry.versions import register, registered_name
 from headrace.models.saved import read_card, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.numeric.jagged import JaggedArray
-from headrace.registry.versions import register, registered_name
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 from headrace.workspace import Workspace

@@ -16,7 +16,7 @@ from headrace.export.record import read_record
 from headrace.export.triton.config import Batching, EnsembleStep, ModelConfig
 from headrace.export.triton.publish import Model, publish
 from headrace.models.predictor import load_predictor
-from headrace.registry.versions import register, registered_name
+from headrace.models.registry.versions import register, registered_name
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.storage_support import Killed, faulty

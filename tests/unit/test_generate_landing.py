@@ -21,10 +21,10 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
-from headrace.generate import DayTruth, GenerationProgress, days_between, generate, landing_files, truth_path
-from headrace.generate.click_model import ClickModel, events
-from headrace.generate.event_lines import COLUMNS
-from headrace.generate.landing_files import MAX_FILE_ROWS, DayPlan
+from headrace.lake.generate import DayTruth, GenerationProgress, days_between, generate, landing_files, truth_path
+from headrace.lake.generate.click_model import ClickModel, events
+from headrace.lake.generate.event_lines import COLUMNS
+from headrace.lake.generate.landing_files import MAX_FILE_ROWS, DayPlan
 from headrace.stage import run_lock
 from headrace.workspace import Workspace
 
@@ -269,7 +269,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from headrace.config import load_spec
-from headrace.generate import generate
+from headrace.lake.generate import generate
 from headrace.storage import system
 from headrace.workspace import Workspace
 

@@ -12,10 +12,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Generate, load_spec
-from headrace.generate import days_between, generate
-from headrace.generate.click_model import ClickModel, events, probability
-from headrace.generate.population import TAGS
-from headrace.generate.truth import auc, auc_of_histogram, histogram
+from headrace.lake.generate import days_between, generate
+from headrace.lake.generate.click_model import ClickModel, events, probability
+from headrace.lake.generate.population import TAGS
+from headrace.lake.generate.truth import auc, auc_of_histogram, histogram
 from headrace.workspace import Workspace
 
 

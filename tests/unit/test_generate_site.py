@@ -16,13 +16,13 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.cli.generate import published_lists
 from headrace.cli.generate import simulate_day as command
+from headrace.compute.counter_random import scatter_ids, stream
 from headrace.config import Spec, Warehouse, load_overlay, load_spec
 from headrace.errors import UserError
-from headrace.generate import generate, truth_path
-from headrace.generate.click_model import ClickModel, Impressions, clicks, events, probability, purchases
-from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS
-from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, simulate_site, summary, visits_of
-from headrace.numeric.counter_random import scatter_ids, stream
+from headrace.lake.generate import generate, truth_path
+from headrace.lake.generate.click_model import ClickModel, Impressions, clicks, events, probability, purchases
+from headrace.lake.generate.population import ITEM_ID_BITS, USER_ID_BITS
+from headrace.lake.generate.site import LIST, NO_LIST, RANDOM, examined, simulate_site, summary, visits_of
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
 from headrace.workspace import Workspace, checkout

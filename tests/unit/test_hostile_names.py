@@ -26,9 +26,9 @@ from headrace.jobs.housekeeping.forget.erase import forget, found_places
 from headrace.jobs.housekeeping.forget.persons import read_persons
 from headrace.lake.delta.log import DeltaLog
 from headrace.models.predictor import load_predictor
+from headrace.models.registry.versions import Version
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.registry.versions import Version
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.workspace import Workspace

@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from bench.simulated_days import day, run_day, save, users_at, write_rows
-from headrace import registry
 from headrace.cli import app
 from headrace.config import Spec, load_spec
 from headrace.errors import BusyError, UserError
@@ -28,11 +27,12 @@ from headrace.lake.delta.retention import days_before, remove_days_before, unuse
 from headrace.lake.delta.transaction import create_table
 from headrace.lake.landing.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
+from headrace.models import registry
 from headrace.models.predictor import file_digest
+from headrace.models.registry.client import Client
+from headrace.models.registry.promotion import Promotion, roll_back, settle
+from headrace.models.registry.versions import CHAMPION
 from headrace.quality.report.lineage import find, load_runs, trace
-from headrace.registry.client import Client
-from headrace.registry.promotion import Promotion, roll_back, settle
-from headrace.registry.versions import CHAMPION
 from headrace.stage import identity, run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -256,7 +256,7 @@ def test_killed_at_any_call(filled_home: Path, tmp_path: Path, kills: bool, monk
 
 def _versions(ws: Workspace, name: str) -> list[tuple[object, tuple[str, ...]]]:
     """Return versions as the registry has them, without a database that is opened in each of a hundred copies."""
-    from headrace.registry.versions import Version
+    from headrace.models.registry.versions import Version
 
     if name != "clicks":
         return []

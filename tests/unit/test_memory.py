@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.machine.resources import PeakMemory
+from headrace.compute.resources import PeakMemory
 from headrace.workspace import checkout
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's files are Linux's")

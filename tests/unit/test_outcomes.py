@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.config import Outcomes, Spec, build_spec, load_spec
 from headrace.errors import UserError
-from headrace.generate.site import site_path
+from headrace.lake.generate.site import site_path
 from headrace.manifest import Manifest, Output
 from headrace.quality.outcomes.measure import Delays, Measure, final_rate
 from headrace.quality.outcomes.served import ServedPublication, Window, live, served_days

@@ -30,8 +30,8 @@ from headrace.lake.delta.with_spark import read_version
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_counts
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import damaged_model
+from headrace.models.registry.client import missing_version
 from headrace.publish.stage import Publish
-from headrace.registry.client import missing_version
 from headrace.score.day_table import verify_day
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, Stage, run_stage

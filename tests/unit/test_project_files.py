@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.serve.metrics import Metrics
+from headrace.export.serve.metrics import Metrics
 from headrace.workspace import checkout
 from tests.lanes import part_of
 

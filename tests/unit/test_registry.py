@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace import registry
 from headrace.errors import UserError
-from headrace.registry.client import Client
-from headrace.registry.promotion import champion_of_day, promote, roll_back, settle
-from headrace.registry.versions import (
+from headrace.models import registry
+from headrace.models.registry.client import Client
+from headrace.models.registry.promotion import champion_of_day, promote, roll_back, settle
+from headrace.models.registry.versions import (
     DS,
     KEY,
     OldRecord,
@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def test_importing_the_registry_does_not_import_mlflow() -> None:
-    code = "import sys, headrace.registry; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, headrace.models.registry; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -187,7 +187,7 @@ def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPa
     old_record = OldRecord(days[0], "1", runs[1])
     assert old_records(*arguments) == [OldRecord(days[0], None, unregistered), old_record]
     with monkeypatch.context() as m:  # killed between a version and its run
-        m.setattr("headrace.registry.versions._remove_run", lambda *_: 1 / 0)
+        m.setattr("headrace.models.registry.versions._remove_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             remove_records(home, "old", [old_record])
     records = old_records(*arguments)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import registry
 from headrace.errors import UserError
-from headrace.registry.client import Client
-from headrace.registry.promotion import (
+from headrace.models import registry
+from headrace.models.registry.client import Client
+from headrace.models.registry.promotion import (
     Promotion,
     champion_of_day,
     judged_against,
@@ -21,7 +21,7 @@ from headrace.registry.promotion import (
     set_alias,
     settle,
 )
-from headrace.registry.versions import aliases, numbered
+from headrace.models.registry.versions import aliases, numbered
 from headrace.storage import LeaseLost, local
 from headrace.workspace import Workspace
 from tests.publish_support import overtaken

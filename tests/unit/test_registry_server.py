@@ -24,19 +24,19 @@ from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter, ValidationError
 
 import headrace as hr
-from headrace import registry
 from headrace.comm.base import LocalCollective
+from headrace.compute import native
 from headrace.config import Model
 from headrace.config.section import ServerText
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.pack.archive import _reach, installed
-from headrace.machine import native
+from headrace.models import registry
+from headrace.models.registry.artifact import FOLDER, log_model
+from headrace.models.registry.promotion import promote
+from headrace.models.registry.versions import aliases, numbered, versions
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.registry.artifact import FOLDER, log_model
-from headrace.registry.promotion import promote
-from headrace.registry.versions import aliases, numbered, versions
 from headrace.score.top_k import RETRIEVAL
 from headrace.storage import Location, local
 from headrace.workspace import Workspace

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import run_ranks
 from headrace.comm.world import World
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Replay, Spec, build_spec
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import RowGroup, SplitLayout, split_of
 from headrace.dataset.loaders import ReplayLoader, ReplayRows, TrainLoader, WithReplay, joined
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.numeric.jagged import JaggedArray
 from headrace.stage import plan_run
 from headrace.storage import local
 from headrace.train.carried_columns import DayDecay

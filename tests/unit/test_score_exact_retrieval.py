@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from headrace.compute.jagged import JaggedArray
 from headrace.errors import UserError
-from headrace.numeric.jagged import JaggedArray
 from headrace.score import top_k
 from headrace.score.top_k import best_items, check_products, library, longest
 

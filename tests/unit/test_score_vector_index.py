@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.numeric.jagged import JaggedArray
+from headrace.compute.jagged import JaggedArray
 from headrace.score.candidates import item_vectors
 from headrace.score.candidates.item_vectors import (
     ItemVectors,

@@ -273,8 +273,8 @@ def subprocess_free_invoke(arguments: list[str]) -> tuple[int, str]:
 
 def test_raw_bytes_of_every_type_come_back() -> None:
     """Codec of tensors, by NumPy."""
-    from headrace.serve.options import RequestError
-    from headrace.serve.tensors import DATATYPES, from_raw, from_values, to_raw
+    from headrace.export.serve.options import RequestError
+    from headrace.export.serve.tensors import DATATYPES, from_raw, from_values, to_raw
 
     rng = np.random.default_rng(0)
     for datatype, dtype in DATATYPES.items():

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
 import uvloop
 
-from headrace.serve import http_connection
-from headrace.serve.http_connection import Connection, Shared
-from headrace.serve.http_request import Head
-from headrace.serve.http_server import taking
-from headrace.serve.options import RequestError, RequestLimits
+from headrace.export.serve import http_connection
+from headrace.export.serve.http_connection import Connection, Shared
+from headrace.export.serve.http_request import Head
+from headrace.export.serve.http_server import taking
+from headrace.export.serve.options import RequestError, RequestLimits
 from tests.certificates import self_signed
 
 MOST = 3_000_000

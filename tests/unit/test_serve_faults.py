@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 onnx = pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: run `make serve`")
-from headrace.serve.grpc_service import message  # noqa: E402
-from headrace.serve.options import RequestError  # noqa: E402
+from headrace.export.serve.grpc_service import message  # noqa: E402
+from headrace.export.serve.options import RequestError  # noqa: E402
 from tests.serve_support import Server, add_version, exact_graph, exact_inputs, expected, raw_request, running, tensors  # noqa: E402
 
 RECEIVE_SECONDS = 2
@@ -262,8 +262,8 @@ def test_random_bytes_by_grpc(server: Server, data: bytes, raw: list[bytes]) -> 
 
 def test_a_shape_whose_elements_overflow(server: Server) -> None:
     """The number of elements modulo 2^64 is that of the values."""
-    from headrace.serve.grpc_service import _of_contents
-    from headrace.serve.tensors import TensorSpec
+    from headrace.export.serve.grpc_service import _of_contents
+    from headrace.export.serve.tensors import TensorSpec
 
     spec = TensorSpec("x", "INT64", (-1, -1))
     for shape in ((1 << 40, 1 << 40), (0, 1 << 40, 1 << 40)):
@@ -275,8 +275,8 @@ def test_a_shape_whose_elements_overflow(server: Server) -> None:
 
 def test_requests_of_grpc_at_the_same_time() -> None:
     """Requests run as many as have room by their largest size, but 128 always, and never more than connections."""
-    from headrace.serve.grpc_service import concurrent_requests
-    from headrace.serve.options import RequestLimits
+    from headrace.export.serve.grpc_service import concurrent_requests
+    from headrace.export.serve.options import RequestLimits
 
     mib = 1 << 20
     assert concurrent_requests(RequestLimits()) == 128

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
-from headrace.serve.model import OnnxGraph
+from headrace.export.serve.model import OnnxGraph
 from tests.serve_support import exact_graph, exact_inputs, expected
 
 

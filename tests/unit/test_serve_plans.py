@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
-from headrace.serve.http_server import _infer_answer
-from headrace.serve.infer_json import Plans, RequestPlan
-from headrace.serve.model import Model
-from headrace.serve.options import RequestError, RequestLimits
-from headrace.serve.tensors import TensorSpec
+from headrace.export.serve.http_server import _infer_answer
+from headrace.export.serve.infer_json import Plans, RequestPlan
+from headrace.export.serve.model import Model
+from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.tensors import TensorSpec
 
 INPUTS = [TensorSpec(name, "INT64", (-1,)) for name in "abc"]
 INPUTS += [TensorSpec("s", "BYTES", (-1,)), TensorSpec("x", "FP32", (-1, 1)), TensorSpec("y", "FP32", (-1, 1))]

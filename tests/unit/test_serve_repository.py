@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.serve import repository
-from headrace.serve.repository import GRAPH, VersionFolder, read_repository
+from headrace.export.serve import repository
+from headrace.export.serve.repository import GRAPH, VersionFolder, read_repository
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ EXEMPT = ("python/storage/", "python/publish/embedded/")
 NO_FILES = {
     ("python/embeddings/dynamic/rows_cpu.py", "self._map.replace"),
     ("python/publish/online.py", "self._client.unlink"),
-    ("python/machine/resources.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
+    ("python/compute/resources.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
 }
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from headrace import registry
 from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
+from headrace.models import registry
 from headrace.models.predictor import load_predictor
-from headrace.registry.promotion import promote, roll_back, settle
+from headrace.models.registry.promotion import promote, roll_back, settle
 from headrace.schema import DatasetSchema
 from headrace.stage import plan_run, run_stage
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing

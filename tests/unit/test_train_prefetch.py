@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.compute.jagged import JaggedArray
 from headrace.dataset.batches import Batch
-from headrace.numeric.jagged import JaggedArray
 from headrace.train.micro_batch import MicroBatch, prefetch_to_device
 
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Model, Train
 from headrace.dataset.layout import split_of
 from headrace.manifest import Manifest, Output
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model, read_card
-from headrace.numeric.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 from headrace.train.evaluation.evaluate import evaluate_basic

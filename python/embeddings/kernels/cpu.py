@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headrace.machine import native
+from headrace.compute import native
 
 
 def usable(*tensors: Tensor) -> bool:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from headrace.compute import native
 from headrace.embeddings.kernels import cpu, dispatch
-from headrace.machine import native
 
 
 class Duplicates:

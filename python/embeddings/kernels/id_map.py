@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.machine import native
+from headrace.compute import native
 
 Ids = NDArray[np.int64]
 

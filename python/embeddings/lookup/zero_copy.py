@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Message, ReceivedMessage
+from headrace.compute import native
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.exchange import RowRequest, row_pointers
 from headrace.embeddings.fused_optimizer import Gradient
@@ -24,7 +25,6 @@ from headrace.embeddings.layout import FusedTable, Layout
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage import decode
-from headrace.machine import native
 
 
 def supports_zero_copy(layout: Layout) -> bool:

@@ -25,9 +25,9 @@ from headrace.jobs.housekeeping.workspace_state import (
 )
 from headrace.lake.scratch import HANDING, STAGE_FOLDERS
 from headrace.models.predictor import maps_of, needed_models
+from headrace.models.registry.promotion import IN_USE, age
+from headrace.models.registry.versions import CHAMPION, Version, aliases, old_records, remove_records, versions
 from headrace.publish.target import table_name
-from headrace.registry.promotion import IN_USE, age
-from headrace.registry.versions import CHAMPION, Version, aliases, old_records, remove_records, versions
 from headrace.storage import Location
 from headrace.storage.host_scratch import OF_WORKSPACE
 from headrace.storage.lease import HeldFolder

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.machine import native
+from headrace.compute import native
 
 #: Raise it with that of native/cpp/json_lines.cpp when a function's name, arguments or meaning change.
 _VERSION = 1

@@ -17,12 +17,12 @@ from threading import Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from headrace.compute.resources import REMOTE, Spent
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.config.spark import read_properties
 from headrace.errors import UserError
 from headrace.lake.spark.errors import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
-from headrace.machine.resources import REMOTE, Spent
 from headrace.storage import Location, location_of
 from headrace.storage.file_faults import require_room
 from headrace.storage.lease import HeldFolder

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.compute.psi import ks, psi
 from headrace.config import Drift, Spec
 from headrace.errors import UserError, nearest
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
-from headrace.numeric.psi import ks, psi
 from headrace.stage import Context, Result, Stage
 from headrace.storage import StoreAway
 

@@ -11,6 +11,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.compute.psi import psi
 from headrace.config import Gate, Spec, Train
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
 from headrace.config.section import Effect, keys_with
@@ -27,7 +28,6 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.session import session
 from headrace.manifest import Input
 from headrace.models.predictor import maps_of_tasks, needed_models
-from headrace.numeric.psi import psi
 from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, GateTask, ModelResult, batch_seconds, evaluate
 from headrace.quality.gate.predictions import RawActions, coarse_counts, inputs_of
 from headrace.stage import Context

@@ -16,6 +16,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import needed_models, read_meta
+from headrace.models.registry.versions import champion, numbered, registered_name
 from headrace.quality.gate.day_evaluation import (
     DayEvaluation,
     compare_models,
@@ -33,7 +34,6 @@ from headrace.quality.gate.stage import (
     model_of_day,
     section,
 )
-from headrace.registry.versions import champion, numbered, registered_name
 from headrace.score.scoring_model import ScoringModel, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.train.evaluation.policy import POLICY_METRICS

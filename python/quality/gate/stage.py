@@ -11,10 +11,10 @@ from typing import Any
 from headrace.config import Gate, Spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
+from headrace.models.registry.client import missing_version
+from headrace.models.registry.promotion import JUDGED_AGAINST, Promotion, champion_of_day, judged_against, settle
+from headrace.models.registry.versions import by_key, registered_name
 from headrace.quality.gate.rules import PASSED, REFUSED, judge, verdict_of, verdict_on_challenger
-from headrace.registry.client import missing_version
-from headrace.registry.promotion import JUDGED_AGAINST, Promotion, champion_of_day, judged_against, settle
-from headrace.registry.versions import by_key, registered_name
 from headrace.stage import Context, Result, Stage
 from headrace.train.callbacks.progress import spec_monitor
 

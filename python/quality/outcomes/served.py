@@ -12,9 +12,9 @@ from datetime import UTC, date, datetime, timedelta
 
 from headrace.config import Outcomes, Spec
 from headrace.errors import UserError
-from headrace.generate.site import site_path
 from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.generate.site import site_path
 from headrace.manifest import Input, Manifest, Output
 from headrace.score.day_table import verify_day
 from headrace.stage import Context

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
+from headrace.compute.jagged import JaggedArray
 from headrace.config import Score, VectorSource
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
-from headrace.numeric.jagged import JaggedArray
 from headrace.score.candidates.item_vectors import (
     ItemVectors,
     IvfIndex,

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from headrace.compute.resources import user_name
 from headrace.config import Experiment, Spec
 from headrace.config.experiments import PARTS
 from headrace.errors import UserError
-from headrace.machine.account import user_name
 from headrace.manifest import Input, fingerprint
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 from headrace.workspace import Workspace

@@ -28,8 +28,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.compute.counter_random import scatter_64, stream, uniform
 from headrace.config.score import Explore
-from headrace.numeric.counter_random import scatter_64, stream, uniform
 from headrace.score.rerank.select import F64, I64, Bools, Caps, Rectangle, Rule, Selected, Share
 
 

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import Accumulator, SparkContext
 
+from headrace.compute.jagged import JaggedArray
 from headrace.config.score import Rerank
 from headrace.errors import UserError
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.preparation import midnight
 from headrace.lake.spark.tasks import ByPartition, this_partition
 from headrace.models.predictor import Predictor
-from headrace.numeric.jagged import JaggedArray
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
 from headrace.score.loaded_model import loaded_model

@@ -18,7 +18,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from headrace import config, registry
+from headrace import config
 from headrace.config import Trees
 from headrace.config.spark import with_slots
 from headrace.dataset.layout import TEST, open_split
@@ -27,9 +27,9 @@ from headrace.errors import UserError
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.manifest import Output
-from headrace.models import xgboost_model
+from headrace.models import registry, xgboost_model
 from headrace.models.predictor import Predictor
-from headrace.registry.versions import lineage_of, preload, registered_name
+from headrace.models.registry.versions import lineage_of, preload, registered_name
 from headrace.schema import DatasetSchema
 from headrace.stage import Context, Result
 from headrace.storage import Location

@@ -11,7 +11,7 @@ from headrace.dataset.layout import TEST
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import ONLY_TASK, damaged_model, file_digest, read_meta
-from headrace.registry.client import missing_version
+from headrace.models.registry.client import missing_version
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.carried_columns import is_weighted
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.comm.world import World
+from headrace.compute.jagged import JaggedArray, concatenated
 from headrace.config import FullRanking
 from headrace.dataset import lists
 from headrace.dataset.layout import SplitLayout
@@ -25,7 +26,6 @@ from headrace.dataset.loaders import EvalLoader, streams_of
 from headrace.errors import UserError
 from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
-from headrace.numeric.jagged import JaggedArray, concatenated
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.ranking import Hits, RankedLists

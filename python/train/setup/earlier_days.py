@@ -15,8 +15,8 @@ from headrace.errors import UserError
 from headrace.features.layout.split_rule import split_ranges
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
-from headrace.registry.promotion import OVERRIDDEN, ROLLED_BACK
-from headrace.registry.versions import numbered
+from headrace.models.registry.promotion import OVERRIDDEN, ROLLED_BACK
+from headrace.models.registry.versions import numbered
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 

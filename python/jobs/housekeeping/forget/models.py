@@ -34,7 +34,7 @@ from headrace.jobs.housekeeping.forget.persons import (
     with_placeholders,
 )
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
-from headrace.registry.versions import Upload, fetched, upload_again, uploads
+from headrace.models.registry.versions import Upload, fetched, upload_again, uploads
 from headrace.storage import Location
 
 #: A folder with this file is a saved model.

@@ -24,15 +24,15 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace import __version__
+from headrace.compute.resources import user_name
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.folders import REGISTERED_SUFFIXES
 from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.lake.scratch import STAGE_FOLDERS
-from headrace.machine.account import user_name
+from headrace.models.registry.artifact import staging
 from headrace.publish.target import table_name
-from headrace.registry.artifact import staging
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import copies
 from headrace.storage.own_records import newer_release

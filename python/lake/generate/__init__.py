@@ -6,10 +6,10 @@
 
 `population` makes users and items, `click_model` draws their clicks and purchases, `event_lines` spells events as JSON
 or CSV and adds malformed lines, `landing_files` writes a day, and `truth` is its ground truth. `site` simulates a site
-that shows users their lists. Random numbers come from headrace.numeric.counter_random.
+that shows users their lists. Random numbers come from headrace.compute.counter_random.
 """
 
-from headrace.generate.landing_files import GenerationProgress, days_between, generate, truth_path
-from headrace.generate.truth import DayTruth
+from headrace.lake.generate.landing_files import GenerationProgress, days_between, generate, truth_path
+from headrace.lake.generate.truth import DayTruth
 
 __all__ = ["DayTruth", "GenerationProgress", "days_between", "generate", "truth_path"]

@@ -16,13 +16,13 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
-from headrace.serve.http_connection import App, Cancellable, Connection, Shared
-from headrace.serve.http_request import Head
-from headrace.serve.infer_json import RequestPlan, answer
-from headrace.serve.loader import ServedModel, Service
-from headrace.serve.model import Model
-from headrace.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
-from headrace.serve.tensors import Array, to_raw
+from headrace.export.serve.http_connection import App, Cancellable, Connection, Shared
+from headrace.export.serve.http_request import Head
+from headrace.export.serve.infer_json import RequestPlan, answer
+from headrace.export.serve.loader import ServedModel, Service
+from headrace.export.serve.model import Model
+from headrace.export.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
+from headrace.export.serve.tensors import Array, to_raw
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from headrace.compute.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
 from headrace.config import Site, Spec
 from headrace.errors import UserError
-from headrace.generate.click_model import ClickModel, Events, Impressions, arrivals, clicks, probability, purchases
-from headrace.generate.event_lines import lines, values
-from headrace.generate.landing_files import truth_path, write_gzip
-from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS, alive
+from headrace.lake.generate.click_model import ClickModel, Events, Impressions, arrivals, clicks, probability, purchases
+from headrace.lake.generate.event_lines import lines, values
+from headrace.lake.generate.landing_files import truth_path, write_gzip
+from headrace.lake.generate.population import ITEM_ID_BITS, USER_ID_BITS, alive
 from headrace.manifest import fingerprint
-from headrace.numeric.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace

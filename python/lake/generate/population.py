@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from headrace.compute.counter_random import Floats, Ints, integers, normal, scatter_ids, stream, uniform
 from headrace.config import Generate
-from headrace.numeric.counter_random import Floats, Ints, integers, normal, scatter_ids, stream, uniform
 
 COUNTRIES = ("US", "IN", "BR", "DE", "GB", "FR", "JP", "MX", "IT", "ES", "PL", "NL", "SE", "TR", "KR", "AR")
 #: A comma, an ampersand and letters beyond ASCII are in here on purpose: readers of CSV and JSON must bear them.

@@ -3,7 +3,7 @@
 Contents are read from names, sizes and times of files: nothing is loaded.
 
 MODEL/VERSION/model.onnx    a graph and its tables' files, as Triton wants them; VERSION is a number
-MODEL/VERSION/export.json   of `headrace export`: further graphs are beside it, see headrace.serve.model
+MODEL/VERSION/export.json   of `headrace export`: further graphs are beside it, see headrace.export.serve.model
 release.json                {"models": {MODEL: VERSION}}: which versions agree; without it, the newest of each model
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import BusyError, UserError
-from headrace.serve.delta import apply_delta, digest_of
+from headrace.export.serve.delta import apply_delta, digest_of
 from headrace.storage import Location
 from headrace.storage.lease import Held
 
@@ -238,7 +238,7 @@ def push(repository: Location, folders: Mapping[str, Location], keep: int = KEEP
 
 
 def push_deltas(repository: Location, deltas: Mapping[str, Location], keep: int = KEEP) -> int:
-    """Push deltas since the released versions, as `push` does whole folders; see `headrace.serve.delta`."""
+    """Push deltas since the released versions, as `push` does whole folders; see `headrace.export.serve.delta`."""
     if new := [m for m in deltas if m not in read_releases(repository).now]:
         raise UserError(f"{repository} has no release of {', '.join(new)}: push it whole first")
 

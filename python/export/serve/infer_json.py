@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.serve.model import Model
-from headrace.serve.options import RequestError, RequestLimits
-from headrace.serve.tensors import (
+from headrace.export.serve.model import Model
+from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.tensors import (
     DATATYPES,
     Array,
     ShapeKey,

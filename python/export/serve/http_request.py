@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httptools
 import numpy as np
 
-from headrace.serve.options import RequestError
+from headrace.export.serve.options import RequestError
 
 #: Heads that are kept, and bytes of one.
 _HEADS, _HEAD_BYTES = 1024, 4096

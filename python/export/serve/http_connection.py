@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import Any, Protocol
 
-from headrace.serve.http_request import Body, Head, HeadReader, Heads
-from headrace.serve.options import RequestError, RequestLimits
+from headrace.export.serve.http_request import Body, Head, HeadReader, Heads
+from headrace.export.serve.options import RequestError, RequestLimits
 
 #: Bytes that are read at once.
 _READ = 1 << 17

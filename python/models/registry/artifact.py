@@ -1,12 +1,12 @@
 """Artifacts of a tracking server: saved models that `mlflow.pyfunc.load_model("models:/NAME@champion")` opens.
 
 MLmodel             the flavor python_function: its loader is headrace.library.pyfunc, of the archive below `code`
-code/headrace.zip   headrace, which is in no package index (headrace.registry.artifact)
+code/headrace.zip   headrace, which is in no package index (headrace.models.registry.artifact)
 requirements.txt    packages that loading needs; python_env.yaml and conda.yaml list them for MLflow's own tools
 models/DAY/KEY/...  the saved model and the models that it depends on, as in the store
 
 headrace is in no package index, so each logged model contains it, as one file, because MLflow uploads files one by one.
-Its layout is that of a checkout, in which headrace.machine.native looks for the libraries:
+Its layout is that of a checkout, in which headrace.compute.native looks for the libraries:
 
     headrace/...                  the package
     build/native/[LEVEL/]*.so     the libraries that Python loads
@@ -27,7 +27,7 @@ from packaging.version import Version
 
 import headrace
 from headrace.errors import UserError
-from headrace.registry.client import first_line
+from headrace.models.registry.client import first_line
 from headrace.storage import Location
 from headrace.workspace import Workspace, installation
 

@@ -18,10 +18,10 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from headrace.serve.infer_json import check_complete, input_of, output_of, rows_of, timeout_of
-from headrace.serve.loader import ServedModel, Service
-from headrace.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
-from headrace.serve.tensors import DATATYPES, Array, TensorSpec, blocks_of, elements, from_raw, key_of, to_raw
+from headrace.export.serve.infer_json import check_complete, input_of, output_of, rows_of, timeout_of
+from headrace.export.serve.loader import ServedModel, Service
+from headrace.export.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits
+from headrace.export.serve.tensors import DATATYPES, Array, TensorSpec, blocks_of, elements, from_raw, key_of, to_raw
 
 PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import __version__
-from headrace.serve.batching import Batcher
-from headrace.serve.infer_json import Plans
-from headrace.serve.metrics import Metrics, ModelMetrics
-from headrace.serve.model import LoadFailure, Model, models_of
-from headrace.serve.options import RequestError, ServeOptions
-from headrace.serve.repository import RELEASE, Contents, Signature, VersionFolder, read_repository
+from headrace.export.serve.batching import Batcher
+from headrace.export.serve.infer_json import Plans
+from headrace.export.serve.metrics import Metrics, ModelMetrics
+from headrace.export.serve.model import LoadFailure, Model, models_of
+from headrace.export.serve.options import RequestError, ServeOptions
+from headrace.export.serve.repository import RELEASE, Contents, Signature, VersionFolder, read_repository
 
 logger = logging.getLogger(__name__)
 _Key = tuple[str, int]

@@ -15,10 +15,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.serve.metrics import ModelMetrics
-from headrace.serve.model import Model
-from headrace.serve.options import RequestError, RequestLimits
-from headrace.serve.tensors import Array, Blocks, ShapeKey, merged
+from headrace.export.serve.metrics import ModelMetrics
+from headrace.export.serve.model import Model
+from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.tensors import Array, Blocks, ShapeKey, merged
 
 logger = logging.getLogger(__name__)
 

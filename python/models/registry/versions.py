@@ -2,7 +2,7 @@
 
 Names are `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A
 version is one training run, identified by its key (a tag), so that a repeated registration finds its version.
-Registering moves no alias: headrace.registry.promotion does.
+Registering moves no alias: headrace.models.registry.promotion does.
 
 MLflow itself only marks versions as deleted, and keeps their rows and tags. Versions and runs of days outside the
 retention period are removed permanently here. Uploaded models are listed, downloaded and replaced as artifacts of runs.
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
-from headrace.registry.artifact import FOLDER, log_model, staging
-from headrace.registry.client import Client, alias_holder, is_there, pages, quietly_import, quoted, store_file
+from headrace.models.registry.artifact import FOLDER, log_model, staging
+from headrace.models.registry.client import Client, alias_holder, is_there, pages, quietly_import, quoted, store_file
 from headrace.stage import Context
 from headrace.storage import Location, local, location_of
 from headrace.workspace import Workspace
@@ -33,8 +33,8 @@ log = logging.getLogger("headrace.registry")
 CHAMPION = "champion"
 KEY = "headrace.key"
 DS = "headrace.ds"
-#: Tag of a version's status: `registered`, or one of headrace.registry.promotion. Versions without it are older: they
-#: got the alias when they were registered.
+#: Tag of a version's status: `registered`, or one of headrace.models.registry.promotion. Versions without it are
+#: older: they got the alias when they were registered.
 STATUS = "headrace.status"
 REGISTERED = "registered"
 #: Tag of the saved model's folder, as headrace opens it. Without it, the version's source is the folder.
@@ -86,7 +86,7 @@ def register(
     """Register `model_dir` as a version of the model `name`, and return the version's number.
 
     No alias moves. Idempotent by `key`: a killed or repeated registration ends with one version. On a tracking server
-    the version has the model as its artifact (headrace.registry.artifact).
+    the version has the model as its artifact (headrace.models.registry.artifact).
 
     Args:
         metrics: numbers; None and NaN (undefined for this data) are left out.

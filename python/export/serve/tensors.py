@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.serve.options import RequestError
+from headrace.export.serve.options import RequestError
 
 Array = npt.NDArray[Any]
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from headrace.generate.click_model import NULLABLE, Events, Purchases, probability
-from headrace.generate.event_lines import MALFORMED
-from headrace.numeric.counter_random import Floats, Ints
+from headrace.compute.counter_random import Floats, Ints
+from headrace.lake.generate.click_model import NULLABLE, Events, Purchases, probability
+from headrace.lake.generate.event_lines import MALFORMED
 from headrace.storage import Location
 
 #: Logits outside are counted in the outermost bins.
@@ -95,7 +95,7 @@ class GeneratedFile(BaseModel):
 
 
 class PurchaseTruth(BaseModel):
-    """AUC that the purchases of the valid rows allow (headrace.generate.click_model)."""
+    """AUC that the purchases of the valid rows allow (headrace.lake.generate.click_model)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

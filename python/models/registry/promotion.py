@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.compute.resources import user_name
 from headrace.errors import UserError
-from headrace.machine.account import user_name
-from headrace.registry.client import Client, alias_holder, is_there, quoted
-from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of
+from headrace.models.registry.client import Client, alias_holder, is_there, quoted
+from headrace.models.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:

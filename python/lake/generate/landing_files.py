@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from headrace.compute.counter_random import Ints, stream
 from headrace.config import Spark, Spec, parse_ds
 from headrace.errors import UserError
-from headrace.generate.click_model import ClickModel, events, purchases
-from headrace.generate.event_lines import (
+from headrace.lake.generate.click_model import ClickModel, events, purchases
+from headrace.lake.generate.event_lines import (
     Format,
     duplicate_sources,
     header,
@@ -36,10 +37,9 @@ from headrace.generate.event_lines import (
     malformed_lines,
     values,
 )
-from headrace.generate.population import alive
-from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, summarise, tally
+from headrace.lake.generate.population import alive
+from headrace.lake.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, summarise, tally
 from headrace.manifest import fingerprint
-from headrace.numeric.counter_random import Ints, stream
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace

@@ -1,7 +1,12 @@
-"""Processor time, storage and peak memory that the processes of a stage have used since its start."""
+"""This process: what it and its children have used since a start, and whose account it has.
+
+Processor time, storage and peak memory are those of a stage's processes. The account is for records of decisions that
+people have made.
+"""
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import resource
@@ -178,3 +183,11 @@ def _peak_mib(pid: int) -> float | None:
             if line.startswith("VmHWM:"):
                 return round(int(line.split()[1]) / 1024, 1)
     return None
+
+
+def user_name() -> str:
+    """Return the name of the user that this process runs as; `unknown` where the system has no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"

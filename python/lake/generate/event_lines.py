@@ -6,7 +6,7 @@ nulls as nothing, tags joined by `|`, no tags as nothing. Both: UTF-8, `\\n` aft
 with milliseconds, ids as integers.
 
 Faults are lines that no reader may accept, and events that land twice. Late events and nulls are faults of good rows:
-headrace.generate.click_model draws them.
+headrace.lake.generate.click_model draws them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.generate.click_model import (
+from headrace.compute.counter_random import Ints, hexadecimal, integers, stream, uniform
+from headrace.lake.generate.click_model import (
     MAX_ROWS_PER_DAY,
     NULLABLE,
     ClickModel,
@@ -32,8 +33,7 @@ from headrace.generate.click_model import (
     lag_of,
     purchases,
 )
-from headrace.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAGS, TAGS
-from headrace.numeric.counter_random import Ints, hexadecimal, integers, stream, uniform
+from headrace.lake.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAGS, TAGS
 
 Format = Literal["jsonl", "csv"]
 

@@ -25,8 +25,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.compute.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 from headrace.config import Generate
-from headrace.generate.population import (
+from headrace.lake.generate.population import (
     AGE_EDGES,
     CATEGORIES,
     COUNTRIES,
@@ -39,7 +40,6 @@ from headrace.generate.population import (
     items,
     users,
 )
-from headrace.numeric.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 
 DAY_MILLISECONDS = 86_400_000
 #: Columns that may be null, in the order of `Events.null`.

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from headrace.serve.options import RequestError
-from headrace.serve.repository import VersionFolder
-from headrace.serve.tensors import (
+from headrace.export.serve.options import RequestError
+from headrace.export.serve.repository import VersionFolder
+from headrace.export.serve.tensors import (
     DATATYPES,
     ONNX_TYPES,
     Array,

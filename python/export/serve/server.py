@@ -17,11 +17,11 @@ import grpc
 import uvloop
 
 from headrace.errors import UserError
-from headrace.serve.grpc_service import listen, make_server
-from headrace.serve.http_server import BACKLOG, HttpApp, serve_http
-from headrace.serve.loader import Loader, Service
-from headrace.serve.metrics import Metrics
-from headrace.serve.options import ServeOptions
+from headrace.export.serve.grpc_service import listen, make_server
+from headrace.export.serve.http_server import BACKLOG, HttpApp, serve_http
+from headrace.export.serve.loader import Loader, Service
+from headrace.export.serve.metrics import Metrics
+from headrace.export.serve.options import ServeOptions
 
 logger = logging.getLogger(__name__)
 

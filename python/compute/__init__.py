@@ -1,0 +1,1 @@
+"""C++ libraries, resources of a process, and arrays and random numbers in NumPy."""
