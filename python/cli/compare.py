@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, print_json, table
 from headrace.errors import EXIT_DONE, UserError
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.MODELS,
     epilog=examples(
         "headrace compare clicks --ds 2026-01-08 --models dcn.yaml,deep.yaml",
         "headrace compare clicks --ds 2026-01-08 --overlay models.yaml --against dcn --json",
         "headrace compare clicks 7 @champion --ds 2026-01-08",
-    )
+    ),
 )
 def compare(
     pipeline: Pipeline,

@@ -17,13 +17,13 @@ from typing import Literal
 
 import typer
 
-from headrace.cli.root import VAR, Home, Json, MaybePipeline, app, examples, workspace
+from headrace.cli.root import VAR, Home, Json, MaybePipeline, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 
 
-@app.command(epilog=examples("headrace doctor", "headrace doctor clicks"))
+@app.command(rich_help_panel=Panel.SET_UP, epilog=examples("headrace doctor", "headrace doctor clicks"))
 def doctor(pipeline: MaybePipeline = None, as_json: Json = False, home: Home = VAR) -> None:
     """Look for everything that headrace needs; exit code 1 when something needed is missing.
 

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.root import VAR, Group, Home, Json, MaybePipeline, Overlays, Sets, app, examples, overrides, workspace
+from headrace.cli.root import (
+    VAR,
+    Group,
+    Home,
+    Json,
+    MaybePipeline,
+    Overlays,
+    Panel,
+    Sets,
+    app,
+    examples,
+    overrides,
+    workspace,
+)
 from headrace.cli.run import run_stages
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.errors import EXIT_DONE, UserError, nearest
@@ -25,7 +38,7 @@ if TYPE_CHECKING:
 experiment_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Experiments: what the arms have brought, and the end of an arm."
 )
-app.add_typer(experiment_app, name="experiment")
+app.add_typer(experiment_app, name="experiment", rich_help_panel=Panel.MODELS)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A key of the section `experiments`.")]
 AsOf = Annotated[str | None, typer.Option("--ds", help="Figures as of this day; else of the newest.", metavar="DATE")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headrace.cli.root import VAR, Home, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import out
 from headrace.errors import UserError
 from headrace.storage import Location, StoreAway, local
@@ -59,13 +59,14 @@ class Index(StrEnum):
 
 
 @app.command(
+    rich_help_panel=Panel.SERVE,
     epilog=examples(
         "headrace export clicks --to exports/clicks",
         "headrace export clicks --model 12 --to exports/clicks --tables int8",
         "headrace export clicks --to exports/clicks --format torch",
         "headrace export clicks --to models --format triton --stage baseline --trees fil",
         "headrace export clicks --to models --format triton --retrieval near.yaml --items items.parquet --item-key id",
-    )
+    ),
 )
 def export(
     pipeline: Pipeline,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.root import Pipeline, Sets, StageGroup, app, examples
+from headrace.cli.root import Panel, Pipeline, Sets, StageGroup, app, examples
 from headrace.cli.run import stage_command
 from headrace.cli.screen import out
 from headrace.stages import STAGES
@@ -19,7 +19,7 @@ features_app = typer.Typer(
     short_help=STAGES["features"].help,
     epilog=examples("headrace features clicks --ds 2026-01-08", "headrace features explain clicks"),
 )
-app.add_typer(features_app, name="features", rich_help_panel="Stages, in the day's order")
+app.add_typer(features_app, name="features", rich_help_panel=Panel.STAGES)
 features_app.command(
     "build",
     help=f"{STAGES['features'].help} The same as `run --from features --to features`.",

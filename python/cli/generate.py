@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.root import VAR, Home, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import err, log_to_screen, out, table
 from headrace.errors import UserError
 from headrace.quality.report import facts
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.SET_UP,
     epilog=examples(
         "headrace generate clicks --until 2026-01-08",
         "headrace generate clicks --start 2026-01-09 --days 3",
         "headrace generate clicks --days 2 --rows-per-day 5000000",
-    )
+    ),
 )
 def generate(
     pipeline: Pipeline,
@@ -63,6 +64,7 @@ def generate(
         "headrace simulate-site clicks --ds 2026-01-09",
         "headrace simulate-site clicks --ds 2026-01-09 --set generate.site.random=0.5",
     ),
+    rich_help_panel=Panel.SET_UP,
 )
 def simulate_site(
     pipeline: Pipeline,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.root import VAR, Home, Json, Pipeline, Sets, app, examples, workspace
+from headrace.cli.root import VAR, Home, Json, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out, print_json, table
 
 if TYPE_CHECKING:
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.OPERATE,
     epilog=examples(
         "headrace gc clicks", "headrace gc clicks --delete", "headrace gc clicks --set housekeeping.datasets=2"
-    )
+    ),
 )
 def gc(
     pipeline: Pipeline,
@@ -61,10 +62,11 @@ def gc(
 
 
 @app.command(
+    rich_help_panel=Panel.OPERATE,
     epilog=examples(
         "headrace forget clicks --column user_id --values persons.txt",
         "headrace forget clicks --column user_id --values persons.txt --delete",
-    )
+    ),
 )
 def forget(
     pipeline: Pipeline,

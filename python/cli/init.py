@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.root import app, examples
+from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out, plain, table
 from headrace.errors import UserError
 from headrace.storage import local
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.SET_UP,
     epilog=examples(
         "headrace init clicks.csv.gz",
         "headrace init '/data/clicks/*/*.jsonl' -o clicks.yaml --label clicked",
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         "headrace init ratings.dat --implicit",
         "headrace init /lake/events",
         "headrace init s3://bucket/events",
-    )
+    ),
 )
 def init(
     path: Annotated[

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from headrace.cli.root import VAR, Ds, Home, Json, app, examples, workspace
+from headrace.cli.root import VAR, Ds, Home, Json, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json
 
 if TYPE_CHECKING:
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.A_DAY,
     epilog=examples(
         "headrace lineage clicks_scores --ds 2026-01-08",
         "headrace lineage lake/clicks/scores",
         "headrace lineage clicks",
-    )
+    ),
 )
 def lineage(
     name: Annotated[str, typer.Argument(metavar="TABLE_OR_MODEL", help="A table, a registered model, or a key.")],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table as Screen
 
-from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Sets, app, examples, workspace
+from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.storage import Location
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.OPERATE,
     epilog=examples(
         "headrace plan --gpu clicks",
         "headrace plan --gpu clicks --set features.row_group_rows=1000000",
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         "headrace plan --gpu",
         "headrace plan --sharding clicks --world 8",
         "headrace plan --sharding --tables mlperf --world 64 --memory 80",
-    )
+    ),
 )
 def plan(
     pipeline: MaybePipeline = None,

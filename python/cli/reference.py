@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from headrace.cli.root import app, examples
+from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out
 from headrace.storage import local
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.SET_UP,
     epilog=examples(
         "headrace reference | less",
         "headrace reference --write docs/reference",
         "headrace reference --json-schema > pipeline.schema.json",
-    )
+    ),
 )
 def reference(
     write: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import show_verdict
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headrace.models.registry.versions import Version
 
 
-_PANEL = "Stages, in the day's order"
 Reason = Annotated[
     str | None, typer.Option("--reason", help="Why; kept with the version and in the log.", metavar="TEXT")
 ]
@@ -40,7 +39,10 @@ class ModelStage(StrEnum):
     second_stage = "second_stage"
 
 
-@app.command(epilog=examples("headrace models clicks", "headrace models clicks --stage baseline --json"))
+@app.command(
+    rich_help_panel=Panel.MODELS,
+    epilog=examples("headrace models clicks", "headrace models clicks --stage baseline --json"),
+)
 def models(
     pipeline: Pipeline,
     stage: Annotated[
@@ -57,7 +59,7 @@ def models(
 @app.command(
     short_help=STAGES["gate"].help,
     epilog=examples("headrace gate clicks --ds 2026-01-08", "headrace gate clicks --ds 2026-01-08 --json"),
-    rich_help_panel=_PANEL,
+    rich_help_panel=Panel.STAGES,
 )
 def gate(
     pipeline: Pipeline,
@@ -79,7 +81,7 @@ def gate(
     epilog=examples(
         "headrace promote clicks --ds 2026-01-08", "headrace promote clicks 7 --reason 'the labels of Monday were late'"
     ),
-    rich_help_panel=_PANEL,
+    rich_help_panel=Panel.STAGES,
 )
 def promote(
     pipeline: Pipeline,
@@ -109,7 +111,8 @@ def promote(
 
 
 @app.command(
-    epilog=examples("headrace rollback clicks", "headrace rollback clicks --to 5 --reason 'clicks fell by a third'")
+    rich_help_panel=Panel.MODELS,
+    epilog=examples("headrace rollback clicks", "headrace rollback clicks --to 5 --reason 'clicks fell by a third'"),
 )
 def rollback(
     pipeline: Pipeline,

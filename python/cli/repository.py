@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.root import Group, app, examples
+from headrace.cli.root import Group, Panel, app, examples
 from headrace.cli.screen import out
 from headrace.errors import UserError
 from headrace.storage import Location, local
 
 _group = typer.Typer(cls=Group, no_args_is_help=True, help="Versions of models for `headrace serve`.")
-app.add_typer(_group, name="repository", rich_help_panel=None)
+app.add_typer(_group, name="repository", rich_help_panel=Panel.SERVE)
 
 _Repository = Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A folder of MODEL/VERSION/model.onnx.")]
 _Folders = Annotated[list[str], typer.Argument(metavar="MODEL=DIR...", help="A folder for each model.")]

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from headrace import __version__, logs
 from headrace.logs import tell_error
-from headrace.stages import ORDER
+from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
 from headrace.workspace import Workspace, pipeline_file
 
@@ -40,14 +40,32 @@ class Group(TyperGroup):
             raise typer.Exit(message[1]) from None
 
 
+class Panel(StrEnum):
+    """Groups of commands in `headrace --help`, in its order; each command names its own (`rich_help_panel`)."""
+
+    SET_UP = "Set up"
+    A_DAY = "A day"
+    MODELS = "Models"
+    SERVE = "Serve"
+    OPERATE = "Operate"
+    STAGES = "Stages, in the day's order"
+
+
 class Root(Group):
-    """Lists the stages in the day's order, although one of them is a group, which would come last."""
+    """Lists commands by their panels, and the stages in the day's order."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        first = min(names.index(s) for s in ORDER)
-        other_commands = [n for n in names if n not in ORDER]
-        return [*other_commands[:first], *ORDER, *other_commands[first:]]
+        """Return the names of all commands, in the order of help."""
+        names, panels, stages = super().list_commands(ctx), list(Panel), list(STAGES)
+
+        def place(name: str) -> tuple[int, int]:
+            panel = getattr(self.commands[name], "rich_help_panel", None)
+            return (
+                panels.index(panel) if panel in panels else len(panels),
+                stages.index(name) if panel == Panel.STAGES else names.index(name),
+            )
+
+        return sorted(names, key=place)
 
 
 class StageGroup(Group):

@@ -18,6 +18,7 @@ from headrace.cli.root import (
     Home,
     Model,
     Overlays,
+    Panel,
     Pipeline,
     Sets,
     app,
@@ -50,13 +51,14 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.A_DAY,
     epilog=examples(
         "headrace run clicks --ds 2026-01-08",
         "headrace run clicks --ds 2026-01-08 --dry-run",
         "headrace run clicks --ds 2026-01-02 --until 2026-01-08 --to features",
         "headrace run clicks --ds 2026-01-08 --from train --to report --set train.epochs=5",
         "headrace run conf/pipelines/clicks.yaml --ds 2026-01-08 --home /data/headrace",
-    )
+    ),
 )
 def run(
     pipeline: Pipeline,
@@ -117,7 +119,7 @@ for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
         short_help=_help,
         help=f"{_help} The same as `run --from {_name} --to {_name}`.",
         epilog=examples(f"headrace {_name} clicks --ds 2026-01-08"),
-        rich_help_panel="Stages, in the day's order" if STAGES[_name].dag else None,
+        rich_help_panel=Panel.STAGES,
     )(stage_command(_name))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.root import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Ds, Home, Model, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve
 from headrace.cli.screen import out
 from headrace.errors import UserError
@@ -19,7 +19,7 @@ from headrace.workspace import Workspace
 
 @app.command(
     short_help=STAGES["score"].help,
-    rich_help_panel="Stages, in the day's order",
+    rich_help_panel=Panel.STAGES,
     epilog=examples(
         "headrace score clicks --ds 2026-01-08",
         "headrace score clicks --ds 2026-01-09 --model @champion",

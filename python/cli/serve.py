@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.root import app, examples
+from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out
 from headrace.errors import UserError
 from headrace.logs import hide
@@ -27,12 +27,13 @@ class Control(StrEnum):
 
 
 @app.command(
+    rich_help_panel=Panel.SERVE,
     epilog=examples(
         "headrace serve models",
         "headrace serve models --port 0 --no-grpc --poll-seconds 1",
         "headrace serve models --host 0.0.0.0 --certificate cert.pem --key key.pem --token-file token",
         "curl localhost:8000/v2/models/clicks",
-    )
+    ),
 )
 def serve(
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="A folder of MODEL/VERSION/model.onnx.")],

@@ -13,7 +13,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Pipeline, Sets, app, examples, workspace
+from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
 from headrace.errors import UserError
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.A_DAY,
     epilog=examples(
         "headrace status",
         "headrace status clicks --last 7",
         "headrace status clicks --verify",
         "headrace status clicks --last 1 --watch",
         "headrace status --watch --every 30",
-    )
+    ),
 )
 def status(
     pipeline: MaybePipeline = None,
@@ -59,7 +60,10 @@ def status(
     show_status(workspace(home), pipeline, ds, last, verify, sets or [], as_json)
 
 
-@app.command(epilog=examples("headrace metrics clicks", "headrace metrics clicks > headrace_clicks.prom"))
+@app.command(
+    rich_help_panel=Panel.OPERATE,
+    epilog=examples("headrace metrics clicks", "headrace metrics clicks > headrace_clicks.prom"),
+)
 def metrics(pipeline: Pipeline, sets: Sets = None, home: Home = VAR) -> None:
     """Print a pipeline's metrics in Prometheus' text format (docs/observe.md)."""
     from headrace.config import load_spec

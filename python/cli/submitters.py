@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.root import VAR, Home, Pipeline, Sets, app, examples, workspace
+from headrace.cli.root import VAR, Home, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out
 from headrace.errors import UserError
 from headrace.storage import Location, local, location_of
@@ -35,10 +35,11 @@ def spark_properties(
 
 
 @app.command(
+    rich_help_panel=Panel.OPERATE,
     epilog=examples(
         "headrace pack environment.tar.gz",
         "headrace pack s3://bucket/features.tar.gz --leave-out pyspark --leave-out torch --leave-out horovod",
-    )
+    ),
 )
 def pack(
     out: Annotated[str, typer.Argument(metavar="FILE", help="The archive, a .tar.gz: a path, or a URI of a store.")],

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.cli.root import VAR, Ds, Home, Overlays, Pipeline, Sets, app, examples, overrides, workspace
+from headrace.cli.root import VAR, Ds, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve
 from headrace.cli.screen import log_to_screen, out, table
 from headrace.storage import local
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 @app.command(
+    rich_help_panel=Panel.MODELS,
     epilog=examples(
         "headrace tune clicks --ds 2026-01-08 --trials 30",
         "headrace tune clicks --ds 2026-01-08 --trials 200 --seconds 3600",
         "headrace tune clicks --ds 2026-01-08 --overlay space.yaml --out best.yaml",
         "headrace run clicks --ds 2026-01-08 --from train --overlay best.yaml",
-    )
+    ),
 )
 def tune(
     pipeline: Pipeline,

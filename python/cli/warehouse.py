@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Pipeline, app, examples, workspace
+from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Panel, Pipeline, app, examples, workspace
 from headrace.cli.screen import out, psql_table
 from headrace.errors import UserError
 from headrace.workspace import Workspace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 warehouse_app = typer.Typer(cls=Group, no_args_is_help=True, help="The embedded PostgreSQL, and what is published.")
-app.add_typer(warehouse_app, name="warehouse")
+app.add_typer(warehouse_app, name="warehouse", rich_help_panel=Panel.A_DAY)
 
 
 @warehouse_app.command("start", epilog=examples("headrace warehouse start"))

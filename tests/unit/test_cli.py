@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli import app, doctor, plan
+from headrace.cli.root import Panel
 from headrace.jobs.gpu_plan.gate import LOG, StepPlans
 from headrace.jobs.process import StopSignal
 from headrace.manifest import Manifest
 from headrace.stage import run_lock
-from headrace.stages import ORDER
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
 from tests.support import CLICKS_STAGES
@@ -263,6 +265,22 @@ def test_every_command_has_help_with_an_example(words: list[str]) -> None:
     assert "Usage: " in result.output
     if words != ["warehouse"]:
         assert f"headrace {' '.join(words)}".strip() in result.output.split("Options")[-1]
+
+
+def test_help_groups_all_commands_within_80_columns() -> None:
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    assert max(map(len, output.splitlines())) <= 80
+    panels: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        if title := re.match("╭─ (.+?) ─", line):
+            panels[title[1]] = []
+        elif command := re.match(r"│ ([a-z_-]+) ", line):
+            list(panels.values())[-1].append(command[1])
+    assert list(panels) == ["Options", *Panel]
+    shown = [name for panel in Panel for name in panels[panel]]
+    assert sorted(shown) == sorted(c.name for c in get_command(app).commands.values() if not c.hidden)  # type: ignore[attr-defined]
+    assert panels[Panel.STAGES] == [name for name in STAGES if name in panels[Panel.STAGES]]
+    assert set(ORDER) <= set(panels[Panel.STAGES])
 
 
 def test_help_and_misspelt_keys_load_no_stack() -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from headrace.export.serve.metrics import Metrics
+from headrace.logs import is_secret
 from headrace.workspace import checkout
 from tests.lanes import part_of
 
@@ -84,6 +85,59 @@ def test_the_image_file_is_clean() -> None:
     linter = Path(sys.executable).with_name("hadolint")
     completed = subprocess.run([linter, checkout() / "Dockerfile"], capture_output=True, text=True, check=False)
     assert (completed.returncode, completed.stdout) == (0, "")
+
+
+#: Airflow's environment has jsonschema.
+VALIDATE = """
+import json, sys
+from jsonschema import Draft7Validator
+schema, document = (json.load(open(path)) for path in sys.argv[1:])
+for error in Draft7Validator(schema).iter_errors(document):
+    print("/".join(map(str, error.absolute_path)), error.message)
+"""
+
+
+def compose_faults(document: Any, folder: Path) -> str:
+    """Return what Compose's schema refuses of a document."""
+    file = folder / "compose.json"
+    file.write_text(json.dumps(document))
+    schema = checkout() / "tests" / "data" / "compose-spec.json"
+    python = checkout() / ".venv-airflow" / "bin" / "python"
+    return subprocess.run([python, "-c", VALIDATE, schema, file], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_compose_file_is_what_its_schema_says(tmp_path: Path) -> None:
+    document = yaml.safe_load((checkout() / "compose.yaml").read_text())
+    assert compose_faults(document, tmp_path) == ""
+    assert set(document["services"]) == {"postgres", "mlflow", "airflow", "headrace"}
+    misspelt = {**document, "services": {"postgres": {**document["services"]["postgres"], "port": ["5432"]}}}
+    assert "'port' was unexpected" in compose_faults(misspelt, tmp_path)
+
+
+def test_the_compose_file_has_no_secrets_and_names_files_that_exist() -> None:
+    text = (checkout() / "compose.yaml").read_text()
+    document = yaml.safe_load(text)
+    required = set(re.findall(r"\$\{(\w+):\?set it in \.env\}", text))
+    example = (checkout() / ".env.example").read_text()
+    assert set(re.findall(r"^(\w+)=$", example, re.M)) == required
+    assert re.findall(r"^\w+=.+$", example, re.M) == []
+    environment = [entry for s in document["services"].values() for entry in s.get("environment", {}).items()]
+    secrets = [(name, value) for name, value in environment if is_secret(name) or name.endswith("_KEY")]
+    assert len(secrets) >= 6
+    assert [name for name, value in secrets if not re.fullmatch(r"\$\{\w+:\?set it in \.env\}", value)] == []
+    # Addresses and connections with a password take it from a variable, too.
+    for name, value in environment:
+        assert all(match.startswith("${") for match in re.findall(r"://\w+:(.{2})", value)), name
+        assert all(match.startswith("${") for match in re.findall(r'"password": "(.{2})', value)), name
+    for service in document["services"].values():
+        for volume in service["volumes"]:
+            source = re.sub(r"\$\{\w+:-([^}]+)\}", r"\1", volume).partition(":")[0]
+            assert source in document["volumes"] or (checkout() / source).is_dir(), volume
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "nobody else's network"
+    for path in re.findall(r"/opt/headrace/(airflow_dags[\w/.]*)", text):
+        assert (checkout() / path).exists(), path
+    assert "/.env" in (checkout() / ".gitignore").read_text().splitlines()
+    assert ".env" in (checkout() / ".dockerignore").read_text().splitlines()
 
 
 def test_hooks_call_programs_of_the_environment() -> None:
