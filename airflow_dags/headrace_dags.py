@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import pendulum
@@ -217,9 +218,17 @@ def dags_of(pipeline: Pipeline, dag_id: str | None = None) -> list[DAG]:
     return [make(pipeline) for kind, make in kinds.items() if dag_id in (None, pipeline.dag_id(kind))]
 
 
-# The process of a task reads this file for one DAG.
-_dag_id = get_parsing_context().dag_id
-# Airflow looks for this word in a file before it reads it: dag.
-for _pipeline in pipelines(with_specs=_dag_id is None):
-    for _dag in dags_of(_pipeline, _dag_id):
-        globals()[_dag.dag_id] = _dag
+def dags_of_folder(folder: Path | None = None) -> dict[str, DAG]:
+    """Return the DAGs of all pipelines of a folder, by their ids. The process of a task reads the file for one DAG.
+
+    Args:
+        folder: of the pipelines' files; None: that of the settings.
+    """
+    dag_id = get_parsing_context().dag_id
+    pipelines_of_folder = pipelines(folder, with_specs=dag_id is None)
+    return {dag.dag_id: dag for pipeline in pipelines_of_folder for dag in dags_of(pipeline, dag_id)}
+
+
+# By this name another file imports it, which has a folder of its own (`headrace new`). Airflow gives its files others.
+if __name__ != "headrace_dags":
+    globals().update(dags_of_folder())

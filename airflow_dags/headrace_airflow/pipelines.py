@@ -1,4 +1,4 @@
-"""The pipelines of the folder, as far as their DAGs need to know them: the plain mapping of each YAML file.
+"""The pipelines of a folder, as far as their DAGs need to know them: the plain mapping of each YAML file.
 
 A file that cannot be read, or whose spec headrace refuses, gives a pipeline with a fault: its DAG of the daily
 retraining stays, and says so. An import error of Airflow would take the DAGs of all other pipelines with it, as they
@@ -47,7 +47,8 @@ def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
         return {}
     keys = {path: _answer_key(path, content) for path, content in files.items()}
     now, known = time.time(), _read_answers()
-    held = {key: known[key] for key in keys.values() if key in known and known[key]["until"] > now}
+    # Those of other folders' pipelines stay, too: a file of DAGs each.
+    held = {key: answer for key, answer in known.items() if answer["until"] > now}
     if new := {path: key for path, key in keys.items() if key not in held}:
         answers = _check_specs(list(new))
         # Where time was short, the next reading asks about the others. A process that fails is not tried again at once.
@@ -57,7 +58,7 @@ def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
             fault = answers.get(str(path))
             is_taken = bool(answers) and fault is None
             held[key] = {"fault": fault, "until": now + (_TAKEN_SECONDS if is_taken else _REFUSED_SECONDS)}
-        # Of files that are gone or have changed nothing is kept; a second reader that writes at once does it again.
+        # Answers on files that are gone or have changed run out; a second reader that writes at once asks again.
         _write_answers(held)
     faults = {path: held[key]["fault"] for path, key in keys.items() if key in held and held[key]["fault"]}
     return {path: fault if str(path) in fault else f"{path}: {fault}" for path, fault in faults.items()}
@@ -168,13 +169,14 @@ class Pipeline:
         return GPU_POOL if on_gpu or trains else POOL
 
 
-def pipelines(with_specs: bool = True) -> Iterator[Pipeline]:
-    """Return the pipelines of the folder, each name once.
+def pipelines(folder: Path | None = None, with_specs: bool = True) -> Iterator[Pipeline]:
+    """Return the pipelines of a folder, each name once.
 
     Args:
+        folder: of the pipelines' files; None: that of the settings.
         with_specs: tell specs that headrace refuses; the process of a task need not, its job does.
     """
-    contents = {path: _content(path) for path in sorted(SETTINGS.pipelines.glob("*.yaml"))}
+    contents = {path: _content(path) for path in sorted((folder or SETTINGS.pipelines).glob("*.yaml"))}
     parsed = [_read(path, content) for path, content in contents.items()]
     valid_contents = {
         p.path: content for p in parsed if p.fault is None and isinstance(content := contents[p.path], bytes)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.cli.new import write_project
 from headrace.config import load_spec
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest
@@ -162,6 +163,15 @@ def test_reading_fifty_pipelines_reads_each_file_once_and_starts_nothing(seen: d
     assert len(seen["opened"]) == 58
     assert set(seen["opened"].values()) == {1}
     assert seen["begun"] == []
+
+
+def test_the_dag_file_of_headrace_new_has_the_dags_of_its_own_folder(ask: Ask, tmp_path: Path) -> None:
+    write_project("shop", tmp_path / "shop")
+    folders = {"AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "shop" / "dags"), "PYTHONPATH": str(DAGS)}
+    seen = ask("look", env=folders)
+    assert seen["errors"] == {}
+    assert set(seen["dags"]) == {f"headrace_shop_{kind}" for kind in ("retrain", "score", "backfill", "maintain")}
+    assert set(seen["opened"]) == {str(tmp_path / "shop" / "pipelines" / "shop.yaml")}
 
 
 def test_the_process_of_a_task_makes_its_own_dag_alone(seen: dict[str, Any]) -> None:
