@@ -61,8 +61,8 @@ def _with_kubernetes() -> None:
 class WaitForDay(RemoteCommand, BaseOperator):
     """Wait until a day's data are complete, as far as markers and files tell (`source.complete`), in the triggerer.
 
-    It asks `headrace run --from ingest --to ingest --dry-run`, whose exit code is 75 until then. What needs the rows to
-    be known, `ingest` finds out, and waits with the same exit code.
+    It asks `headrace run --from ingest --to ingest --dry-run --offline`, whose exit code is 75 until then. What needs
+    the rows to be known, `ingest` finds out, and waits with the same exit code.
     """
 
     template_fields: Sequence[str] = ("ds",)
@@ -73,7 +73,7 @@ class WaitForDay(RemoteCommand, BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Look once, then leave it to the triggerer. Raises AirflowException as `headrace_airflow.commands.end`."""
-        words = ("--ds", self.ds, "--from", "ingest", "--to", "ingest", "--dry-run")
+        words = ("--ds", self.ds, "--from", "ingest", "--to", "ingest", "--dry-run", "--offline")
         argv = command("run", str(self.pipeline.path), *words)
         place = master(self.pipeline)
         if place.is_remote:  # each look is one there; between two of them the task waits for its time

@@ -27,7 +27,7 @@ from headrace.cli.root import (
     overrides,
     workspace,
 )
-from headrace.cli.screen import out, plain, table
+from headrace.cli.screen import out
 from headrace.cli.summary import tell_refusals
 from headrace.errors import (
     EXIT_BUSY,
@@ -79,6 +79,9 @@ def run(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run and why, what it reads and writes; start nothing.")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="With --dry-run: do not try the warehouse, stores and MLflow's server.")
+    ] = False,
     model: Model = None,
     overlays: Overlays = None,
     sets: Sets = None,
@@ -95,8 +98,10 @@ def run(
     """
     settings = overrides(overlays, sets, model)
     if dry:
-        dry_run(pipeline, workspace(home), ds, settings, first, last, isolated, until)
+        dry_run(pipeline, workspace(home), ds, settings, first, last, isolated, until, offline)
         return
+    if offline:
+        raise UserError("--offline goes with --dry-run: a run needs what the dry run leaves out")
     raise typer.Exit(run_stages(pipeline, workspace(home), ds, settings, first, last, isolated, until=until))
 
 
@@ -347,6 +352,7 @@ def dry_run(
     last: str,
     isolated: bool = False,
     until: str | None = None,
+    offline: bool = False,
 ) -> list[PlannedStage]:
     """Print what `run` would do now, stage by stage and day by day, in the order in which it would run them.
 
@@ -359,28 +365,38 @@ def dry_run(
         last: the last stage.
         isolated: as for `run`: it changes the order of a range.
         until: the last day of a range that begins with `ds`; None: that day alone.
+        offline: do not try the connections that the stages need (headrace.cli.connections).
 
     Raises:
-        UserError: as `run` would before it starts anything.
+        UserError: as `run` would before it starts anything; a connection is refused.
+        StoreAway: a store says that it is away.
     """
-    # Late: jobs bring the stages, and with them pyspark (no JVM).
-    from headrace.jobs.stages import applications, load_stage, submissions, turns
-
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
     stages, days = _stages_and_days(spec, day, first, last, until)
+    warnings: list[str] = []
+    if not offline:
+        from headrace.cli.connections import check_connections
+
+        warnings = check_connections(spec, ws, stages)
+    # Late: jobs bring the stages, and with them pyspark (no JVM).
+    from headrace.jobs.stages import applications, load_stage, submissions, turns
+
     planned: list[PlannedStage] = []
     for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
         for name, of_day in turns(group, group_days, spec):
             planned.append(_plan(load_stage(name), spec, ws, of_day, planned))
     running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run\n", markup=False)
-    rows_table = table(*(["day"] if len(days) > 1 else []), "stage", "would run", "why", "reads", "writes")
+    out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run", markup=False)
     for p in planned:
-        state = plain("yes", style="bold") if p.runs else plain("no", style="dim")
-        reads, writes = (plain("\n".join(_some(lines))) for lines in (p.reads, p.writes))
-        rows_table.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, plain(p.reason), reads, writes)
-    out.print(rows_table)
+        subject = p.stage if len(days) == 1 else f"{p.stage} of {p.ds}"
+        verdict = "[bold]would run[/]" if p.runs else "[dim]nothing to do[/]"
+        out.print(f"\n[bold]{escape(subject)}[/]: {verdict}, {escape(p.reason)}", soft_wrap=True)
+        for heading, names in (("reads", p.reads), ("writes" if p.runs else "wrote", p.writes)):
+            for number, name in enumerate(_some(names)):
+                out.print(f"  {'' if number else heading:<7} {name}", markup=False, soft_wrap=True)
+    for warning in warnings:
+        out.print(f"\nwarning: {warning}", markup=False, soft_wrap=True)
     return planned
 
 

@@ -166,8 +166,9 @@ def stage_states(
         if holders:
             busy[name] = "; ".join(holders)
         known = spec or _shipped(name, overrides)
+        stages = _stages_of(ws, name, known)
         for day in days:
-            states += _day(ws, name, known, day, verify)
+            states += _day(ws, name, known, day, verify, stages)
     return states, busy
 
 
@@ -178,14 +179,24 @@ def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
     return load_spec(name, overrides) if pipeline_file(name).is_file() else None
 
 
-def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> list[StageState]:
+def _stages_of(ws: Workspace, name: str, spec: Spec | None) -> list[str]:
+    """Return the stages that a pipeline has, in order.
+
+    Of one whose file is not known: those that every pipeline has, and those that have finished on some day.
+    """
+    if spec is not None:
+        return [stage for stage in ORDER if STAGES[stage].applies(spec)]
+    finished = ws.days_of_stages(name)
+    return [stage for stage in ORDER if STAGES[stage].section is None or stage in finished]
+
+
+def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool, stages: Sequence[str]) -> list[StageState]:
     """Return the states of the pipeline's stages, in order."""
     manifests = manifests_of(ws, name, ds)
     states = []
-    for stage_name in ORDER:
-        state, reason = _stage_state(ws, spec, ds, stage_name, manifests, verify)
-        if state is not None:
-            states.append(StageState(name, ds, stage_name, state, reason, manifests.get(stage_name)))
+    for stage in stages:
+        state, reason = _stage_state(ws, spec, ds, stage, manifests, verify)
+        states.append(StageState(name, ds, stage, state, reason, manifests.get(stage)))
     return states
 
 
@@ -216,12 +227,12 @@ def state_table(states: Sequence[StageState]) -> Table:
 
 def _stage_state(
     ws: Workspace, spec: Spec | None, ds: str, name: str, manifests: dict[str, Manifest], verify: bool
-) -> tuple[str | None, str]:
-    """(state, reason); state None: the pipeline has no such stage."""
+) -> tuple[str, str]:
+    """Return the state of a stage that the pipeline has, and the reason."""
     from headrace.stage import check_stage, identity
 
     manifest = manifests.get(name)
-    if manifest is not None and manifest.removed and (spec is None or STAGES[name].applies(spec)):
+    if manifest is not None and manifest.removed:
         return "removed", manifest.why_removed or ""
     if spec is None:
         # No spec to compare with: whether what it read is still what is there can be told from manifests alone.
@@ -234,8 +245,6 @@ def _stage_state(
         return "done", ""
     from headrace.jobs.stages import load_stage
 
-    if not STAGES[name].applies(spec):
-        return None, ""
     stage: Stage = load_stage(name)
     if manifest is None:
         return "missing", ""

@@ -40,6 +40,8 @@ def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
     out.print(rows_table)
     for line in data_lines(manifests, ds) if "ingest" in states else []:
         out.print(line, markup=False)
+    for line in warning_lines(spec, ws, manifests):
+        out.print(line, markup=False, soft_wrap=True)
     for line in quality_lines(manifests, facts.number(read_truth(ws, spec.pipeline, ds).get("auc_ceiling"))):
         out.print(line, markup=False)
     if ws.report(spec.pipeline, ds).is_file() and "report" in states:
@@ -85,6 +87,21 @@ def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
                 change = f"{record.get('change')}: {record.get('detail')}"
                 lines.append(f"warning: {source}column '{record.get('column')}' is {change}")
     return ["", *lines] if lines else []
+
+
+def warning_lines(spec: Spec, ws: Workspace, manifests: Mapping[str, Manifest]) -> list[str]:
+    """Return the warnings about a finished day's results, as its report has them."""
+    from headrace.manifest import Manifest
+    from headrace.quality.report.warnings import day_warnings, read_days
+
+    days = read_days(spec, manifests.get("features"))
+    ingests: dict[str, Manifest] = {}
+    if days is not None and spec.source.daily:
+        for ds in ws.days(spec.pipeline):
+            if days[0] <= ds <= days[1] and (manifest := Manifest.load(ws.manifest(spec.pipeline, ds, "ingest"))):
+                ingests[ds] = manifest
+    warnings = day_warnings(spec, manifests, ingests)
+    return ["", *(f"warning: {warning}" for warning in warnings)] if warnings else []
 
 
 def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> list[str]:

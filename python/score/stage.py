@@ -53,6 +53,8 @@ from headrace.storage import Location
 log = logging.getLogger("headrace.score")
 
 _SAMPLE_ROWS = 10
+#: Users whose lists are compared with what they have had.
+_SAMPLED_USERS = 1_000
 
 
 class ScoreCandidates(Stage):
@@ -170,6 +172,7 @@ def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live]
             **({"incremental": dict(lists[0].scored_users.facts)} if score.incremental else {}),
             **({"models": [group.facts | {"users": group.users} for group in lists]} if experiments else {}),
             **({"experiments": assigned.facts} if experiments else {}),
+            **({} if score.exclude_seen else {"consumed": _consumed(active, spark, table, version)}),
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
@@ -226,13 +229,41 @@ def _users_and_items(active: ActiveEvents, score: Score) -> Iterator[tuple[DataF
             users.unpersist()
 
 
+def _consumed(active: ActiveEvents, spark: SparkSession, table: Location, version: int) -> dict[str, int]:
+    """Count, in the lists of some users, the items that their user has had (a label of 1), as `exclude_seen` would.
+
+    Returns:
+        `users` that were looked at, the same ones in every run; items `listed` for them; `consumed` among these.
+    """
+    ctx, score = active.ctx, active.ctx.spec.score
+    assert score is not None
+    user, item = score.user.key, score.item.key
+    lists = _lists_of_day(ctx, spark, table, version).select(col(user).alias("user"), col(item).alias("item"), "rank")
+    first_items = lists.where(F.col("rank") == 1).orderBy(F.xxhash64("user"), "user").limit(_SAMPLED_USERS)
+    users = F.broadcast(first_items.select(F.col("user").alias("sampled")))
+    events = active.events.join(users, col(user) == F.col("sampled"), "left_semi")
+    had = seen(ctx.spec, events, user, item)
+    counts = (
+        lists.join(users, F.col("user") == F.col("sampled"), "left_semi")
+        .join(F.broadcast(had), F.col("user") == F.col("key"), "left")
+        .agg(
+            F.count_distinct("user").alias("users"),
+            F.count("item").alias("listed"),
+            F.count_if(F.array_contains("seen", F.col("item"))).alias("consumed"),
+        )
+    )
+    return {name: int(count) for name, count in counts.collect()[0].asDict().items()}
+
+
+def _lists_of_day(ctx: Context, spark: SparkSession, table: Location, version: int) -> DataFrame:
+    return read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
+
+
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:
     """Return the first rows, as JSON values."""
     score: Score | None = ctx.spec.score
     assert score is not None
-    frame = read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(
-        F.col("ds") == ctx.ds
-    )
+    frame = _lists_of_day(ctx, spark, table, version)
     rows = frame.orderBy(col(score.user.key), "rank").limit(_SAMPLE_ROWS).collect()
     return [
         {

@@ -16,6 +16,7 @@ from headrace.config import Model, Task
 from headrace.errors import UserError
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.score import stage
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -38,6 +39,10 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
     assert manifest.facts["model"]["stage"] == "baseline"
     assert manifest.peak_memory_mib["worker"] > 50
     assert manifest.facts["sample"][0] == actual.iloc[0].to_dict()
+    clicked = set(clicked_pairs(shop_events))
+    consumed = sum(pair in clicked for pair in zip(actual.user, actual.item, strict=True))
+    assert manifest.facts["consumed"] == {"users": len(users), "listed": len(actual), "consumed": consumed}
+    assert 0 < consumed < len(actual)
     assert run_stage(ScoreCandidates(), s, shop, DS).skipped
 
     # Another day's rows stay; a run that died after its commit is made again, with nothing doubled.
@@ -60,9 +65,13 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
     pd.testing.assert_frame_equal(scores(spark, shop), actual, check_exact=True)
 
 
-def test_neural(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
+def test_neural(
+    spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "_SAMPLED_USERS", 3)
     manifest = run_stage(ScoreCandidates(), spec(model="neural"), shop, DS).manifest
     assert manifest.facts["model"]["version"] == "t"
+    assert {name: manifest.facts["consumed"][name] for name in ("users", "listed")} == {"users": 3, "listed": 15}
     actual, expected_scores = scores(spark, shop), expected(spark, shop, shop_events, "train")
     # A matrix product's last bits depend on the batch's size, so near ties may change places.
     np.testing.assert_allclose(actual.score, expected_scores.score, rtol=1e-5)
@@ -108,7 +117,7 @@ def test_limits_and_seen(spark: SparkSession, shop: Workspace, shop_events: pd.D
         top_k=50,
         user={"key": "user", "columns": ["age", "home.city", "likes"], "limit": 7},
     )
-    run_stage(ScoreCandidates(), s, shop, DS)
+    assert "consumed" not in run_stage(ScoreCandidates(), s, shop, DS).manifest.facts
     clicked = clicked_pairs(shop_events)
     expected_scores = expected(spark, shop, shop_events, "baseline", k=50, clicked=clicked)
     train = shop_events[(shop_events.ts >= "2026-01-02") & (shop_events.ts < "2026-01-05") & (shop_events.ds <= DS)]

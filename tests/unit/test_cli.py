@@ -277,8 +277,8 @@ def test_help_groups_all_commands_within_80_columns() -> None:
         elif command := re.match(r"│ ([a-z_-]+) ", line):
             list(panels.values())[-1].append(command[1])
     assert list(panels) == ["Options", *Panel]
-    shown = [name for panel in Panel for name in panels[panel]]
-    assert sorted(shown) == sorted(c.name for c in get_command(app).commands.values() if not c.hidden)  # type: ignore[attr-defined]
+    listed = [name for panel in Panel for name in panels[panel]]
+    assert sorted(listed) == sorted(c.name for c in get_command(app).commands.values() if not c.hidden)  # type: ignore[attr-defined]
     assert panels[Panel.STAGES] == [name for name in STAGES if name in panels[Panel.STAGES]]
     assert set(ORDER) <= set(panels[Panel.STAGES])
 

@@ -24,6 +24,7 @@ from headrace.quality.report.blocks import (
     checks,
     not_run,
 )
+from headrace.quality.report.warnings import day_warnings
 from headrace.stages import ORDER
 
 _PROCESSES = {"jvm": "JVM", "python": "Python", "children": "largest child", "rank0": "rank 0", "rank1": "rank 1"}
@@ -88,6 +89,13 @@ def _ranking_metric(day: Day, kind: str) -> float | None:
     metrics = facts.numbers(day.facts("train").get("metrics"))
     names = (f"{kind}_at_k", f"{kind}_at_{day.spec.train.rank_k}", f"{kind}@{day.spec.train.rank_k}")
     return next((metrics[n] for n in names if n in metrics), None)
+
+
+def warnings_of(day: Day) -> ReportSection:
+    """Return the section on what makes the day's results doubtful; without blocks where nothing does."""
+    ingests = {ds: m for (name, ds, stage), m in day.runs.items() if (name, stage) == (day.spec.pipeline, "ingest")}
+    sentences = day_warnings(day.spec, day.manifests, ingests)
+    return ReportSection("warnings", "Warnings", tuple(Text(f"{s[0].upper()}{s[1:]}.", "bad") for s in sentences))
 
 
 def stages(day: Day) -> ReportSection:

@@ -15,6 +15,7 @@ from headrace.quality.report.blocks import Day, ReportSection
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
 #: a module of headrace.quality.report and a line here.
 SECTIONS: tuple[Callable[[Day], ReportSection], ...] = (
+    overview.warnings_of,
     quality.quality,
     quality.models,
     evaluation.gate,

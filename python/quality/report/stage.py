@@ -22,7 +22,7 @@ class Report(Stage):
 
     name = "report"
     #: Raise it when the page changes, so that days reported before get the new one when they are run again.
-    version = 4
+    version = 5
     needs: tuple[str, ...] = (
         "ingest?",
         "outcomes?",
