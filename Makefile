@@ -168,7 +168,7 @@ $(STAMPS)/docs-env: requirements/docs.lock $(STAMPS)/tools
 	@$(STEP) "install MkDocs' environment" bash -c '[ -x .venv-docs/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-docs; $(UV) pip sync -q --require-hashes --python .venv-docs/bin/python requirements/docs.lock'
 	@touch $@
 
-PAGES := mkdocs.yml scripts/docs_site.py $(shell find docs python examples airflow_dags plugins *.md -name '*.md' -o -name '*.py' -o -name '*.ipynb' -o -path 'docs/*.*')
+PAGES := mkdocs.yml scripts/docs_site.py $(shell find docs python examples airflow_dags plugins *.md -name '*.md' -o -name '*.py' -o -name '*.ipynb' -o -path 'docs/*.*' 2>/dev/null)
 $(STAMPS)/docs: $(PAGES) $(STAMPS)/docs-env
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@$(STEP) "build the documentation's site: build/site" bash -c 'set -o pipefail; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict 2>&1 | { grep -v "^INFO" || true; }'

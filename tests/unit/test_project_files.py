@@ -208,6 +208,37 @@ def test_the_named_tests_are_in_the_lane(file: str) -> None:
     assert [name for name in names if "mark.long" in decorators(file)[name]] == []
 
 
+PAGES = [
+    *checkout().glob("*.md"),
+    *(
+        page
+        for folder in ("docs", "airflow_dags", "examples", "plugins")
+        for page in checkout().joinpath(folder).rglob("*.md")
+    ),
+]
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as repository browsers make them."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(checkout())))
+def test_links_lead_somewhere_where_the_repository_is_browsed(page: Path) -> None:
+    """`make docs` checks those of the site."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    broken = []
+    for path, anchor in re.findall(r"\]\(([^)\s#:]*)(?:#([^)\s]*))?\)", text):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{path}#{anchor}")
+    assert broken == []
+
+
 def test_the_front_page_is_short() -> None:
     text = (checkout() / "README.md").read_text()
     assert len(text.split()) <= 600
