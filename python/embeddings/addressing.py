@@ -432,3 +432,8 @@ def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[R
         further_parts.append(part[offset:])
     requests = [RawIdRequest(torch.cat(ids), torch.cat(counts), sizes) for ids, counts, sizes in by_table]
     return requests, torch.cat(further_parts), [p.numel() for p in further_parts]
+
+
+def split_found_flags(answered: Tensor) -> tuple[Tensor, Tensor]:
+    """Split a message of `DynamicLookup.with_found_flags` of any float type: float32 [M, D], bool [M]."""
+    return answered[:, :-1].float().contiguous(), answered[:, -1] > 0

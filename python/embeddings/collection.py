@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,6 @@ from torch import Tensor, nn
 from headrace.comm.base import Collective, LocalCollective
 from headrace.config import DynamicTable, EmbeddingOptimizer, Optimizer, Sharding
 from headrace.embeddings.addressing import feature_codes
-from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
-from headrace.embeddings.checkpoint.files import shared_directory, write_index
-from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
@@ -27,6 +22,9 @@ from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.embeddings.storage import INIT_BOUND, decode, encode
 from headrace.errors import UserError, nearest
 from headrace.storage import local
+
+if TYPE_CHECKING:
+    from headrace.embeddings.dynamic.spec import DynamicSpec
 
 #: Folders of a save.
 _PLANNED, _RAW_IDS = "planned_tables", "raw_ids"
@@ -90,7 +88,11 @@ class EmbeddingCollection(nn.Module):
             optimizer = EmbeddingOptimizer.model_validate(optimizer.model_dump())
         self.features = tuple(features)
         comm = LocalCollective() if comm is None else comm
-        raw = raw_id_tables(features, optimizer)
+        raw, dynamic = raw_id_tables(features, optimizer), None
+        if raw:
+            from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+
+            dynamic = DynamicEmbeddings(raw, comm, seed, init_bound=init_bound, device=device)
         self.embeddings = ShardedEmbeddings(
             plan_tables(
                 *planned_tables(features),
@@ -103,7 +105,7 @@ class EmbeddingCollection(nn.Module):
             comm,
             seed,
             init_bound=init_bound,
-            dynamic=DynamicEmbeddings(raw, comm, seed, init_bound=init_bound, device=device) if raw else None,
+            dynamic=dynamic,
             device=device,
         )
         if optimizer is not None:
@@ -213,10 +215,15 @@ class EmbeddingCollection(nn.Module):
         Raises:
             RuntimeError: gradients wait for `step`, or there is no optimizer whose states could be saved.
         """
+        from headrace.embeddings.checkpoint.files import shared_directory, write_index
+        from headrace.embeddings.checkpoint.shards import save_shards
+
         comm = self.embeddings.collective
         with shared_directory(local(folder), comm) as building:
             save_shards(self.embeddings, building / _PLANNED, with_optimizer)
             if self.embeddings.dynamic is not None:
+                from headrace.embeddings.checkpoint.dynamic import save_dynamic
+
                 save_dynamic(self.embeddings.dynamic, building / _RAW_IDS)
             comm.barrier()
             if comm.world.is_chief:
@@ -230,8 +237,12 @@ class EmbeddingCollection(nn.Module):
         Raises:
             UserError: a file is missing or damaged, or has other dims or another optimizer.
         """
+        from headrace.embeddings.checkpoint.shards import load_shards
+
         load_shards(self.embeddings, local(folder) / _PLANNED, with_optimizer)
         if self.embeddings.dynamic is not None:
+            from headrace.embeddings.checkpoint.dynamic import load_dynamic
+
             load_dynamic(self.embeddings.dynamic, local(folder) / _RAW_IDS, with_optimizer)
 
     def table(self, name: str) -> Tensor:
@@ -358,6 +369,10 @@ def raw_id_tables(
         if name not in dims:
             known = ", ".join(dims) or "none"
             raise UserError(f"optimizer.dynamic: '{name}' is no table of raw ids (those are: {known})")
+    if not dims:
+        return ()
+    from headrace.embeddings.dynamic.spec import DynamicSpec
+
     return tuple(DynamicSpec(n, d, **settings.get(n, DynamicTable()).model_dump()) for n, d in dims.items())
 
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.addressing import BatchIndexer, CodeBatch, JaggedIndices, batch_to_device
-from headrace.embeddings.dynamic.tables import DynamicEmbeddings, split_found_flags
+from headrace.embeddings.addressing import BatchIndexer, CodeBatch, JaggedIndices, batch_to_device, split_found_flags
 from headrace.embeddings.fused_optimizer import Gradient
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import dispatch
@@ -27,6 +26,9 @@ from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
 from headrace.embeddings.sharding_plan import Plan
 from headrace.embeddings.storage import INIT_BOUND, decode
+
+if TYPE_CHECKING:
+    from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 
 
 class LookupFunction(torch.autograd.Function):

@@ -64,11 +64,6 @@ class DynamicLookup:
         return torch.cat([self.vectors, self.has_row.float().unsqueeze(1)], dim=1)
 
 
-def split_found_flags(answered: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a message of `DynamicLookup.with_found_flags` of any float type: float32 [M, D], bool [M]."""
-    return answered[:, :-1].float().contiguous(), answered[:, -1] > 0
-
-
 class DynamicEmbeddings(nn.Module):
     """This rank's rows of tables of raw ids. ShardedEmbeddings brings the ids of all ranks here, and returns the
     vectors.

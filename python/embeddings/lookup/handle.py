@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.embeddings.addressing import JaggedIndices
-from headrace.embeddings.dynamic.tables import DynamicLookup
 from headrace.embeddings.exchange import BagRequest, RemoteRows, RowExchange, RowRequest, bucketize_bags
 from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.lookup.local_tables import LocalTables
+
+if TYPE_CHECKING:
+    from headrace.embeddings.dynamic.tables import DynamicLookup
 
 
 @dataclass

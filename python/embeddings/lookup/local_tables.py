@@ -6,22 +6,24 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 
 from headrace.comm.base import Collective, channel_of
 from headrace.config import EmbeddingOptimizer, Optimizer
-from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.exchange import RowExchange, RowRequest
 from headrace.embeddings.fused_optimizer import Gradient, Updater, non_finite_tables
-from headrace.embeddings.hierarchical_exchange import HierarchicalRowExchange
 from headrace.embeddings.kernels import dispatch
 from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.layout import FusedTable, Layout
 from headrace.embeddings.sharding_plan import Plan
 from headrace.embeddings.storage import INIT_BOUND, RowCache, decode, empty_table, encode, initial_rows
+
+if TYPE_CHECKING:
+    from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+    from headrace.embeddings.hierarchical_exchange import HierarchicalRowExchange
 
 
 class LocalTables(nn.Module):
@@ -87,6 +89,8 @@ class LocalTables(nn.Module):
         self.exchange: RowExchange | HierarchicalRowExchange | None = None
         travels = plan.world_size > 1 and (bool(self.remote) or dynamic is not None)
         if travels and 1 < plan.ranks_per_node < plan.world_size:
+            from headrace.embeddings.hierarchical_exchange import HierarchicalRowExchange
+
             self.exchange = HierarchicalRowExchange(self.remote, collective, plan.ranks_per_node, plan.comm_dtype)
         elif travels:
             self.exchange = RowExchange(self.remote, collective, plan.comm_dtype)

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.config import EmbeddingOptimizerKind
-from headrace.config.yaml_text import YamlFault, parse_yaml
 from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.errors import UserError
-from headrace.workspace import installation
 
 #: Rows with a group of their own; later groups grow by a few percent.
 _HEAD = 1_024
@@ -150,6 +148,9 @@ def load_tables(path_or_name: str) -> DeclaredTables:
     Raises:
         UserError: no such file, or it is not of that form.
     """
+    from headrace.config.yaml_text import YamlFault, parse_yaml
+    from headrace.workspace import installation
+
     path = Path(path_or_name)
     if path.suffix not in (".yaml", ".yml"):
         path = installation() / "conf" / "tables" / f"{path_or_name}.yaml"

@@ -15,12 +15,13 @@ from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.features.vocabulary.lookup import Codes
 from headrace.schema import NULL_CODE, OOV_CODE
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+    from headrace.features.vocabulary.lookup import Codes
 
 
 class Categorify(EstimatorOp):

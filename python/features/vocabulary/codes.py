@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UserError
-from headrace.features.vocabulary import lookup
-from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import OOV_CODE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from headrace.features.vocabulary.lookup import Lookup
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class VocabulariesInMemory:
 
     def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         """See `Vocabularies.update`."""
+        from headrace.features.vocabulary import lookup  # late: a spec's check needs the rules alone
+
         counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
         for name, rule in rules.items():
             known = self._known.get(name, lookup.SCHEMA.empty_table())
