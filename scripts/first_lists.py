@@ -43,7 +43,7 @@ LIMIT = 600.0
 _CACHE = Path.home() / ".cache" / "headrace" / "recbole"
 _INTER = "recbole/dataset_example/ml-100k/ml-100k.inter"
 #: Lines of output that say nothing to a reader: progress, and what Spark and Python warn of.
-_DULL = re.compile(r"WARN|log level|adjust logging|resource_tracker|warnings[.]warn|  [[][#.]{24}[]]|: [[][#.]{24}[]]")
+_DULL = re.compile(r"WARN|log level|adjust logging|resource_tracker|warnings[.]warn|: \[[#.]{24}\]")
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,13 @@ def test_implicit_outranks_a_label_that_is_there(tmp_path: Path) -> None:
         written(csv_of(data.drop(columns="item_id"), path), tmp_path / "p.yaml", implicit=True)
 
 
+@pytest.mark.parametrize("side", ["user", "item"])
+def test_users_and_items_with_one_event_each_are_refused(tmp_path: Path, side: str) -> None:
+    path = csv_of(log().assign(**{f"{side}_id": np.arange(400)}), tmp_path / "log.csv")
+    with pytest.raises(UserError, match=f"'{side}_id' has another value in each of 400 rows: no {side} has a second"):
+        written(path, tmp_path / "p.yaml", implicit=True)
+
+
 @pytest.mark.parametrize("value", [1, 0, True, "ja"])
 def test_a_label_of_one_class_is_refused_with_what_to_do(tmp_path: Path, value: object) -> None:
     data = log().assign(clicked=value)

@@ -133,6 +133,8 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
     for name in [n for n, c in left.items() if n in partitions]:
         roles.left_out[name] = "the table's partition"
         del left[name]
+    if roles.label is None:
+        _check_repeated(roles)
     for column in left.values():
         _treat(roles, column)
     _belongs(roles, left)
@@ -192,6 +194,18 @@ def _likely_key(columns: Sequence[ColumnProfile], side: str, named: Named) -> st
     places = [c.name for c in usable if c.distinct < c.rows - c.nulls]
     place = ("user", "item").index(side)
     return places[place] if len(places) > place and len(columns) > 1 else None
+
+
+def _check_repeated(roles: Roles) -> None:
+    """Check that some user has two rows, the last of which can be held out. Raises UserError."""
+    # Users and items that never occur twice look like what numbers the rows.
+    for side, column in (("user", roles.user or roles.key), ("item", roles.item or roles.key)):
+        if column is None or column.counts.max() < 2:
+            name, rows = ("", 0) if column is None else (column.name, column.rows)
+            raise UserError(
+                f"column '{name}' has another value in each of {rows:,} rows: no {side} has a second event to learn "
+                f"from. Say which column names the {side}s (--{side} COLUMN), or what to predict (--label COLUMN)"
+            )
 
 
 def _leave_out_context(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
