@@ -36,7 +36,7 @@ PREPARE: list[dict[str, Any]] = [
     {"trailing": {"keys": ["item_id"], "windows": [3], "values": ["clicked"], "stats": ["count", "rate"]}},
 ]
 WORKFLOW: list[dict[str, Any]] = [
-    {"columns": ["item_id_history"], "ops": [{"categorify": {"vocabulary": "item_id"}}, {"pad": {"length": 20}}]},
+    {"columns": ["item_id_history"], "ops": [{"categorify": {"vocabulary": "history"}}, {"pad": {"length": 20}}]},
     {"columns": ["item_id_count_3d", "item_id_clicked_rate_3d"], "ops": ["fill_missing", "normalize"]},
 ]
 #: Runs of each route.
