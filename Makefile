@@ -51,8 +51,8 @@ HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
 # What Horovod is built with: nccl (messages between GPUs, and gloo for CPUs), or gloo alone. What is there stays;
-# where nothing is, `make test` takes gloo, since nccl needs the CUDA compilers.
-export DEFAULT_FLAVOUR ?= $(if $(filter test setup-test,$(MAKECMDGOALS)),gloo,nccl)
+# where nothing is, `make test` takes gloo, since nccl needs the CUDA compilers; so does the demo on a machine without a GPU.
+export DEFAULT_FLAVOUR ?= $(if $(filter test setup-test $(if $(wildcard /dev/nvidiactl),,demo),$(MAKECMDGOALS)),gloo,nccl)
 HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),$(DEFAULT_FLAVOUR))
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
@@ -209,7 +209,8 @@ export-parity: env onnx
 
 # --- what people run ------------------------------------------------------------------------------------------------
 
-demo: env
+demo:
+	@$(MAKE) -j4 env
 	@$(HEADRACE) generate clicks --home $(HOME_DIR) --until $(DS)
 	@$(HEADRACE) run clicks --home $(HOME_DIR) --ds $(DS)
 
