@@ -271,7 +271,7 @@ test-all: setup-test-all
 # A test may take hours: forty times its examples.
 test-long: setup-test-all
 	@HEADRACE_TEST_LANE=long $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
-	@$(PYTHON) -m bench.serve_soak --minutes 30
+	@$(PYTHON) -m bench.bench_serve --soak --minutes 30
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'
@@ -296,7 +296,7 @@ quality: env
 	@$(PYTHON) -m bench.quality --parts "$(PARTS)" --seeds "$(SEEDS)" $(QUALITY_ARGS)
 bench-etl-peers: $(STAMPS)/peers-nvtabular $(STAMPS)/peers-duckdb-polars
 disk-use: env
-	@$(PYTHON) -m bench.disk_use
+	@$(PYTHON) -m bench.simulated_days
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py
 sanitize-gpu: native-cuda env

@@ -31,12 +31,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
-from bench.criteo_data import CATEGORIES, COUNTS, FIRST_DAY, table_of_day
-from bench.etl_lake import DAYS, DS, MIN_COUNT
-from bench.memory import peak_of_tree
-from bench.memory_limit import limited_memory
-from bench.parts import FigureParts
-from bench.report import Figure, publish
+from bench.criteo_data import CATEGORIES, COUNTS, DAYS, DS, FIRST_DAY, MIN_COUNT, table_of_day
+from bench.report import Figure, FigureParts, publish
+from bench.usage import limited_memory, peak_of_tree
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 

@@ -25,8 +25,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bench.criteo_data import FIRST_DAY, write_days
-from bench.etl_lake import DAYS, Lake, spec_of
+from bench.criteo_data import DAYS, FIRST_DAY, Lake, spec_of, write_days
 from bench.report import Figure, publish
 from headrace.config import Chain, Spark, Spec
 from headrace.lake.spark.session import session

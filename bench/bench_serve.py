@@ -2,9 +2,10 @@
 
     make bench-serve
     python -m bench.bench_serve 64 256       # requests of so many rows alone
+    python -m bench.bench_serve --soak --minutes 30
 
 The server has one core and one thread of onnxruntime, the generator of requests (bench.serve_load, an open loop)
-another core. The model is a DLRM of Criteo's shape (bench.serve_models), asked over HTTP with raw tensors.
+another core. The model is a DLRM of Criteo's shape (bench.serve_load), asked over HTTP with raw tensors.
 
 - Floor: `InferenceSession.run` alone in a loop on the server's core, with batches of the request's rows, while a
   process spins on the other core as the generator does. It is measured before each load: its speed
@@ -13,31 +14,137 @@ another core. The model is a DLRM of Criteo's shape (bench.serve_models), asked 
   and a kernel thread of 50 ms on the server's core would be counted as the server's latency.
 - rows a second: the highest offered load of a ladder at which p99 stays below 10 ms and nothing is refused. Requests
   come as those of independent users do (a Poisson process), and in a second ladder with equal pauses.
-- Bound: the load at which p99 were 10 ms if each request took the floor's time and no more (bench.serve_bound).
+- Bound: the load at which p99 were 10 ms if each request took the floor's time and no more: M/D/c (Crommelin,
+  "Delay Probability Formulae When the Holding Times are Constant", 1932). Requests come as a Poisson process, each
+  takes the same time, and the first that came is answered first, by the next of c cores that is free. It is simulated:
+  where all take the same time, cores take requests in turns, so that each waits for the one that came c before it, and
+  waiting times are a cumulated sum above its least value so far (Lindley, "The Theory of Queues with a Single Server",
+  1952). A server that merges requests may exceed it, for a larger run may take less time a row than the floor's.
 - rows a processor second: under a load that the server cannot answer in time, all its threads' time.
 - curves: p50, p99, p99.9 at shares of the floor, requests of 64 rows: docs/serving.png.
 - Python's overhead: processor time of the server a request less that in onnxruntime, one at a time and merged ones.
+
+`--soak` is load for half an hour with a new version each minute: nothing lost, no mixed answer, memory flat. A model of
+a table of a million rows (64 MB, mapped) has answers that are exact whole numbers: each answer is compared with what
+the version that it names must say of all its rows. Each minute some rows change: a delta is written, applied and
+released; the server takes it by itself. Figures go to build/bench/serve-soak.json, lines to the screen.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from bench import serve_bound
 from bench.report import Figure, publish
-from bench.serve_load import LoadOutcome, request_of, run
-from bench.serve_models import dlrm_inputs, write_dlrm
-from bench.serve_process import ServerProcess, prefer, served
+from bench.serve_load import (
+    STEP,
+    TABLE_ROWS,
+    LoadOutcome,
+    ServerProcess,
+    dlrm_inputs,
+    prefer,
+    request_of,
+    run,
+    served,
+    write_dlrm,
+    write_exact,
+)
+from headrace.export.serve.delta import write_delta
+from headrace.export.serve.repository import push, push_deltas
+from headrace.storage import local
 from headrace.workspace import checkout
+
+_QUEUE_REQUESTS = 2_000_000
+#: Of the utilisation that is found.
+_UTILISATION_PRECISION = 0.002
+
+
+def queue_latencies(service: float, rate: float, cores: int, count: int, seed: int) -> npt.NDArray[np.float64]:
+    """Simulate seconds from a request's arrival to its answer, float64 [about count].
+
+    Args:
+        service: seconds of a request.
+        rate: of requests, a second.
+        cores: each of which serves one request at a time.
+        count: of requests.
+        seed: of arrivals.
+    """
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+    seconds = []
+    for first in range(cores):
+        pauses = np.diff(arrivals[first::cores])
+        walk = np.concatenate(([0.0], np.cumsum(service - pauses)))
+        seconds.append(walk - np.minimum.accumulate(walk) + service)
+    return np.concatenate(seconds)
+
+
+def highest_utilisation(service: float, limit: float, quantile: float, cores: int = 1) -> float:
+    """Find the share of the cores' time at which a quantile of latency reaches a limit in seconds; 0: none does."""
+    low, high = 0.0, 1.0
+    while high - low > _UTILISATION_PRECISION:
+        share = (low + high) / 2
+        seconds = queue_latencies(service, share * cores / service, cores, _QUEUE_REQUESTS, 1)
+        if np.quantile(seconds, quantile) < limit:
+            low = share
+        else:
+            high = share
+    return low
+
+
+#: Okabe and Ito's, which colour-blind readers tell apart.
+_LINES = (("p50", "p50", "#0072b2", "o"), ("p99", "p99", "#d55e00", "s"), ("p999", "p99.9", "#009e73", "^"))
+
+
+def draw_latencies(curve: Path, picture: Path) -> None:
+    """Draw three quantiles, the limit, and the floor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter
+
+    record = json.loads(curve.read_text())
+    points, floor = record["points"], record["floor"]
+    figure, axis = plt.subplots(figsize=(8.5, 4.6), constrained_layout=True)
+    offered = [p["offered"] / 1e3 for p in points]
+    for key, label, color, marker in _LINES:
+        axis.plot(offered, [p[key] for p in points], color=color, marker=marker, markersize=4, label=label)
+    bound = [p["bound99"] for p in points]
+    axis.plot(offered, bound, color="#d55e00", linewidth=0.9, linestyle=":", label="p99, onnxruntime as M/D/1")
+    refused = [(x, p["p999"]) for x, p in zip(offered, points, strict=True) if p["refused"]]
+    if refused:
+        axis.plot(*zip(*refused, strict=True), "x", color="#000000", markersize=9, label="some refused (503)")
+    axis.axhline(10, color="#888888", linewidth=0.8, linestyle="--")
+    axis.text(offered[-1], 10, "10 ms", va="bottom", ha="right", fontsize=8, color="#666666")
+    axis.axvline(floor / 1e3, color="#888888", linewidth=0.8, linestyle="--")
+    axis.text(floor / 1e3, 0.12, " onnxruntime alone,\n batches of 64", fontsize=8, color="#666666", va="bottom")
+    axis.set_yscale("log")
+    axis.set_ylim(bottom=0.1)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.set_xlabel("offered load, thousands of rows a second, requests of 64 rows")
+    axis.set_ylabel("latency, ms")
+    axis.set_title(
+        "headrace serve, a DLRM on one core: latency against offered load (open loop)", loc="left", fontsize=10
+    )
+    axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="upper left")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
+
 
 BATCHES = (16, 64, 256, 1024)
 #: Shares of the floor that are offered, and the first one.
@@ -81,9 +188,7 @@ def main(batches: Sequence[int]) -> None:
     figures.append(Figure("onnxruntime alone, batches of 1024", floor(model, 1024), "rows/s"))
     figures.append(Figure("memory of the server, tables mapped", memory["anonymous"], "MiB"))
     (HOME / "curve.json").write_text(json.dumps({"floor": alone, "points": curve}, indent=1))
-    from bench.serve_plot import draw
-
-    draw(HOME / "curve.json", checkout() / "docs" / "serving.png")
+    draw_latencies(HOME / "curve.json", checkout() / "docs" / "serving.png")
     publish("serve", figures)
 
 
@@ -123,7 +228,7 @@ def highest(server: ServerProcess, requests: list[bytes], rows: int, model: Path
     floors: list[float] = []
     shares = {paced: climb(server, requests, rows, model, paced, floors) for paced in (False, True)}
     alone = statistics.median(floors)
-    bound = serve_bound.highest_utilisation(rows / alone, LIMIT_MS / 1e3, 0.99) * alone
+    bound = highest_utilisation(rows / alone, LIMIT_MS / 1e3, 0.99) * alone
     label = f"rows/s at p99 < 10 ms, requests of {rows} rows"
     return [
         Figure(label, shares[False] * alone, "rows/s", floor=alone, peer=bound),
@@ -141,7 +246,7 @@ def climb(
     `floors` gets those that were measured.
     """
     floors.append(floor(model, rows, 1))
-    most = 1.0 if paced else serve_bound.highest_utilisation(rows / floors[-1], LIMIT_MS / 1e3, 0.99)
+    most = 1.0 if paced else highest_utilisation(rows / floors[-1], LIMIT_MS / 1e3, 0.99)
     start = max(i for i, share in enumerate(LADDER) if share <= min(START, most) or not i)
     best = LADDER[start] if holds(server, requests, rows, model, LADDER[start], paced, floors) else 0.0
     for share in LADDER[start + 1 :] if best else reversed(LADDER[:start]):
@@ -189,7 +294,7 @@ def latencies(server: ServerProcess, requests: list[bytes], share: float, alone:
     say(64, share, outcome)
     time.sleep(0.5)
     quantiles = {name: outcome.ms(q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
-    bound = serve_bound.latencies(64 / alone, share * alone / 64, 1, 1_000_000, 1)
+    bound = latencies(64 / alone, share * alone / 64, 1, 1_000_000, 1)
     quantiles["bound99"] = float(np.quantile(bound, 0.99)) * 1e3
     return {"offered": share * alone, "refused": outcome.refused, "lost": outcome.lost + outcome.failed, **quantiles}
 
@@ -255,10 +360,117 @@ def say(rows: int, share: float, outcome: LoadOutcome, how: str = "") -> None:
     print(f"{rows} rows{how}, {share:.0%} of the floor: {rate:,.0f} rows/s, ms {quantiles} {bad or ''}", flush=True)
 
 
+SOAK_ROWS, SOAK_BATCHES, CHANGED_ROWS = 64, 32, 1000
+SOAK_HOME = checkout() / "build" / "bench" / "soak"
+
+
+class ExpectedAnswers:
+    """Answers that each version must give, and those that came."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        rng = np.random.default_rng(2)
+        self.users = [rng.integers(0, TABLE_ROWS, SOAK_ROWS) for _ in range(SOAK_BATCHES)]
+        self.expected: dict[int, list[bytes]] = {}
+        self.seen: dict[int, int] = {}
+        self.wrong = 0
+        self.add(1, table)
+
+    def add(self, version: int, table: np.ndarray) -> None:
+        """Expect the answers of a version; called before it is pushed."""
+        answers = [(table[u].sum(axis=1) + np.float32(version * STEP)).astype(np.float32).tobytes() for u in self.users]
+        self.expected[version] = answers
+
+    def check(self, request_index: int, head: bytes, body: bytes) -> None:
+        """Compare an answer of 200 with the expected one."""
+        split = int(head.split(b"inference-header-content-length: ", 1)[1].split(b"\r\n", 1)[0])
+        version = int(json.loads(body[:split])["model_version"])
+        self.seen[version] = self.seen.get(version, 0) + 1
+        self.wrong += body[split:] != self.expected[version][request_index]
+
+
+def soak(arguments: Sequence[str]) -> None:
+    """Offer load while new versions are pushed, and publish what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bench_serve --soak")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=float, default=300, help="requests a second, of 64 rows")
+    parser.add_argument("--switch-seconds", type=float, default=60)
+    args = parser.parse_args(arguments)
+    shutil.rmtree(SOAK_HOME, ignore_errors=True)
+    SOAK_HOME.mkdir(parents=True)
+    table = np.random.default_rng(1).integers(0, 100, (TABLE_ROWS, 16)).astype(np.float32)
+    write_exact(SOAK_HOME / "first", 1, table)
+    repository = local(SOAK_HOME / "models")
+    push(repository, {"exact": local(SOAK_HOME / "first")})
+    answers = ExpectedAnswers(table)
+    memory: list[dict[str, float]] = []
+    stop = threading.Event()
+    with served(SOAK_HOME / "models", SOAK_HOME / "server.log", [0, 1], ["--poll-seconds", "1"]) as server:
+        switching = threading.Thread(
+            target=push_versions, args=(server, answers, table, args.switch_seconds, stop, memory)
+        )
+        switching.start()
+        requests = [request_of("exact", {"user": u}) for u in answers.users]
+        outcome = run(server.port, requests, args.rate, args.minutes * 60, 64, check=answers.check, spin=False)
+        stop.set()
+        switching.join()
+    anonymous = [m["anonymous"] for m in memory]
+    third = max(1, len(anonymous) // 3)
+    # The first third fills caches and arenas.
+    middle, last = (float(np.mean(part)) for part in (anonymous[third : 2 * third] or anonymous, anonymous[-third:]))
+    lost = outcome.lost + outcome.failed + outcome.refused
+    publish(
+        "serve-soak",
+        [
+            Figure("minutes of load", outcome.seconds / 60, "min"),
+            Figure("answers", float(len(outcome.latencies)), "requests"),
+            Figure("lost, failed or refused", float(lost), "requests"),
+            Figure("answers that are not one version's", float(answers.wrong), "requests"),
+            Figure("versions that answered", float(len(answers.seen)), "versions"),
+            Figure("latency p50", outcome.ms(0.5), "ms"),
+            Figure("latency p99", outcome.ms(0.99), "ms"),
+            Figure("latency p99.9", outcome.ms(0.999), "ms"),
+            Figure("memory, last third beside the second", last, "MiB", floor=middle),
+        ],
+    )
+
+
+def push_versions(
+    server: ServerProcess,
+    answers: ExpectedAnswers,
+    table: np.ndarray,
+    seconds: float,
+    stop: threading.Event,
+    memory: list[dict[str, float]],
+) -> None:
+    """Push a new version each so many seconds, of the same table with some rows changed."""
+    repository, rng, version = local(SOAK_HOME / "models"), np.random.default_rng(3), 1
+    while not stop.wait(seconds):
+        version += 1
+        rows = rng.integers(0, TABLE_ROWS, CHANGED_ROWS)
+        table[rows] = rng.integers(0, 100, (CHANGED_ROWS, 16)).astype(np.float32)
+        answers.add(version, table)
+        shutil.rmtree(SOAK_HOME / "new", ignore_errors=True)
+        write_exact(SOAK_HOME / "new", version, table)
+        size = write_delta(
+            local(SOAK_HOME / "models" / "exact" / str(version - 1)),
+            local(SOAK_HOME / "new"),
+            local(SOAK_HOME / "delta"),
+        )
+        pushed = push_deltas(repository, {"exact": local(SOAK_HOME / "delta")}, keep=3)
+        assert pushed == version, (pushed, version)
+        memory.append(server.memory())
+        memory_text = ", ".join(f"{k} {v:,.1f} MiB" for k, v in memory[-1].items())
+        print(f"version {version}, a delta of {size:,} bytes; {memory_text}; wrong so far: {answers.wrong}", flush=True)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--write", folder]:
             write_dlrm(Path(folder))
+        case ["--soak", *words]:
+            soak(words)
+        case ["--draw", curve, picture]:
+            draw_latencies(Path(curve), Path(picture))
         case ["--floor", folder, rows, turns]:
             print(measure_floor(Path(folder), int(rows), int(turns)))
         case ["--grpc", port]:

@@ -92,7 +92,7 @@ HELD: tuple[str, ...] = (
 )
 
 #: Folders whose modules are a concept each, and the most files that 1,000 lines of one may lie in.
-GATHERED: tuple[str, ...] = ("airflow_dags", "plugins", "scripts")
+GATHERED: tuple[str, ...] = ("airflow_dags", "bench", "plugins", "scripts")
 MOST_FILES = 5.0
 
 #: Participles, pronouns, adverbs and prepositions. Alone they say nothing of a value.

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from bench.memory import peak_of_tree
+from bench.usage import peak_of_tree
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 from tests.unit.test_features_kernels import xxh64

@@ -49,10 +49,8 @@ if importlib.util.find_spec("headrace") is None:
     sys.modules["headrace"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["headrace"])
 
-from bench.gpu import larger, product  # noqa: E402
-from bench.gpu.clock import Clock, Row  # noqa: E402
-from bench.gpu.data import DIM, IdBatch, batches, cardinalities  # noqa: E402
-from bench.gpu.models import MODELS  # noqa: E402
+from bench.gpu import workloads  # noqa: E402
+from bench.gpu.workloads import DIM, MODELS, Clock, IdBatch, Row, batches, cardinalities  # noqa: E402
 from headrace.embeddings.kernels import gpu  # noqa: E402
 
 LR = 0.01
@@ -248,14 +246,14 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
             yield f"embedding {kind} {batch}", partial(embedding_rows, kind, batch)
             for name in MODELS:
                 yield f"step {name} {kind} {batch}", partial(step_rows, name, kind, batch)
-    yield "map", partial(larger.map_rows, clock, 1 << 8 if small else 1 << 22)
-    yield "cache", partial(larger.cache_rows, clock, *((1_000, 8) if small else (20_000_000, 16_384)))
+    yield "map", partial(workloads.map_rows, clock, 1 << 8 if small else 1 << 22)
+    yield "cache", partial(workloads.cache_rows, clock, *((1_000, 8) if small else (20_000_000, 16_384)))
 
     def product_rows(kind: str, batch: int) -> Iterator[Row]:
         tables.cache_clear()  # there is no room for both
         if device == "cuda":
             torch.cuda.empty_cache()
-        yield from product.product_rows(clock, sizes(), kind, batch, args.rows, args.dense)
+        yield from workloads.product_rows(clock, sizes(), kind, batch, args.rows, args.dense)
 
     sizes()  # of the memory that is free now
     for kind in ("uniform", "zipf"):

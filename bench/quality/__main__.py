@@ -7,10 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from bench.quality.part import QualityPart, load_parts
-from bench.quality.pipeline import use_ranks
-from bench.quality.results import Results, machine, quality_folder
-from bench.quality.table import lines_of, show
+from bench.quality.cases import QualityPart, load_parts, use_ranks
+from bench.quality.page import Results, lines_of, machine, quality_folder, show
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.storage import local
 

@@ -1,15 +1,196 @@
-"""docs/quality.md from the results that are there: `python -m bench.quality.page`."""
+"""Results of `make quality` and docs/quality.md from those that are there: `python -m bench.quality.page`.
+
+Results of (case, seed) are files: each appears whole, and stands while the case's settings are the same. Those of the
+seeds are lines of a table: mean and spread beside goals, time and memory.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from bench.quality.part import QualityPart, load_parts
-from bench.quality.results import Results
-from bench.quality.table import COLUMNS, Line, lines_of
+from rich.console import Console
+from rich.table import Table
+
+from bench.quality.cases import CaseResult, Goal, QualityCase, QualityPart, load_parts
+from bench.report import checkout_version
+from headrace.manifest import fingerprint
 from headrace.storage import local
 from headrace.workspace import checkout
+
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """The files of one folder, by default build/quality/results."""
+
+    folder: Path
+
+    @staticmethod
+    def default() -> Results:
+        """Return the results below build/quality."""
+        return Results(quality_folder() / "results")
+
+    def path(self, part: str, case: QualityCase, seed: int) -> Path:
+        """Return the file of a result."""
+        name = re.sub(r"[^a-z0-9]+", "-", case.name.lower()).strip("-")
+        return self.folder / part / f"{name}.{seed}.json"
+
+    def load(self, part: str, case: QualityCase, seed: int) -> CaseResult | None:
+        """Load the result of the case as it is now; None where there is none, or one of other settings."""
+        try:
+            record = json.loads(self.path(part, case, seed).read_text(encoding="utf-8"))
+            if record["form"] != _FORM or record["settings"] != settings_key(case):
+                return None
+            return CaseResult(**record["result"])
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return None
+
+    def save(self, part: str, case: QualityCase, seed: int, result: CaseResult) -> None:
+        """Write a result, in one step."""
+        record = {
+            "form": _FORM,
+            "part": part,
+            "case": case.name,
+            "seed": seed,
+            "settings": settings_key(case),
+            "code": checkout_version(),
+            "machine": machine(),
+            "result": asdict(result),
+        }
+        local(self.path(part, case, seed)).put_text(json.dumps(record, indent=1) + "\n")
+
+    def machines(self) -> list[str]:
+        """Return the machines, in words, that results come from."""
+        files = sorted(self.folder.glob("*/*.json"))
+        return sorted({json.loads(f.read_text(encoding="utf-8"))["machine"] for f in files})
+
+
+def quality_folder() -> Path:
+    """Return the folder of results and workspaces."""
+    return checkout() / "build" / "quality"
+
+
+def settings_key(case: QualityCase) -> str:
+    """Return the fingerprint of what a result depends on besides the seed."""
+    settings: Mapping[str, Any] = case.all_settings()
+    return fingerprint(settings)
+
+
+def machine() -> str:
+    """Return this machine in words: processor, cores, memory."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        model = names[0].strip() if names else model
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB"
+
+
+_WIDTH = 180
+COLUMNS = ("case", "metric", "mean", "sd", "seeds", "floor", "aim", "reached", "seconds", "peak MiB")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One metric of one case over its seeds.
+
+    sd: the standard deviation over the seeds (divisor n - 1), None of one seed; interval: of the first seed's
+    bootstrap; seconds and peak_mib: the greatest of the seeds.
+    """
+
+    case: str
+    metric: str
+    mean: float
+    sd: float | None
+    seeds: tuple[int, ...]
+    goal: Goal | None
+    seconds: float | None
+    peak_mib: float | None
+    interval: tuple[float, float] | None = None
+
+    def cells(self) -> list[str]:
+        """Return the cells of the line, in the order of `COLUMNS`."""
+        goal = self.goal or Goal()
+        return [
+            self.case,
+            self.metric,
+            f"{self.mean:.4f}",
+            "" if self.sd is None else f"{self.sd:.4f}",
+            ", ".join(map(str, self.seeds)),
+            _figure(goal.floor),
+            _figure(goal.aim),
+            self.goal.reached(self.mean) if self.goal else "",
+            "" if self.seconds is None else f"{self.seconds:,.0f}",
+            "" if self.peak_mib is None else f"{self.peak_mib:,.0f}",
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "reached": self.goal.reached(self.mean) if self.goal else None}
+
+
+def lines_of(name: str, part: QualityPart, results: Results, seeds: Sequence[int]) -> list[Line]:
+    """Return the lines of a part's cases that have results, in the part's order."""
+    return [line for case in part.cases for line in _lines_of_case(name, part, case, results, seeds)]
+
+
+def _lines_of_case(
+    name: str, part: QualityPart, case: QualityCase, results: Results, seeds: Sequence[int]
+) -> list[Line]:
+    by_seed = {seed: r for seed in seeds if (r := results.load(name, case, seed)) is not None}
+    if not by_seed:
+        return []
+    first = next(iter(by_seed.values()))
+    lines = []
+    for metric in part.shown_metrics(case, list(first.metrics)):
+        values = [r.metrics[metric] for r in by_seed.values() if metric in r.metrics]
+        ends = first.intervals.get(metric)
+        lines.append(
+            Line(
+                case.name,
+                metric,
+                statistics.fmean(values),
+                statistics.stdev(values) if len(values) > 1 else None,
+                tuple(by_seed),
+                case.goals.get(metric),
+                max((r.seconds for r in by_seed.values() if r.seconds is not None), default=None),
+                max((r.peak_mib for r in by_seed.values() if r.peak_mib is not None), default=None),
+                (ends[0], ends[1]) if ends else None,
+            )
+        )
+    return lines
+
+
+def show(part: QualityPart, lines: Sequence[Line]) -> None:
+    """Print a part's table, and below it what was published."""
+    table = Table(title=part.title)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("case", "metric", "reached") else "right")
+    for line in lines:
+        table.add_row(*line.cells())
+    console = Console()
+    # In a file or a pipe nobody's window is narrow.
+    console = console if console.is_terminal else Console(width=_WIDTH)
+    console.print(table)
+    for p in part.published:
+        figures = ", ".join(f"{metric} {value:g}" for metric, value in p.metrics.items())
+        console.print(f"published: {p.model}: {figures} ({p.source})", markup=False, highlight=False)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
 
 SEEDS = (1, 2, 3)
 
@@ -56,7 +237,7 @@ def page(parts: Mapping[str, QualityPart], results: Results, seeds: Sequence[int
     for name, part in parts.items():
         sections.append(f"## {part.title}\n\n`make quality PARTS={name}`\n\n{part.protocol.strip()}\n")
         lines = lines_of(name, part, results, seeds)
-        sections.append(_table(lines) if lines else "No results yet.\n")
+        sections.append(_markdown_table(lines) if lines else "No results yet.\n")
         if part.published:
             sections.append(_published(part))
         if notes := _notes(name, part, results, seeds):
@@ -64,7 +245,7 @@ def page(parts: Mapping[str, QualityPart], results: Results, seeds: Sequence[int
     return "\n".join(sections)
 
 
-def _table(lines: Sequence[Line]) -> str:
+def _markdown_table(lines: Sequence[Line]) -> str:
     intervals = any(line.interval for line in lines)
     header = [*COLUMNS, *(["95 % interval"] if intervals else [])]
     rows = []

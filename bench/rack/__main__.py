@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.rack import faults, rows, scenarios
+from bench.rack import scenarios
 from bench.rack.hosts import NoRack
 from headrace.workspace import checkout
 
-_KNOWN = [*scenarios.ALL, *faults.ALL]
+_KNOWN = [*scenarios.DAYS, *scenarios.FAULTS]
 
 
 def main() -> int:
@@ -35,28 +35,28 @@ def main() -> int:
         except NoRack as e:
             print(f"no rack here: {e}", file=sys.stderr)
             return 2
-    rows.publish(results)
+    scenarios.publish(results)
     return int(len(results) < len(names))
 
 
-def _run(names: Sequence[str], plan: scenarios.ScenarioPlan) -> list[rows.ScenarioResult]:
+def _run(names: Sequence[str], plan: scenarios.ScenarioPlan) -> list[scenarios.ScenarioResult]:
     """Run the scenarios and return the rows of those that did not fail."""
     results = []
 
-    def attempt(name: str, act: Callable[[], rows.ScenarioResult]) -> None:
+    def attempt(name: str, act: Callable[[], scenarios.ScenarioResult]) -> None:
         try:
             results.append(act())
             print(results[-1], flush=True)
         except (RuntimeError, subprocess.TimeoutExpired) as e:
             print(f"| {name} | FAILED | {str(e)[:2000]} |", flush=True)
 
-    for name in (n for n in scenarios.ALL if n in names):
-        attempt(name, lambda name=name: scenarios.ALL[name](plan.below(name)))
-    disturbed = [n for n in names if n in faults.ALL]
+    for name in (n for n in scenarios.DAYS if n in names):
+        attempt(name, lambda name=name: scenarios.DAYS[name](plan.below(name)))
+    disturbed = [n for n in names if n in scenarios.FAULTS]
     if disturbed:
-        with faults.start_lab(plan.below("faults")) as lab:
+        with scenarios.start_lab(plan.below("faults")) as lab:
             for name in disturbed:
-                attempt(name, lambda name=name: faults.ALL[name](lab))
+                attempt(name, lambda name=name: scenarios.FAULTS[name](lab))
     return results
 
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.retrain.measure import ceiling_of, first_day_auc, manifest_of
-from bench.retrain.run import PIPELINE, RetrainRun, TrainHere
+from bench.retrain.days import PIPELINE, RetrainRun, TrainHere, ceiling_of, first_day_auc, manifest_of
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.quality.report.facts import ceiling_share
 from headrace.stage import run_stage

@@ -35,12 +35,12 @@ def test_a_part_that_fails_costs_no_other_its_figures(
 ) -> None:
     if DEVICE == "cuda":
         pytest.skip("a rehearsal is for the interpreter")
-    from bench.gpu import larger, run
+    from bench.gpu import run, workloads
 
     def fails(*_: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(larger, "map_rows", fails)
+    monkeypatch.setattr(workloads, "map_rows", fails)
     assert run.main(["--tiny", "--parts", "map", "cache"]) == 1
     out = capsys.readouterr().out
     assert "FAILED: RuntimeError: out of luck" in out

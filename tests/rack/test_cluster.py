@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.rack.hosts import PRIVATE, Host, rack
-from bench.rack.services import (
+from bench.rack.cluster import (
     OUTAGE,
     OUTAGE_PORT,
     PASSWORD,
@@ -23,6 +22,7 @@ from bench.rack.services import (
     store_environ,
     warehouse_settings,
 )
+from bench.rack.hosts import PRIVATE, Host, rack
 from headrace.storage import local
 from headrace.workspace import checkout, s3_dir
 from tests.s3_server import BUCKET, jars

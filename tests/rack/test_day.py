@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.rack.day import PIPELINE, RackCluster
+from bench.rack.cluster import PIPELINE, Losses, RackCluster, RackTrial, start_s3, start_spark, store_environ
 from bench.rack.hosts import PRIVATE, rack
-from bench.rack.losses import Losses
 from bench.rack.scenarios import ScenarioPlan
-from bench.rack.services import start_s3, start_spark, store_environ
-from bench.rack.trial import RackTrial
 from headrace.storage import local
 from headrace.workspace import checkout, s3_dir
 from tests.s3_server import jars

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.rack.cluster import MASTER_PORT, start_spark
 from bench.rack.hosts import rack
-from bench.rack.services import MASTER_PORT, start_spark
 
 #: On the rank's host: Horovod's service, whose answer never comes.
 SERVICE = """

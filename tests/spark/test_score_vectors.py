@@ -101,7 +101,7 @@ def _by_onnx(folder: Path) -> Callable[[Location, Mapping[str, Any]], Any] | Non
         return None
 
     def answer(saved: Location, columns: Mapping[str, Any]) -> Any:
-        from bench.export_parity.ask import by_onnxruntime, inputs_of
+        from bench.export_parity import by_onnxruntime, inputs_of
         from headrace.export.onnx_model import write_onnx
 
         model, card = load_model(saved), read_card(saved)

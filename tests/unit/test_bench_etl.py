@@ -14,15 +14,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from bench import bench_day, etl_parts, parts
-from bench.bench_etl import combined, part_named
+from bench import bench_day, bench_etl, report
+from bench.bench_etl import combined, markdown, part_named
+from bench.bench_serve import highest_utilisation, queue_latencies
 from bench.criteo_data import CATEGORIES, COUNTS, table_of_day
-from bench.etl_check import differences
-from bench.etl_table import markdown
-from bench.memory_limit import limited_memory
-from bench.parts import FigureParts
-from bench.report import Figure
-from bench.serve_bound import highest_utilisation, latencies
+from bench.etl_peers import differences
+from bench.report import Figure, FigureParts
+from bench.usage import limited_memory
 from headrace.errors import UserError
 
 
@@ -54,11 +52,11 @@ def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert cells[1][3:9] == ["500", "–", "100", "5.0", "40", "12.5"]
     assert cells[0][7:9] == ["–", "–"]
     # Another code's figures, or those of files that differ from a commit, are measured again.
-    monkeypatch.setattr(parts, "checkout_version", lambda: "abc")
+    monkeypatch.setattr(report, "checkout_version", lambda: "abc")
     assert measured.is_measured("8")
     assert not measured.is_measured("4")
     for version in ("abd", "abc-dirty"):
-        monkeypatch.setattr(parts, "checkout_version", lambda version=version: version)
+        monkeypatch.setattr(report, "checkout_version", lambda version=version: version)
         assert not measured.is_measured("8")
 
 
@@ -99,16 +97,16 @@ def test_names_of_parts() -> None:
             part_named(wrong)
 
 
-@pytest.mark.skipif(not etl_parts.REAL_LINES.is_file(), reason="the real lines are not here")
+@pytest.mark.skipif(not bench_etl.REAL_LINES.is_file(), reason="the real lines are not here")
 def test_real_lines_have_the_columns_of_made_ones(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    tables = [pq.read_table(p) for p in etl_parts.real_days(tmp_path / "days")]
+    tables = [pq.read_table(p) for p in bench_etl.real_days(tmp_path / "days")]
     assert len(tables) == 8
     generated = table_of_day(10, 0).schema
     for table in tables:
         assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in generated}
-    lines = etl_parts.REAL_LINES.read_text().splitlines()
+    lines = bench_etl.REAL_LINES.read_text().splitlines()
     assert sum(t.num_rows for t in tables) == len(lines)
     last, row = lines[-1].split("\t"), tables[-1].slice(tables[-1].num_rows - 1).to_pylist()[0]
     expected = [int(last[0]), *(int(c) if c else None for c in last[1:14]), *(c or None for c in last[14:])]
@@ -191,7 +189,7 @@ def test_a_process_that_takes_more_is_killed() -> None:
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
 def test_one_core_waits_as_pollaczek_and_khinchine_say(share: float) -> None:
     service = 0.004
-    waits = latencies(service, share / service, 1, 1_000_000, 1)
+    waits = queue_latencies(service, share / service, 1, 1_000_000, 1)
     assert waits.min() == pytest.approx(service)
     assert waits.mean() == pytest.approx(service + share * service / (2 * (1 - share)), rel=0.03)
 
@@ -205,7 +203,7 @@ def test_cores_serve_as_one_queue() -> None:
         core = int(np.argmin(free))
         free[core] = max(free[core], moment) + service
         expected.append(free[core] - moment)
-    assert np.sort(latencies(service, rate, 2, count, 3)) == pytest.approx(np.sort(expected))
+    assert np.sort(queue_latencies(service, rate, 2, count, 3)) == pytest.approx(np.sort(expected))
 
 
 def test_the_highest_utilisation() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bench.bench_ingest import floor, in_order, part_named
-from bench.ingest_text import COLUMNS, FORMS, write_text
+from bench.bench_ingest import COLUMNS, FORMS, floor, in_order, part_named, write_text
 from headrace.errors import UserError
 
 

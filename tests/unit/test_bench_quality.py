@@ -13,15 +13,21 @@ import numpy as np
 import pytest
 
 from bench.quality import __main__ as command
-from bench.quality import part as parts
-from bench.quality import results as results_module
-from bench.quality.generated import ceiling_share
-from bench.quality.leave_one_out import popularity, write_split
-from bench.quality.page import page
-from bench.quality.part import NAMES, CaseResult, Goal, PublishedResult, QualityCase, QualityPart, load_parts
-from bench.quality.pipeline import pipeline_case, recorded
-from bench.quality.results import Results
-from bench.quality.table import lines_of
+from bench.quality import cases as cases_module
+from bench.quality import page as page_module
+from bench.quality.cases import (
+    CaseResult,
+    Goal,
+    PublishedResult,
+    QualityCase,
+    QualityPart,
+    load_parts,
+    pipeline_case,
+    recorded,
+)
+from bench.quality.clicks import ceiling_share
+from bench.quality.page import Results, lines_of, page
+from bench.quality.rankings import popularity, write_split
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.quality.report.stage import truth_file
@@ -57,8 +63,8 @@ def part_of(*cases: QualityCase, data: tuple[str, ...] = ()) -> QualityPart:
 def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Send results and workspaces to a folder of the test."""
     monkeypatch.setattr(command, "quality_folder", lambda: tmp_path)
-    monkeypatch.setattr(results_module, "quality_folder", lambda: tmp_path)
-    monkeypatch.setattr(parts, "data_folder", lambda: tmp_path / "data")
+    monkeypatch.setattr(page_module, "quality_folder", lambda: tmp_path)
+    monkeypatch.setattr(cases_module, "data_folder", lambda: tmp_path / "data")
     return tmp_path
 
 
@@ -173,7 +179,7 @@ def test_a_record_has_the_metrics_of_all_splits() -> None:
 
 def test_settings_of_a_pipeline_are_its_spec_without_how_the_machine_is_used() -> None:
     def key(**more: object) -> str:
-        return results_module.settings_key(pipeline_case("x", "movielens", **more))  # type: ignore[arg-type]
+        return page_module.settings_key(pipeline_case("x", "movielens", **more))  # type: ignore[arg-type]
 
     same = key()
     assert key(overrides=("train.ranks=1", "train.threads=1")) == same
@@ -184,10 +190,18 @@ def test_settings_of_a_pipeline_are_its_spec_without_how_the_machine_is_used() -
 
 def test_the_parts_that_there_are_can_be_loaded() -> None:
     parts = load_parts()
-    assert "generated" in parts
-    assert set(parts) <= set(NAMES)
+    assert list(parts) == [
+        "movielens",
+        "leave_one_out",
+        "beauty",
+        "gowalla",
+        "adult",
+        "talkingdata",
+        "open_bandit",
+        "generated",
+    ]
     for name, part in parts.items():
-        keys = [results_module.settings_key(case) for case in part.cases]
+        keys = [page_module.settings_key(case) for case in part.cases]
         assert len(set(keys)) == len({case.name for case in part.cases}) == len(keys), name
         files = {Results.default().path(name, case, 1) for case in part.cases}
         assert len(files) == len(part.cases), name

@@ -12,13 +12,10 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from bench.retrain.__main__ import main, table
-from bench.retrain.knowable import knowable_auc
-from bench.retrain.measure import DayResult, results_of
-from bench.retrain.plot import draw
+from bench.retrain.__main__ import draw, main, table
+from bench.retrain.days import DayResult, RetrainRun, TrainHere, knowable_auc, results_of
 from bench.retrain.replay import Replayed, compare, days_with_replay, replayed_of, with_overrides
 from bench.retrain.replay import table as replay_table
-from bench.retrain.run import RetrainRun, TrainHere
 from headrace.config import Generate, build_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.generate.click_model import ClickModel, events

@@ -31,9 +31,24 @@ from headrace.workspace import Workspace
 onnx = pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 
-from bench.export_parity.ask import GraphAnswers, by_model, by_onnxruntime, by_torch_program, difference, rounded  # noqa: E402
-from bench.export_parity.cases import CASES, ITEMS, PLAIN, USERS, ExportCase, batch, make_model  # noqa: E402
-from bench.export_parity.table import PRECISIONS, batches, card_of  # noqa: E402
+from bench.export_parity import (  # noqa: E402
+    CASES,
+    ITEMS,
+    PLAIN,
+    PRECISIONS,
+    USERS,
+    ExportCase,
+    GraphAnswers,
+    batch,
+    batches,
+    by_model,
+    by_onnxruntime,
+    by_torch_program,
+    card_of,
+    difference,
+    make_model,
+    rounded,
+)
 from headrace.export import files, onnx_model  # noqa: E402
 from headrace.export.network import ITEM_VECTOR, ExportedNetwork  # noqa: E402
 from headrace.export.record import ITEM, MODEL, read_record  # noqa: E402
@@ -315,8 +330,7 @@ def test_a_registered_model_is_exported_by_the_command(tmp_path: Path, capsys: p
 IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
-from bench.export_parity.cases import CASES, make_model
-from bench.export_parity.table import card_of
+from bench.export_parity import CASES, card_of, make_model
 from headrace import config
 from headrace.comm.base import LocalCollective
 from headrace.embeddings.checkpoint.mapped import mapped_matrix

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from horovod.runner.common.util import network
 
-from bench.rack.losses import Losses, losses
+from bench.rack.cluster import Losses, losses
 from headrace.train.launch.hosts import beyond_loopback, notice_lost_hosts, reached_by_others, silence, without_loopback
 
 _Address = namedtuple("_Address", ("family", "address"))

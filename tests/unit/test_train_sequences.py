@@ -172,7 +172,7 @@ class _Export:
         self.folder = folder
 
     def outputs_of(self, continuous: torch.Tensor, batch: CategoricalBatch) -> dict[str, torch.Tensor]:
-        from bench.export_parity.ask import by_onnxruntime
+        from bench.export_parity import by_onnxruntime
 
         (lists,) = batch.lists
         if not len(continuous):

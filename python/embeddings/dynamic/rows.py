@@ -66,7 +66,7 @@ def step_bytes(ids: float, dim: int, world_size: int) -> float:
     """Return the bytes that a step takes on a rank that looks up `ids` distinct raw ids.
 
     Hashes, their sort, numbers and counts of ids, here and (on several ranks) of those that others ask for; at a time
-    four vectors of each (found, gathered, two gradients), or five where they travel. See bench.embeddings_memory.
+    four vectors of each (found, gathered, two gradients), or five where they travel. See bench.bench_embeddings.
     """
     if world_size == 1:
         return ids * (200 + 4 * 4 * dim)

@@ -1,16 +1,27 @@
-"""Bytes that ranks send each other in a step of the embeddings, beside the planner's figure and TorchRec.
+"""Exchanges between ranks: bytes of a step of embeddings, and what messages cost by host and directly.
+
+    python -m bench.embeddings_exchange     # four ranks on two hosts: build/bench/exchange-by-host.json
+
+Bytes that ranks send each other in a step of the embeddings (a part of `make bench-embeddings`), beside the planner's
+figure and TorchRec:
 
 - any world: threads that count what they say to others.
 - two gloo processes: bytes and time of a step, counted at torch.distributed's functions on both sides, with the same
   ids; TorchRec by tables and by rows, where `make bench-peers` has installed it.
+
+By host: four ranks on two hosts, those of a host through shared memory; beside Horovod alone. All-to-alls, and steps of
+embeddings whose messages go directly or by machines. Both hosts are this machine, and what goes between them goes over
+loopback, so nothing is said of a network's speed: the figure is what messages cost the machine. In turns, medians.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,13 +29,13 @@ import torch
 from torch import Tensor
 
 from bench.peers.torchrec_step import Meter, TrainingStep, draw_ids, is_installed, run_torchrec
-from bench.report import Figure
-from headrace.comm.base import ThreadCollective, run_ranks
+from bench.report import Figure, publish
+from headrace.comm.base import Collective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import plan_load
 from headrace.embeddings.planner.search import Planned, plan_tables
-from headrace.embeddings.sharding_plan import Lookup, Plan, Table
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
@@ -183,3 +194,84 @@ def byte_figures(rows: Sequence[int], dim: int, batch: int) -> list[Figure]:
         step = TrainingStep(rows=tuple(rows), ids=ids, dim=dim, batch=batch)
         figures += thread_figures(step) + gloo_figures(step)
     return figures
+
+
+#: Rows of 16 float32 to each rank.
+_MESSAGE_ROWS = (1_000, 20_000, 200_000)
+#: Of the embeddings: tables, their rows and width; rows of a rank's batch.
+_TABLES, _TABLE_ROWS, _WIDTH, _BATCH = 8, 50_000, 32, 2_048
+_TURNS, _WARM_UP = 25, 5
+_BY_HOST, _PLAIN = "by host", "Horovod alone"
+
+
+def _embedding_step(c: Collective, ranks_per_node: int) -> Callable[[], None]:
+    tables = tuple(Table(f"t{i}", _TABLE_ROWS, _WIDTH) for i in range(_TABLES))
+    blocks = tuple(b for t in tables for b in blocks_for(t, "row_wise", c.world.size))
+    lookups = tuple(Lookup(t.name, t.name) for t in tables)
+    embeddings = ShardedEmbeddings(Plan(tables, lookups, blocks, c.world.size, "fp32", ranks_per_node), c, seed=1)
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+    generator = torch.Generator().manual_seed(c.world.rank)
+
+    def run() -> None:
+        # Popular ids, as clicks have them: many ranks need the same rows.
+        codes = (torch.rand(_BATCH, _TABLES, generator=generator) ** 4 * _TABLE_ROWS).to(torch.int64)
+        torch.stack([out.sum() for out in embeddings.features(codes)]).sum().backward()
+        embeddings.step()
+
+    return run
+
+
+def _message(c: Collective, rows: int) -> Callable[[], None]:
+    x, send = torch.zeros(rows * c.world.size, 16), [rows] * c.world.size
+    return lambda: (c.all_to_all(x, send), None)[1]
+
+
+def _host_rank() -> dict[str, dict[str, float]]:
+    """Measure milliseconds by action and by way of exchange: medians of this rank."""
+    import horovod.torch as hvd
+
+    from headrace.comm.horovod_collective import HorovodCollective
+    from headrace.comm.shared_memory import ByHostCollective, shared
+
+    torch.set_num_threads(1)
+    hvd.init()
+    plain = HorovodCollective()
+    by_host = shared(plain)
+    assert isinstance(by_host, ByHostCollective)
+    ways: dict[str, Collective] = {_BY_HOST: by_host, _PLAIN: plain}
+    work = {
+        f"all-to-all, {n * 64 / 1e6:g} MB to each rank": {w: _message(c, n) for w, c in ways.items()}
+        for n in _MESSAGE_ROWS
+    }
+    for ranks_per_node, how in ((1, "directly"), (2, "by machines")):
+        work[f"step of embeddings, messages {how}"] = {w: _embedding_step(c, ranks_per_node) for w, c in ways.items()}
+    results = {}
+    for action, each in work.items():
+        ticks: dict[str, list[float]] = {way: [] for way in each}
+        for _ in range(_TURNS):
+            for way, run in each.items():
+                plain.barrier()
+                tick = time.perf_counter()
+                run()
+                ticks[way].append(1e3 * (time.perf_counter() - tick))
+        results[action] = {way: median(t[_WARM_UP:]) for way, t in ticks.items()}
+    plain.barrier()
+    by_host.close()
+    hvd.shutdown()
+    return results
+
+
+def main() -> None:
+    """Start the ranks, and say what the slowest of them measured."""
+    import horovod
+
+    hosts = "localhost:2,127.0.0.1:2"
+    ranks = horovod.run(_host_rank, num_proc=4, hosts=hosts, use_gloo=True, executable=sys.executable)
+    slowest = {action: {way: max(r[action][way] for r in ranks) for way in ways} for action, ways in ranks[0].items()}
+    publish("exchange-by-host", [Figure(action, ms[_BY_HOST], "ms", peer=ms[_PLAIN]) for action, ms in slowest.items()])
+
+
+if __name__ == "__main__":
+    from bench.embeddings_exchange import main as importable
+
+    importable()

@@ -1,21 +1,41 @@
-"""Models of every class, of numbers large enough for rounding to be seen, and rows to ask them for."""
+"""`python -m bench.export_parity`: exports beside the models that they are of, by class, format and precision.
+
+Models of every class have numbers large enough for rounding to be seen. Each is exported in each format and precision,
+and an export's answers are compared with torch's to the same rows: the largest difference is a cell of the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 
 from headrace import config
 from headrace.comm.base import Collective, LocalCollective
 from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.storage import DTYPES, decode, encode
+from headrace.export.files import Precision
+from headrace.export.network import ITEM_VECTOR, QUERY_VECTOR, ExportedNetwork
+from headrace.export.onnx_model import write_onnx
+from headrace.export.record import ITEM, MODEL, QUERY, ExportRecord, read_record
+from headrace.export.torch_model import write_torch
 from headrace.models.categorical import CategoricalBatch
+from headrace.models.columns import FeatureColumns, matrix_of
+from headrace.models.predictor import ONLY_TASK
+from headrace.models.retrieval import query_vectors, row_item_vectors
+from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import Location, local
 
 Batch = Mapping[str, NDArray[Any]]
 
@@ -222,3 +242,189 @@ def tensors(schema: DatasetSchema, inputs: Batch) -> tuple[torch.Tensor, Categor
     ]
     codes = torch.stack(scalars, 1) if scalars else torch.zeros(rows, 0, dtype=torch.int64)
     return torch.cat(continuous, 1) if continuous else torch.zeros(rows, 0), CategoricalBatch(codes, lists)
+
+
+Answers = Mapping[str, NDArray[np.float32]]
+#: By graph, what it gives.
+GraphAnswers = Mapping[str, Answers]
+
+
+def by_model(model: ShardedModel, case: ExportCase, inputs: Batch) -> GraphAnswers:
+    """Return the model's own answers for a batch, by graph."""
+    batch = tensors(case.schema, inputs)
+    with torch.inference_mode():
+        outputs = model.outputs_of(*batch)
+        tasks = model.tasks
+        by_task = {name: tasks.value(name, outputs[name]).numpy() for name in tasks.specs}
+        answers = {MODEL: by_task or {ONLY_TASK: model.value(outputs["logits"]).numpy()}}
+    if QUERY in ExportedNetwork(model).graphs:
+        answers[QUERY] = {QUERY_VECTOR: query_vectors(model, *batch).numpy()}
+        answers[ITEM] = {ITEM_VECTOR: row_item_vectors(model, *batch).numpy()}
+    return answers
+
+
+@contextmanager
+def rounded(model: ShardedModel, precision: str) -> Iterator[None]:
+    """Give a model the numbers that the files have, while the block runs.
+
+    (LightGCN's are rounded behind the propagation.)
+    """
+    tables = list(model.embeddings.weights)
+    tables += [] if model.dynamic is None else [t.weight for t in model.dynamic.tables]
+    network = model.network
+    propagated = getattr(network, "_propagated", None)
+    if propagated is not None:
+        rows = [x / network.args.temperature if not i else x for i, x in enumerate(propagated)]
+        users, items = (x if precision == "fp32" else decode(encode(x, DTYPES[precision])) for x in rows)
+        network._propagated = users * network.args.temperature, items
+    saved = [rows.clone() for rows in tables]
+    if propagated is None:
+        for rows in tables:
+            rows.copy_(decode(encode(rows, DTYPES[precision])))
+    try:
+        yield
+    finally:
+        for rows, original in zip(tables, saved, strict=True):
+            rows.copy_(original)
+        if propagated is not None:
+            network._propagated = propagated
+
+
+def inputs_of(schema: DatasetSchema, columns: FeatureColumns) -> Batch:
+    """Return the inputs of an export, from features by name as predictors have them."""
+    inputs: dict[str, NDArray[Any]] = {}
+    for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
+        values = matrix_of(columns, f)
+        if f.kind is Kind.CONTINUOUS:
+            inputs[f.name] = values.astype(np.float32)
+        else:
+            inputs[f.name] = (values if f.is_list else values.reshape(-1)).astype(np.int64)
+    return inputs
+
+
+def by_onnxruntime(folder: Location, inputs: Batch) -> GraphAnswers:
+    """Return the answers of an ONNX export, on one thread."""
+    record = read_record(folder)
+    return {name: _session(folder, graph.file, inputs) for name, graph in record.graphs.items()}
+
+
+def _session(folder: Location, file: str, inputs: Batch) -> Answers:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession((folder / file).local_path(), options, providers=["CPUExecutionProvider"])
+    names = [x.name for x in session.get_outputs()]
+    feed = {x.name: inputs[x.name] for x in session.get_inputs()}
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def by_torch_program(folder: Location, inputs: Batch) -> GraphAnswers:
+    """Return the answers of a torch export."""
+    record, answers = read_record(folder), {}
+    for name, graph in record.graphs.items():
+        program = torch.export.load((folder / graph.file).local_path()).module()
+        arguments = [torch.from_numpy(inputs[x.name]) for x in graph.inputs]
+        results = program(*arguments, *_mapped(folder, record, name))
+        answers[name] = {o.name: x.detach().numpy() for o, x in zip(graph.outputs, results, strict=True)}
+    return answers
+
+
+def _mapped(folder: Location, record: ExportRecord, graph: str) -> list[Any]:
+    tables = record.graphs[graph].tables
+    return [
+        torch.from_numpy(np.memmap((folder / t.file).local_path(), t.dtype, "c", t.offset, t.shape)) for t in tables
+    ]
+
+
+#: Differences of numbers below are relative to this: sums that cancel have fewer digits.
+_SMALL = 0.1
+
+
+def difference(answers: GraphAnswers, expected: GraphAnswers) -> float:
+    """Return the largest difference, relative to what is expected, or to 0.1 where that is smaller."""
+    assert {n: list(x) for n, x in answers.items()} == {n: list(x) for n, x in expected.items()}
+    pairs = [(answers[g][n], x) for g, outputs in expected.items() for n, x in outputs.items()]
+    return max(float(np.max(np.abs(a - b) / np.maximum(np.abs(b), _SMALL), initial=0)) for a, b in pairs)
+
+
+PRECISIONS: Sequence[Precision] = ("fp32", "fp16", "int8")
+WRITE: Mapping[str, Callable[[ShardedModel, ModelCard, Location, Precision], int]] = {
+    "onnx": write_onnx,
+    "torch": write_torch,
+}
+ASK: Mapping[str, Callable[[Location, Batch], GraphAnswers]] = {"onnx": by_onnxruntime, "torch": by_torch_program}
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """Differences of a model's exports from torch with tables of rounded numbers, by format and precision."""
+
+    name: str
+    differences: Mapping[tuple[str, str], float]
+    #: By precision: how far the rounding of the tables moves the model's own predictions.
+    rounding: Mapping[str, float]
+
+
+def card_of(model: ShardedModel) -> ModelCard:
+    """Return a record of a model that was not trained."""
+    fields = {"pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}, "seed": 3, "files": ()}
+    return ModelCard(kind=model.config.kind, model=model.config, schema=model.schema, tasks=model.tasks.specs, **fields)
+
+
+def batches(case: ExportCase) -> list[Batch]:
+    """Return the batches to compare: many rows with a very long list, one row, lists that are all empty."""
+    return [batch(case), batch(case, 1, seed=2, longest=5), batch(case, 3, seed=3, longest=0)]
+
+
+def measure(name: str, formats: Sequence[str], scratch: Path) -> ParityRow:
+    """Export a model in all ways, and ask it."""
+    case = CASES[name]
+    model, inputs = make_model(case), batches(case)
+    scratch.mkdir(parents=True)
+    differences, moved = {}, {}
+    unrounded = [by_model(model, case, x) for x in inputs]
+    for precision in PRECISIONS:
+        with rounded(model, precision):
+            expected = [by_model(model, case, x) for x in inputs]
+        moved[precision] = max(difference(a, b) for a, b in zip(expected, unrounded, strict=True))
+        for form in formats:
+            folder = scratch / f"{form}-{precision}"
+            folder.mkdir()
+            WRITE[form](model, card_of(model), local(folder), precision)
+            answers = [ASK[form](local(folder), x) for x in inputs]
+            differences[form, precision] = max(difference(a, b) for a, b in zip(answers, expected, strict=True))
+    return ParityRow(name, differences, moved)
+
+
+def markdown(rows: Sequence[ParityRow], formats: Sequence[str], precisions: Sequence[str]) -> str:
+    """Return the table, for a document."""
+    columns = [(form, precision) for form in formats for precision in precisions]
+    head = [
+        "model",
+        *(f"{form} {precision}" for form, precision in columns),
+        *(f"rounding {p}" for p in precisions[1:]),
+    ]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        cells = [f"{row.differences[c]:.1e}" for c in columns] + [f"{row.rounding[p]:.1e}" for p in precisions[1:]]
+        lines.append([f"`{row.name}`", *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.export_parity", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--only", nargs="*", default=list(CASES), help="Models, by the names of the table.")
+    parser.add_argument("--formats", nargs="*", default=["onnx", "torch"], choices=["onnx", "torch"])
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="export-parity-") as scratch:
+        for number, name in enumerate(args.only):
+            rows.append(measure(name, args.formats, Path(scratch) / str(number)))
+    print(markdown(rows, args.formats, PRECISIONS))
+
+
+if __name__ == "__main__":
+    main()

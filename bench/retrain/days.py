@@ -1,11 +1,21 @@
-"""Measurements of each day's model by its manifest, and of the first day's model by each day's rows of the lake."""
+"""The days of the run, and measurements of each day's model.
+
+Landing files, the lake and the datasets are made by the command line, then comes each day's training. Trainings are the
+stage's, one after another in this process, the only rank: a day's takes some seconds, and ranks of their own, Spark's
+tasks and an import of torch for each day would take as long again.
+
+Each day's model is measured by its manifest, and the first day's model by each day's rows of the lake, beside the AUC
+that a day's model could come to at best: it has never seen an id that is born on that day.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +23,132 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 
 import headrace as hr
-from bench.retrain.knowable import knowable_auc
-from bench.retrain.run import PIPELINE, RetrainRun
+from headrace.compute.counter_random import Floats, Ints
+from headrace.config import Spec, load_overlay, load_spec
 from headrace.errors import UserError
+from headrace.features.layout.split_rule import time_ranges
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.generate.click_model import ClickModel
+from headrace.lake.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
+from headrace.lake.generate.population import alive, items, users
 from headrace.lake.generate.truth import auc
 from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.stage import read_truth
+from headrace.stage import Context, run_stage
 from headrace.storage import local
+from headrace.train.job import Job, TrainingReport
+from headrace.train.loop.run import train_local
+from headrace.train.stage import Train
+from headrace.workspace import Workspace, checkout
+
+PIPELINE = "clicks"
+#: Days whose datasets are made before the first of them is trained.
+_AT_ONCE = 10
+
+
+class TrainHere(Train):
+    """The stage `train`, in this process; its key is the same."""
+
+    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> TrainingReport:
+        torch.set_num_threads(job.threads or 1)
+        return train_local(job)
+
+
+@dataclass(frozen=True)
+class RetrainRun:
+    """Days to run, with their workspace and settings.
+
+    Attributes:
+        home: the workspace.
+        days: how many days are trained.
+        overlay: keys over the pipeline `clicks`: the log's and the training's.
+        overrides: more of them, `key=value`.
+    """
+
+    home: Path
+    days: int
+    overlay: Path
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def ws(self) -> Workspace:
+        return Workspace(self.home)
+
+    def spec(self) -> Spec:
+        """Return the pipeline."""
+        return load_spec(PIPELINE, [*load_overlay(self.overlay), *self.overrides])
+
+    def dates(self) -> list[str]:
+        """Return the days that are trained: from the first whose window is full."""
+        spec = self.spec()
+        assert spec.generate is not None
+        days_before = (date(2026, 1, 1) - date.fromisoformat(time_ranges(spec.features, "2026-01-01")[0][0])).days
+        first = date.fromisoformat(spec.generate.start) + timedelta(days=days_before)
+        return [(first + timedelta(days=i)).isoformat() for i in range(self.days)]
+
+    def execute(self) -> Iterator[str]:
+        """Run what is missing, and give each day once it is trained. The next call goes on where one has ended.
+
+        Raises:
+            UserError: a command or a training fails.
+        """
+        spec, dates = self.spec(), self.dates()
+        assert spec.generate is not None
+        self._headrace("generate", PIPELINE, "--until", dates[-1])
+        self._headrace("run", PIPELINE, "--ds", spec.generate.start, "--until", dates[-1], "--to", "ingest")
+        for first in range(0, len(dates), _AT_ONCE):
+            days = dates[first : first + _AT_ONCE]
+            of_datasets = ("--from", "features", "--to", "features")
+            self._headrace("run", PIPELINE, "--ds", days[0], "--until", days[-1], *of_datasets)
+            for ds in days:
+                run_stage(TrainHere(), spec, self.ws, ds)
+                yield ds
+
+    def _headrace(self, *arguments: str) -> None:
+        place: Sequence[str] = ("--home", str(self.home), "--overlay", str(self.overlay))
+        sets = [a for override in self.overrides for a in ("--set", override)]
+        process = subprocess.Popen([sys.executable, "-m", "headrace.cli", *arguments, *place, *sets], cwd=checkout())
+        try:
+            code = process.wait()
+        finally:  # whoever stops this stops the stage too
+            process.terminate()
+            process.wait()
+        if code:
+            raise UserError(f"headrace {' '.join(arguments[:2])} failed with {code}; the same command goes on")
+
+
+def knowable_auc(model: ClickModel, day: int) -> float | None:
+    """Return the AUC over the rows that happen and land on a day (0 is the log's first) of the true logits without the
+    biases of users and items that are born on it; None where rows are of one class.
+
+    A bias is what no column tells (half of a taste is such a part, too, and stays in). With no new ids this is the
+    day's ceiling.
+    """
+    params = model.params
+    rows = np.arange(params.rows_per_day)
+    log_events = events(model, np.full_like(rows, day), rows)
+    new_users = users(params, _born(params.users, params.new_users, day), np.array([day]))
+    new_items = items(params, _born(params.items, params.new_items, day), day)
+    logit = (
+        log_events.logit
+        - USER_BIAS * _bias_of(log_events.users.id, log_events.users.bias, new_users.id)[log_events.user_row]
+    )
+    logit -= ITEM_BIAS * _bias_of(log_events.items.id, log_events.items.bias, new_items.id)[log_events.item_row]
+    on_time = log_events.lag == 0
+    return auc(logit[on_time], log_events.clicked[on_time].astype(np.float64))
+
+
+def _born(first: int, growth: float, day: int) -> Ints:
+    """Return the indices of those that are born on a day; those of the first day were there before."""
+    return np.arange(alive(first, growth, day - 1) if day else first, alive(first, growth, day))
+
+
+def _bias_of(ids: Ints, bias: Floats, new: Ints) -> Floats:
+    """Return the biases of those that are new, 0 of the others."""
+    return np.where(np.isin(ids, new), bias, 0.0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +159,7 @@ class DayResult:
     rows: int
     #: Of the probabilities that the clicks were drawn from.
     ceiling: float
-    #: Of what a model can know of them: bench.retrain.knowable.
+    #: Of what a model can know of them: `knowable_auc`.
     knowable: float
     #: Of the day's own model, of that of the first day, and of the day's model over the first day's rows (None where
     #: retrain.forgetting_day is not that day).
