@@ -279,7 +279,13 @@ class HeadraceJob(RemoteCommand, LocalCommand, SparkSubmitOperator):
             return
         if not place.is_remote:
             # What the application sets up depends on where it runs, so it is told the connection's master.
-            self.properties_file = _spark_properties(self.pipeline, place)
+            # On this machine it costs no JVM to see that a stage is done already.
+            unless_done = ("--unless-done", self.stage, "--ds", self.ds) if place.kind == "local" else ()
+            self.properties_file = _spark_properties(self.pipeline, place, unless_done)
+            if self.properties_file is None:
+                self.log.info("%s: already done with the same inputs; nothing to do", self.stage)
+                self.succeeded(context)
+                return
             self.application_args = [*self.application_args, *place.overrides]
         if place.url.startswith("k8s"):
             _with_kubernetes()
@@ -412,13 +418,18 @@ class HeadraceGate(HeadraceJob, BranchMixIn):
         self.do_branch(context, self.refused_next)
 
 
-def _spark_properties(pipeline: Pipeline, place: Master) -> str:
-    """Have the pipelines' environment write the Spark properties of a pipeline on this machine; the file's path."""
-    done = run([*command("spark-properties", str(pipeline.path)), *place.overrides], pipeline)
+def _spark_properties(pipeline: Pipeline, place: Master, unless_done: Sequence[str]) -> str | None:
+    """Have the pipelines' environment write the Spark properties of a pipeline on this machine.
+
+    Returns:
+        the file's path; None: the stage that `unless_done` names has nothing to do.
+    """
+    done = run([*command("spark-properties", str(pipeline.path), *unless_done), *place.overrides], pipeline)
     if done.returncode:
         message = done.stderr.strip() or done.stdout.strip()
         raise AirflowFailException(f"headrace spark-properties {pipeline.path}: {message}")
-    return done.stdout.strip().splitlines()[-1]
+    lines = done.stdout.strip().splitlines()
+    return lines[-1] if lines or not unless_done else None
 
 
 @contextlib.contextmanager

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.root import VAR, Home, Panel, Pipeline, Sets, app, examples, workspace
+from headrace.cli.root import VAR, Ds, Home, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out
 from headrace.errors import UserError
 from headrace.storage import Location, local, location_of
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from headrace.config import Spec
 
 
 @app.command(
@@ -20,6 +24,10 @@ from headrace.storage import Location, local, location_of
 def spark_properties(
     pipeline: Pipeline,
     out: Annotated[Path | None, typer.Option(help="Default: below the workspace.", metavar="FILE")] = None,
+    unless_done: Annotated[
+        str | None, typer.Option("--unless-done", help="Print nothing where this stage has nothing to do.")
+    ] = None,
+    ds: Ds = None,
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
@@ -29,6 +37,8 @@ def spark_properties(
 
     spec = load_spec(pipeline, sets or [])
     ws = workspace(home).of(spec)
+    if unless_done is not None and ds is not None and _is_done(unless_done, spec, ws, ds):
+        return
     path = local(out) if out else properties_file(ws, spec.pipeline)
     write_properties(spec, ws, path)
     typer.echo(path)
@@ -55,6 +65,20 @@ def pack(
     With spark.properties {spark.archives: FILE#environment, spark.pyspark.python: ./environment/bin/python}.
     """
     pack_environment(location_of(out, "FILE"), leave_out or [])
+
+
+def _is_done(name: str, spec: Spec, ws: Workspace, ds: str) -> bool:
+    """Return whether a stage has nothing to do. Where that cannot be told, its job says why."""
+    from headrace.jobs.check_specs import check_spec
+    from headrace.jobs.stages import load_stage
+    from headrace.stage import check_stage
+    from headrace.storage import StoreError
+
+    try:
+        check_spec(spec)
+        return check_stage(load_stage(name), spec, ws, ds) is None
+    except (UserError, StoreError):
+        return False
 
 
 _MIB = 2**20

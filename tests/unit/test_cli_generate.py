@@ -10,7 +10,7 @@ import pytest
 from headrace.cli.generate import requested_days
 from headrace.config import load_spec
 from headrace.errors import UserError
-from tests.cli_support import Yard, make_yard
+from tests.cli_support import DS, Yard, make_yard
 
 
 @pytest.fixture
@@ -71,6 +71,20 @@ def test_an_overlay_is_obeyed(yard: Yard, tmp_path: Path) -> None:
     result = yard("generate", "clicks", "--days", "1", "--overlay", str(overlay), "--set", "generate.items=9")
     truth = json.loads((yard.home / "landing" / "clicks" / "truth" / "2026-01-01.json").read_text())
     assert (truth["rows"], truth["items"], "purchases" in truth) == (90, 9, True), result.output
+
+
+def test_spark_properties_of_a_stage_that_is_done_are_not_written(yard: Yard) -> None:
+    """No path is printed: Airflow's task asks so before it submits, and starts no JVM then."""
+    words = ("spark-properties", "clicks", "--unless-done", "ingest", "--ds", DS)
+    path = yard.home / "spark" / "clicks.properties"
+    assert yard(*words).output.strip() == str(path)
+    assert yard.run("--to", "ingest").exit_code == 0
+    path.unlink()
+    assert (yard(*words).output, path.exists()) == ("", False)
+    yard.fakes["ingest"].source = "v2"
+    assert yard(*words).output.strip() == str(path)
+    yard.fakes["ingest"].source = "gone"  # what is wrong the job says
+    assert yard(*words).output.strip() == str(path)
 
 
 def test_spark_properties_are_written_where_asked(yard: Yard, tmp_path: Path) -> None:
