@@ -6,8 +6,8 @@ An installed package offers a class under a name by an entry point of its group:
     lakehouse = "my_package.kind:Lakehouse"
 
 The groups are `headrace.operators`, `headrace.table_operators`, `headrace.warehouses`, `headrace.sources`,
-`headrace.table_sources` and `headrace.stores`. Installed packages are searched once a process, and only for a name
-that headrace does not have itself.
+`headrace.table_sources`, `headrace.stores`, `headrace.models` and `headrace.stages`. Installed packages are searched
+once a process, and only for a name that headrace does not have itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,19 @@ T = TypeVar("T")
 
 @cache
 def offered(group: str) -> Mapping[str, str]:
-    """Return the `module:Class` that installed packages offer in a group of entry points, by name."""
-    return {point.name: point.value for point in entry_points(group=group)}
+    """Return the `module:Class` that installed packages offer in a group of entry points, by name.
+
+    Raises:
+        UserError: two packages offer different classes under one name.
+    """
+    classes: dict[str, str] = {}
+    for point in entry_points(group=group):
+        if classes.setdefault(point.name, point.value) != point.value:
+            raise UserError(
+                f"two installed packages offer '{point.name}' in {group}: {classes[point.name]} and {point.value}. "
+                f"Uninstall one of them, or name the class as MODULE:CLASS"
+            )
+    return classes
 
 
 def resolve(reference: str, key: str, noun: str) -> Any:

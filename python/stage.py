@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ValidationError
 
 from headrace.compute.resources import PeakMemory, ResourceUse
 from headrace.config import Spec
 from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
+from headrace.plugins import Seam, faults_of
 from headrace.schema import DatasetSchema
-from headrace.stages import STAGES
+from headrace.stages import ORDER, STAGES, StageEntry
 from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held, Holder
 from headrace.storage.local import sync_seconds
@@ -67,7 +72,8 @@ class Result:
 
 
 class Stage(Protocol):
-    """One step of the day. Implementations are stateless, and listed in `headrace.stages`."""
+    """One step of the day. Implementations are stateless. Headrace's own are listed in `headrace.stages`; a package's
+    extend `PackageStage`."""
 
     name: str
     #: Raise it when the meaning of the output changes: runs that older code finished are then repeated.
@@ -93,6 +99,167 @@ class Stage(Protocol):
     def run(self, ctx: Context) -> Result:
         """Do the work on `ctx.inputs`. May be killed anywhere; running it again heals."""
         ...
+
+
+class PackageStage(ABC):
+    """Base class of a stage that another package adds to the day of the pipelines that name it.
+
+    A pipeline names it in its section `stages`: by an entry point of the group `headrace.stages`, or as `module:Class`.
+    It comes behind the stages of `needs`, the first line of its docstring is its description. Import Spark and other
+    large libraries in `run`: checks of a spec import the class.
+    """
+
+    #: See `Stage`.
+    version: int = 1
+    #: Whether it opens a Spark session (`headrace.lake.spark.session.session`).
+    spark: ClassVar[bool] = False
+    #: Hours after which Airflow ends it.
+    hours: ClassVar[float] = 2
+    #: Where it writes, as `StageEntry.writes`; shown by a dry run.
+    writes: ClassVar[tuple[str, ...]] = ()
+    #: Pydantic model of `stages.NAME.args`; None: any mapping, which `__init__` checks.
+    Args: ClassVar[type[BaseModel] | None] = None
+
+    def __init__(self, name: str, args: Any) -> None:
+        """Take the settings.
+
+        Args:
+            name: the name that the pipeline gives the stage; manifests have it.
+            args: an instance of `Args`, or a mapping where the class has none.
+
+        Raises:
+            ValueError: `args` are not valid.
+        """
+        self.name, self.args = name, args
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """See `Stage.needs`; at least one. A class attribute does."""
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """Return the part of the spec that changes the output; here the stage's own `args`."""
+        return {"args": self.args.model_dump(mode="json") if isinstance(self.args, BaseModel) else self.args}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """Return the pinned inputs besides the upstream stages; here none."""
+        return ()
+
+    @abstractmethod
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """See `Stage.verify`."""
+
+    @abstractmethod
+    def run(self, ctx: Context) -> Result:
+        """See `Stage.run`."""
+
+
+#: Classes that `stages.NAME` of a spec names.
+PACKAGE_STAGES: Seam[PackageStage] = Seam("headrace.stages", "stage", PackageStage, {})  # type: ignore[type-abstract]
+
+
+def package_stage(spec: Spec, name: str) -> PackageStage:
+    """Create the stage that a pipeline has under a name of its section `stages`.
+
+    Raises:
+        UserError: its class cannot be imported, extends something else, lacks a method, or refuses the settings.
+    """
+    settings, key = spec.stages[name], f"stages.{name}"
+    kind = PACKAGE_STAGES.find(settings.kind or name, key)
+    reference = f"'{kind.__module__}:{kind.__qualname__}'"
+    if missing_methods := sorted(kind.__abstractmethods__):
+        raise UserError(f"{key}: {reference} is no stage: it lacks {', '.join(missing_methods)}")
+    try:
+        stage = kind(name, dict(settings.args) if kind.Args is None else kind.Args.model_validate(dict(settings.args)))
+    except ValidationError as e:
+        raise UserError(f"{key}.args: {faults_of(kind.Args or BaseModel, e)}") from None
+    except ValueError as e:
+        raise UserError(f"{key}.args: {e}") from None
+    needs = [need.rstrip("?") for need in stage.needs]
+    known = [*ORDER[:-1], *(n for n in spec.stages if n != name)]
+    if not needs or (unknown := [need for need in needs if need not in known]):
+        fault = f"needs '{unknown[0]}', which is no stage before it" if needs else "needs no stage"
+        raise UserError(f"{key}: {reference} {fault}: name some of {', '.join(known)}")
+    return stage
+
+
+def stage_entries(spec: Spec) -> dict[str, StageEntry]:
+    """Return the stages that a day of a pipeline has, in order: headrace's own and those of other packages.
+
+    Raises:
+        UserError: a stage of a package is not valid (`package_stage`), needs a stage that the pipeline does not have,
+            or two of them need each other.
+    """
+    entries = {name: STAGES[name] for name in ORDER if STAGES[name].applies(spec)}
+    pending = {name: package_stage(spec, name) for name in spec.stages}
+    while pending:
+        ready = (n for n, s in pending.items() if not pending.keys() & {need.rstrip("?") for need in s.needs})
+        if (name := next(ready, None)) is None:
+            raise UserError(f"stages: {' and '.join(pending)} need each other")
+        stage = pending.pop(name)
+        if missing := [need for need in stage.needs if not need.endswith("?") and need not in entries]:
+            raise UserError(f"stages.{name} needs '{missing[0]}', and pipeline '{spec.pipeline}' has no such stage")
+        order = list(entries)
+        position = _position(order, stage.needs, spec)
+        entry = StageEntry(
+            name,
+            help=(inspect.getdoc(type(stage)) or name).splitlines()[0],
+            implementation="",
+            dag=entries[order[max(position, 1) - 1]].dag,
+            spark=stage.spark,
+            hours=stage.hours,
+            writes=stage.writes,
+        )
+        entries = {n: entry if n == name else entries[n] for n in (*order[:position], name, *order[position:])}
+    return entries
+
+
+def _position(order: Sequence[str], needs: Sequence[str], spec: Spec) -> int:
+    """Return where a package's stage with these needs is inserted among the stages of a pipeline."""
+
+    def position_after(need: str) -> int:
+        if need in order:
+            return order.index(need) + 1
+        earlier = ORDER[: ORDER.index(need)] if need in ORDER else ()
+        return max((k for k, name in enumerate(order, 1) if name in earlier), default=0)
+
+    def go_together(first: str, second: str) -> bool:
+        # `gate` lets Airflow skip the stage behind it; stages with leases of their own run at the same time.
+        leases = [STAGES[name].lease for name in (first, second) if name in STAGES]
+        return (first, second) == ("gate", "promote") or (len(leases) == 2 and None not in leases)
+
+    position = max(position_after(need.rstrip("?")) for need in needs)
+    while 0 < position < len(order) and (
+        order[position] in spec.stages or go_together(order[position - 1], order[position])
+    ):
+        position += 1
+    return position
+
+
+def stage_order(spec: Spec) -> tuple[str, ...]:
+    """Return the names of all stages of a day in order: `ORDER` and those of other packages.
+
+    Raises:
+        UserError: as `stage_entries`.
+    """
+    order = list(stage_entries(spec))
+    for k, name in enumerate(ORDER):
+        if name not in order:
+            order.insert(order.index(ORDER[k - 1]) + 1 if k else 0, name)
+    return tuple(order)
+
+
+def stage_entry(spec: Spec, name: str) -> StageEntry:
+    """Return the description of a stage, headrace's own or a package's.
+
+    Raises:
+        UserError: the pipeline has no such stage.
+    """
+    if name in STAGES:
+        return STAGES[name]
+    if name not in spec.stages:
+        raise UserError(f"no stage '{name}'; stages, in order: {', '.join((*ORDER, *spec.stages))}")
+    return stage_entries(spec)[name]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 A stage is an entry here and a class in its package that follows `headrace.stage.Stage`; commands, jobs, status, the
 report and Airflow's DAGs read this. The DAGs do so in another environment, by this file's path: it imports nothing
-but the standard library.
+but the standard library. A pipeline may have stages of other packages besides: `headrace.stage.stage_entries`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ class StageEntry:
     name: str
     #: For `--help`: one sentence or two.
     help: str
-    #: "module:callable": called without arguments, gives the `headrace.stage.Stage`.
+    #: "module:callable": called without arguments, gives the `headrace.stage.Stage`. Empty: a stage of another package.
     implementation: str
     #: The kind of the DAG that runs it; None: it is no part of a day, its own command runs it.
     dag: Literal["retrain", "score"] | None
@@ -248,5 +249,13 @@ _ENTRIES = (
 STAGES = {entry.name: entry for entry in _ENTRIES}
 #: The names of those that a day has.
 ORDER = tuple(name for name, entry in STAGES.items() if entry.dag is not None)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the stages of a day among names, where no spec is at hand: those of `ORDER`, then packages' by name."""
+    names = set(names)
+    return [*(name for name in ORDER if name in names), *sorted(names - STAGES.keys())]
+
+
 #: The leases that stages have of their own.
 LEASES = tuple(sorted({entry.lease for entry in _ENTRIES if entry.lease is not None}))

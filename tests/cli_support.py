@@ -134,7 +134,7 @@ class Yard:
 def make_yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     """Fake stages in a home below `tmp_path`, in place of the real ones until the test ends."""
     yard = Yard(tmp_path / "home")
-    monkeypatch.setattr(stages, "load_stage", lambda name: yard.fakes[name])
+    monkeypatch.setattr(stages, "load_stage", lambda name, spec=None: yard.fakes[name])
     monkeypatch.setattr(submit, "submit", yard.submit)
     # Consoles hold the stream that was there when they were made; under test it changes.
     monkeypatch.setattr(screen.out, "_file", None)

@@ -31,7 +31,7 @@ from headrace_airflow.commands import (
 from headrace_airflow.connections import PUBLIC, SPARK, Master, command, master, run, secrets
 from headrace_airflow.notify import tell
 from headrace_airflow.pipelines import POOL, Pipeline
-from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, STAGES, private_variables
+from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, private_variables
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -257,8 +257,8 @@ class HeadraceJob(RemoteCommand, LocalCommand, SparkSubmitOperator):
                 "PYTHONPATH": "",
                 "PYTHONUNBUFFERED": "1",
             },
-            execution_timeout=timedelta(hours=STAGES[stage].hours),
-            pool=pipeline.pool(STAGES[stage]),
+            execution_timeout=timedelta(hours=pipeline.stage(stage).hours),
+            pool=pipeline.pool(pipeline.stage(stage)),
             **kwargs,
         )
 
@@ -273,7 +273,7 @@ class HeadraceJob(RemoteCommand, LocalCommand, SparkSubmitOperator):
         if place.kind == "kubernetes":
             self.run_remotely(context, place, self._words(place), self.execution_timeout)
             return
-        if place.kind == "yarn" and not STAGES[self.stage].spark:
+        if place.kind == "yarn" and not self.pipeline.stage(self.stage).spark:
             code, message = self.run_locally(context, self._words(place))
             self.handle_end(context, code, message)
             return
@@ -357,7 +357,8 @@ class HeadraceJob(RemoteCommand, LocalCommand, SparkSubmitOperator):
     def submit_job(self, context: Context) -> str:
         """Send the application; its id."""
         if self._place.kind == "standalone":
-            heap = str(self.pipeline.value("spark.driver_memory", "3g")) if STAGES[self.stage].spark else LITTLE
+            has_session = self.pipeline.stage(self.stage).spark
+            heap = str(self.pipeline.value("spark.driver_memory", "3g")) if has_session else LITTLE
             return self.send_driver(context, self._place, self._words(self._place), heap)
         private = secrets(self.pipeline)
         public = {name: private.pop(name) for name in PUBLIC if name in private} | parent_variables(context)

@@ -4,10 +4,10 @@ A file that cannot be read, or whose spec headrace refuses, gives a pipeline wit
 retraining stays, and says so. An import error of Airflow would take the DAGs of all other pipelines with it, as they
 are of the same DAG file.
 
-Faults of specs are found by a process of the pipelines' environment. A DAG file is read every few seconds, so answers
-are kept in a file of AIRFLOW_HOME, by the content of the pipelines' files: one process answers for all that are new,
-and none is started where there are none. Where the pipelines' environment is not, as where drivers or pods have it,
-nothing is known of specs, and the jobs refuse them.
+Faults of specs, and stages of other packages, are found by a process of the pipelines' environment. A DAG file is read
+every few seconds, so answers are kept in a file of AIRFLOW_HOME, by the content of the pipelines' files: one process
+answers for all that are new, and none is started where there are none. Where the pipelines' environment is not, as
+where drivers or pods have it, nothing is known of specs, and the jobs refuse them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from headrace_airflow.settings import SETTINGS, STAGES, YAML_TEXT, private_variables
+from headrace_airflow.settings import SETTINGS, STAGE_ENTRY, STAGES, YAML_TEXT, private_variables
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,14 @@ _CHECK_SECONDS = 20
 _REFUSED_SECONDS, _TAKEN_SECONDS = 600, 86_400
 
 
-def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
-    """Return the faults of pipelines' files that have some.
+def spec_answers(files: Mapping[Path, bytes]) -> dict[Path, dict[str, Any]]:
+    """Return what the pipelines' environment says of pipelines' files; files of which it has said nothing are left out.
 
     Args:
         files: the files with their content.
+
+    Returns:
+        by file its `fault`, None where there is none, and `stages`: see `python/jobs/check_specs.py`.
     """
     if not SETTINGS.python.exists():
         return {}
@@ -50,18 +53,24 @@ def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
     # Those of other folders' pipelines stay, too: a file of DAGs each.
     held = {key: answer for key, answer in known.items() if answer["until"] > now}
     if new := {path: key for path, key in keys.items() if key not in held}:
-        answers = _check_specs(list(new))
+        checked = _check_specs(list(new))
         # Where time was short, the next reading asks about the others. A process that fails is not tried again at once.
         for path, key in new.items():
-            if answers and str(path) not in answers:
+            if checked and str(path) not in checked:
                 continue
-            fault = answers.get(str(path))
-            is_taken = bool(answers) and fault is None
-            held[key] = {"fault": fault, "until": now + (_TAKEN_SECONDS if is_taken else _REFUSED_SECONDS)}
+            answer = checked.get(str(path))
+            # A package may describe its stages otherwise tomorrow.
+            is_taken = answer is not None and answer["fault"] is None and not answer["stages"]
+            held[key] = {"answer": answer, "until": now + (_TAKEN_SECONDS if is_taken else _REFUSED_SECONDS)}
         # Answers on files that are gone or have changed run out; a second reader that writes at once asks again.
         _write_answers(held)
-    faults = {path: held[key]["fault"] for path, key in keys.items() if key in held and held[key]["fault"]}
-    return {path: fault if str(path) in fault else f"{path}: {fault}" for path, fault in faults.items()}
+    # Where time was short, an answer that has expired is better than none.
+    answers = {path: (held.get(key) or known.get(key) or {}).get("answer") for path, key in keys.items()}
+    return {path: a | {"fault": _with_path(path, a["fault"])} for path, a in answers.items() if a is not None}
+
+
+def _with_path(path: Path, fault: str | None) -> str | None:
+    return fault if fault is None or str(path) in fault else f"{path}: {fault}"
 
 
 def _answer_key(path: Path, content: bytes) -> str:
@@ -70,8 +79,8 @@ def _answer_key(path: Path, content: bytes) -> str:
     return hashlib.sha256(json.dumps([str(path), *map(str, environment), stamps]).encode() + content).hexdigest()
 
 
-def _check_specs(paths: list[Path]) -> dict[str, str | None]:
-    """Return each file's fault, or None, by path; fewer files where time was short."""
+def _check_specs(paths: list[Path]) -> dict[str, dict[str, Any]]:
+    """Return the answer about each file by path; fewer files where time was short."""
     program = SETTINGS.checkout / "python" / "jobs" / "check_specs.py"
     private = {*private_variables(), "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in private}
@@ -88,7 +97,7 @@ def _check_specs(paths: list[Path]) -> dict[str, str | None]:
         output, message = e.stdout or b"", f"not done in {_CHECK_SECONDS} s".encode()
     except OSError as e:
         output, message = b"", str(e).encode()
-    answers: dict[str, str | None] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
         with suppress(ValueError, TypeError):  # what a class of the user's prints, half a line
             answers |= json.loads(line)
@@ -140,6 +149,8 @@ class Pipeline:
     spec: dict[str, Any] = field(default_factory=dict)
     #: Why its jobs cannot be known.
     fault: str | None = None
+    #: Its stages, where some are of other packages, as the pipelines' environment describes them; else empty.
+    described_stages: tuple[Any, ...] = ()
 
     def dag_id(self, kind: str) -> str:
         """Return the id of its DAG of a kind: retrain, score, backfill, maintain."""
@@ -147,8 +158,12 @@ class Pipeline:
 
     def stages(self, kind: str) -> list[Any]:
         """Return its stages of a kind of DAG, in order: entries of `headrace.stages`."""
-        entries = [entry for entry in STAGES.values() if entry.dag == kind]
+        entries = [entry for entry in self.described_stages or STAGES.values() if entry.dag == kind]
         return [e for e in entries if e.section is None or self.spec.get(e.section) is not None]
+
+    def stage(self, name: str) -> Any:
+        """Return the entry of one of its stages."""
+        return next((entry for entry in self.described_stages if entry.name == name), None) or STAGES[name]
 
     def value(self, path: str, default: Any = None) -> Any:
         """Return the value at a key path of the file."""
@@ -181,11 +196,17 @@ def pipelines(folder: Path | None = None, with_specs: bool = True) -> Iterator[P
     valid_contents = {
         p.path: content for p in parsed if p.fault is None and isinstance(content := contents[p.path], bytes)
     }
-    faults = spec_faults(valid_contents) if with_specs else {}
+    with_stages = {p.path for p in parsed if p.spec.get("stages")}
+    answers = spec_answers({p: content for p, content in valid_contents.items() if with_specs or p in with_stages})
     seen: dict[str, Path] = {}
     for pipeline in parsed:
-        path = pipeline.path
-        entry = replace(pipeline, fault=faults[path]) if path in faults else pipeline
+        path, entry = pipeline.path, pipeline
+        if (answer := answers.get(path)) is not None:
+            described = tuple(STAGE_ENTRY(**fields) for fields in answer["stages"])
+            entry = replace(pipeline, fault=answer["fault"], described_stages=described)
+        elif path in with_stages and pipeline.fault is None:
+            fault = f"{path}: its `stages` are of other packages, and {SETTINGS.python} has not said what they are"
+            entry = replace(pipeline, fault=fault)
         if entry.name in seen:
             entry = Pipeline(path.stem, path, fault=f"{path} and {seen[entry.name]} are both named '{entry.name}'")
             if entry.name in seen:

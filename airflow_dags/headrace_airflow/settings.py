@@ -112,8 +112,9 @@ def _by_path(name: str) -> Any:
     return module
 
 
-#: `headrace.stages.STAGES`, `headrace.errors` and `headrace.jobs.hand_over`.
-STAGES = _by_path("stages").STAGES
+_STAGES = _by_path("stages")
+#: `STAGES` and `StageEntry` of `headrace.stages`, `headrace.errors` and `headrace.jobs.hand_over`.
+STAGES, STAGE_ENTRY = _STAGES.STAGES, _STAGES.StageEntry
 ERRORS = _by_path("errors")
 HAND_OVER = _by_path("jobs/hand_over")
 #: `headrace.config.yaml_text`: how the files of pipelines are read.

@@ -207,7 +207,9 @@ def run_stages(
         for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
             pending = list(group)
             try:
-                while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in group_days):
+                while pending and all(
+                    check_stage(load_stage(pending[0], spec), spec, ws, ds) is None for ds in group_days
+                ):
                     for ds in group_days:
                         progress.show(StageEvent(pending[0], "skip", ds=ds))
                     pending.pop(0)
@@ -282,28 +284,32 @@ def _stages_and_days(
         UserError: the spec has none of these stages, or there is no such range of days.
     """
     from headrace.jobs.stages import days_of, require_stage
+    from headrace.stage import stage_entry
 
-    names = between(first, last)
-    stages = [name for name in names if STAGES[name].applies(spec)]
+    names = between(spec, first, last)
+    stages = [name for name in names if stage_entry(spec, name).applies(spec)]
     if not stages:
         require_stage(spec, names[0])
     return stages, days_of(spec, day, until)
 
 
-def between(first: str, last: str) -> tuple[str, ...]:
-    """Return the stages from one to another.
+def between(spec: Spec, first: str, last: str) -> tuple[str, ...]:
+    """Return the stages from one to another, those included that the pipeline has no section for.
 
     Raises:
         UserError: one is unknown, or they are the wrong way round.
     """
+    from headrace.stage import stage_order
+
     if first == last and first in STAGES:
         return (first,)
+    order = stage_order(spec)
     for name in (first, last):
-        if name not in ORDER:
-            raise UserError(f"no stage '{name}'; stages, in order: {', '.join(ORDER)}")
-    if ORDER.index(first) > ORDER.index(last):
-        raise UserError(f"stage '{first}' comes after '{last}'; stages, in order: {', '.join(ORDER)}")
-    return ORDER[ORDER.index(first) : ORDER.index(last) + 1]
+        if name not in order:
+            raise UserError(f"no stage '{name}'; stages, in order: {', '.join(order)}")
+    if order.index(first) > order.index(last):
+        raise UserError(f"stage '{first}' comes after '{last}'; stages, in order: {', '.join(order)}")
+    return order[order.index(first) : order.index(last) + 1]
 
 
 def _explain_failure(stage: str, code: int, log: Location) -> str:
@@ -385,7 +391,7 @@ def dry_run(
     planned: list[PlannedStage] = []
     for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
         for name, of_day in turns(group, group_days, spec):
-            planned.append(_plan(load_stage(name), spec, ws, of_day, planned))
+            planned.append(_plan(load_stage(name, spec), spec, ws, of_day, planned))
     running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run", markup=False)
     for p in planned:
@@ -427,10 +433,13 @@ def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, previous_plans: Sequ
 
 
 def _places(stage: str, spec: Spec, ds: str, key: str) -> tuple[str, ...]:
+    from headrace.stage import stage_entry
+
     scores = (spec.publish and spec.publish.table) or f"{spec.pipeline}_scores"
     if stage == "ingest":
         return tuple(_source_tables(spec))
-    return tuple(p.format(pipeline=spec.pipeline, ds=ds, key=key, scores=scores) for p in STAGES[stage].writes)
+    places = stage_entry(spec, stage).writes
+    return tuple(p.format(pipeline=spec.pipeline, ds=ds, key=key, scores=scores) for p in places)
 
 
 def _source_tables(spec: Spec) -> Iterator[str]:

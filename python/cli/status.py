@@ -18,7 +18,7 @@ from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
 from headrace.errors import UserError
 from headrace.quality.report import facts
-from headrace.stages import ORDER, STAGES
+from headrace.stages import ORDER, STAGES, in_order
 from headrace.workspace import Workspace, pipeline_file
 
 if TYPE_CHECKING:
@@ -180,19 +180,21 @@ def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
 
 
 def _stages_of(ws: Workspace, name: str, spec: Spec | None) -> list[str]:
-    """Return the stages that a pipeline has, in order.
+    """Return the stages that a pipeline has, in order, those of other packages among them.
 
     Of one whose file is not known: those that every pipeline has, and those that have finished on some day.
     """
+    from headrace.stage import stage_entries
+
     if spec is not None:
-        return [stage for stage in ORDER if STAGES[stage].applies(spec)]
+        return list(stage_entries(spec))
     finished = ws.days_of_stages(name)
-    return [stage for stage in ORDER if STAGES[stage].section is None or stage in finished]
+    return in_order([*finished, *(stage for stage in ORDER if STAGES[stage].section is None)])
 
 
 def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool, stages: Sequence[str]) -> list[StageState]:
     """Return the states of the pipeline's stages, in order."""
-    manifests = manifests_of(ws, name, ds)
+    manifests = manifests_of(ws, name, ds, stages)
     states = []
     for stage in stages:
         state, reason = _stage_state(ws, spec, ds, stage, manifests, verify)
@@ -245,7 +247,7 @@ def _stage_state(
         return "done", ""
     from headrace.jobs.stages import load_stage
 
-    stage: Stage = load_stage(name)
+    stage: Stage = load_stage(name, spec)
     if manifest is None:
         return "missing", ""
     try:

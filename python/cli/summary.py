@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -10,7 +10,7 @@ from rich.text import Text
 from headrace.cli.screen import out, plain, table
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.quality.report import facts
-from headrace.stages import ORDER, STAGES
+from headrace.stages import STAGES
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 10
 
 
-def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:
-    """Return the manifests of a day, in order."""
+def manifests_of(ws: Workspace, pipeline: str, ds: str, stages: Iterable[str]) -> dict[str, Manifest]:
+    """Return the manifests of a day, in the order of the stages."""
     from headrace.manifest import Manifest
 
-    return {s: m for s in ORDER if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
+    return {s: m for s in stages if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
 
 
 def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
     """Print the results of a day. `states`: what this run did, by stage."""
     from headrace.quality.report.stage import read_truth
+    from headrace.stage import stage_order
 
-    manifests = manifests_of(ws, spec.pipeline, ds)
+    manifests = manifests_of(ws, spec.pipeline, ds, stage_order(spec))
     out.print()
     rows_table = table("stage", "state", ">rows", ">time", ">peak memory")
     for stage, state in states.items():
@@ -56,7 +57,8 @@ def main_counts(manifest: Manifest | None) -> str:
     """Return the counts that describe a stage's output best."""
     if manifest is None or not manifest.rows:
         return "–"
-    names = [n for n in STAGES[manifest.stage].counts if n in manifest.rows] or list(manifest.rows)[:2]
+    described = STAGES[manifest.stage].counts if manifest.stage in STAGES else ()
+    names = [n for n in described if n in manifest.rows] or list(manifest.rows)[:2]
     return ", ".join(f"{manifest.rows[n]:,} {n}" for n in names)
 
 

@@ -16,7 +16,7 @@ from pydantic import (
 
 from headrace.config.model_args import MODEL_ARGS
 from headrace.config.section import Effect, Section, TrainedSection
-from headrace.plugins import faults_of
+from headrace.plugins import faults_of, offered
 
 #: By setting, the losses that have it.
 _SETTINGS = {
@@ -102,6 +102,8 @@ class Loss(Section):
         return by_kind.get(self.kind, "order")
 
 
+#: The group of entry points under which packages offer torch modules.
+MODELS = "headrace.models"
 #: Settings of `dlrm` that stand in `model` itself.
 _OF_DLRM = ("bottom_mlp", "top_mlp", "dropout")
 
@@ -113,7 +115,8 @@ class Model(TrainedSection):
 
     #: `dlrm`, `wide_deep`, `deepfm`, `dcn_v2`, `final_mlp`, `masknet`; of several tasks `shared_bottom`, `mmoe`, `ple`,
     #: `esmm`; collaborative `matrix_factorization`, `neumf`, `mult_vae`, `lightgcn`, `simplex`; of
-    #: histories `sasrec`, `hstu`, `din`; or `module:Class`, a torch module of your own.
+    #: histories `sasrec`, `hstu`, `din`; or a torch module of your own: `module:Class`, or the name that an installed
+    #: package offers it under.
     kind: Annotated[str, Effect.WEIGHTS] = Field(default="dlrm", alias="class")
     #: Settings of the class: see the model classes below, or what the constructor of your own takes.
     args: Annotated[Mapping[str, Any], Effect.WEIGHTS] = Field(default={})
@@ -139,10 +142,10 @@ class Model(TrainedSection):
         misplaced = [name for name in _OF_DLRM if name in self.model_fields_set]
         if misplaced:
             raise ValueError(f"'{misplaced[0]}' is a setting of dlrm: write what '{self.kind}' takes into 'args'")
-        if ":" in self.kind:
+        if ":" in self.kind or (self.kind not in MODEL_ARGS and self.kind in offered(MODELS)):
             return self  # the class itself looks at them, where it is imported
         if self.kind not in MODEL_ARGS:
-            known = ", ".join(("dlrm", *MODEL_ARGS))
+            known = ", ".join(("dlrm", *MODEL_ARGS, *offered(MODELS)))
             raise ValueError(f"no class '{self.kind}' (known: {known}; one of your own: MODULE:CLASS)")
         try:
             MODEL_ARGS[self.kind].model_validate(dict(self.args))

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.config.baseline import Baseline, SecondStage, check_baseline, check_second_stage
 from headrace.config.experiments import Experiment, Outcomes, check_experiments, check_outcomes, days_until_ripe
@@ -25,7 +25,19 @@ from headrace.config.train import Challenger, Retrain, Train, check_labels_of_ta
 from headrace.config.variants import Compare, ModelVariant, check_search, with_keys
 from headrace.config.warehouse import Publish
 from headrace.errors import nearest
+from headrace.stages import STAGES
 from headrace.storage import is_uri, names_store
+
+
+class StageSettings(Section):
+    """A stage of another package in a pipeline's day (docs/plugins.md)."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    #: `module:Class`; null: the class that an installed package offers under the stage's name.
+    kind: str | None = Field(default=None, alias="class")
+    #: Its settings: the class says which there are.
+    args: Mapping[str, Any] = Field(default_factory=dict)
 
 
 class Spec(Section):
@@ -82,6 +94,8 @@ class Spec(Section):
     score: Score | None = None
     #: Scores to a warehouse; without it there is no stage `publish`.
     publish: Publish | None = None
+    #: Stages of other packages, by name; each comes behind the stages that it needs.
+    stages: Mapping[str, StageSettings] = Field(default_factory=dict)
     #: What `headrace gc` keeps.
     housekeeping: Housekeeping = Housekeeping()
     #: Who else hears of what the stages do.
@@ -112,6 +126,16 @@ class Spec(Section):
     def _ds_text(cls, value: Any) -> Any:
         # YAML reads 2026-01-01 as a date.
         return None if value is None else parse_ds(str(value))
+
+    @field_validator("stages")
+    @classmethod
+    def _stage_names(cls, value: Mapping[str, StageSettings]) -> Mapping[str, StageSettings]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"'{name}' must match {NAME.pattern}")
+            if name in STAGES:
+                raise ValueError(f"'{name}' is a stage of headrace's own: give yours another name")
+        return value
 
     @field_validator("sources")
     @classmethod

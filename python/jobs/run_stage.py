@@ -30,7 +30,7 @@ from headrace.jobs.process import when_parent_ends
 from headrace.jobs.stages import days_of, turns
 from headrace.lake.spark.errors import exit_message
 from headrace.logs import hide
-from headrace.stage import RunPlan, check_lock, run_stage
+from headrace.stage import RunPlan, check_lock, run_stage, stage_entry
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
 from headrace.workspace import Workspace
@@ -50,7 +50,7 @@ def import_ahead(stages: Sequence[str]) -> Iterator[Callable[[], None]]:
 
     def work() -> None:
         for name in stages:
-            for imported in STAGES[name].imports:
+            for imported in STAGES[name].imports if name in STAGES else ():
                 if over.is_set():
                     return
                 try:
@@ -122,7 +122,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _stages(text: str) -> list[str]:
     names = text.split(",")
-    if names != [name for name in ORDER if name in names] and not (len(names) == 1 and names[0] in STAGES):
+    listed = [name for name in names if name in STAGES]  # a package's are known with the spec
+    if listed != [name for name in ORDER if name in listed] and not (len(names) == 1 and listed):
         raise argparse.ArgumentTypeError(f"'{text}': write stages in the day's order: {','.join(ORDER)}")
     return names
 
@@ -133,8 +134,11 @@ def _run(args: argparse.Namespace) -> int:
         spec = load_spec(args.pipeline, args.set)
         # Late, for the same reason as in `headrace run`.
         from headrace.jobs.check_specs import check_spec
+        from headrace.jobs.stages import require_stage
 
         check_spec(spec)
+        for name in args.stages:
+            require_stage(spec, name)
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
@@ -148,7 +152,7 @@ def _run(args: argparse.Namespace) -> int:
         ):
             previous = None
             for number, (name, day) in enumerate(turns(args.stages, days, spec)):
-                if previous is not None and STAGES[previous].spark:
+                if previous is not None and stage_entry(spec, previous).spark:
                     tidy()
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 previous = name
@@ -164,15 +168,13 @@ def _run(args: argparse.Namespace) -> int:
 @contextmanager
 def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> Iterator[Callable[[], None]]:
     """Open the session that the stages share, if one of them needs it; give a function to call between two of them."""
-    if not any(STAGES[name].spark for name in args.stages):
+    if not any(stage_entry(spec, name).spark for name in args.stages):
         yield lambda: None
         return
     # Late: `--help` and a misspelt option answer at once, and what needs no Spark does not wait for it.
-    from headrace.jobs.stages import applications, require_stage, spark_settings_of
+    from headrace.jobs.stages import applications, spark_settings_of
     from headrace.lake.spark.session import shared_session
 
-    for name in args.stages:
-        require_stage(spec, name)
     groups = applications(args.stages, spec)
     if len(groups) > 1:
         listing = " and ".join(",".join(group) for group in groups)
@@ -180,11 +182,12 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
     conf = next(conf for name in args.stages if (conf := spark_settings_of(name, spec)) is not None)
     title = f"headrace {spec.pipeline} {','.join(args.stages)} {ds}"
     # A submitter that hears of the stages has looked: the first of them has work to do.
-    begin = args.events and STAGES[args.stages[0]].spark
+    first = stage_entry(spec, args.stages[0])
+    begin = args.events and first.spark
     if begin:
         # The stage takes its lease beside the start of the session. One that would be refused starts none: on a cluster
         # it would take what the run that is at work may need.
-        check_lock(ws, spec.pipeline, STAGES[args.stages[0]].lease)
+        check_lock(ws, spec.pipeline, first.lease)
     with shared_session(conf, ws, title, begin) as tidy:
         yield tidy
 
@@ -200,9 +203,8 @@ def _run_one(
     observation: Observation,
 ) -> None:
     """Bring a stage up to date; `works`: called where it has work to do."""
-    from headrace.jobs.stages import load_stage, require_stage
+    from headrace.jobs.stages import load_stage
 
-    require_stage(spec, name)
     with observation.stage(name, ds) as observed:
 
         def tell(kind: Kind, reason: str = "") -> None:
@@ -219,7 +221,7 @@ def _run_one(
 
         tell("check")
         try:
-            outcome = run_stage(load_stage(name), spec, ws, ds, announce, turn_start)
+            outcome = run_stage(load_stage(name, spec), spec, ws, ds, announce, turn_start)
         except Exception:
             tell("failed")
             raise

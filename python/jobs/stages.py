@@ -15,16 +15,19 @@ from typing import cast
 from headrace.config import Spark, Spec, parse_ds
 from headrace.config.spark import settings_agree, with_slots
 from headrace.errors import UserError
-from headrace.stage import Stage
-from headrace.stages import ORDER, STAGES
+from headrace.stage import Stage, package_stage, stage_entries, stage_entry
+from headrace.stages import STAGES
 
 
-def load_stage(name: str) -> Stage:
-    """Load the stage of that name (one of `headrace.stages.ORDER`).
+def load_stage(name: str, spec: Spec | None = None) -> Stage:
+    """Load the stage of that name: one of `headrace.stages.STAGES`, or of the section `stages` of a spec.
 
     Raises:
         KeyError: there is none.
+        UserError: a package's stage is not valid.
     """
+    if spec is not None and name in spec.stages:
+        return package_stage(spec, name)
     module, _, factory = STAGES[name].implementation.partition(":")
     return cast(Stage, getattr(import_module(module), factory)())
 
@@ -43,13 +46,14 @@ def require_stage(spec: Spec, name: str) -> None:
     Raises:
         UserError: it has not.
     """
-    if not STAGES[name].applies(spec):
-        raise UserError(f"pipeline '{spec.pipeline}' has no '{STAGES[name].section}' section, so it has no such stage")
+    entry = stage_entry(spec, name)
+    if not entry.applies(spec):
+        raise UserError(f"pipeline '{spec.pipeline}' has no '{entry.section}' section, so it has no such stage")
 
 
 def spark_settings_of(stage: str, spec: Spec) -> Spark | None:
     """Return the settings of the session that a stage opens, or None where it opens none."""
-    entry = STAGES[stage]
+    entry = stage_entry(spec, stage)
     if not entry.spark:
         return None
     return spec.spark if entry.slots is None else with_slots(spec.spark, attrgetter(entry.slots)(spec))
@@ -141,8 +145,10 @@ def turns(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tu
 
 def _waits_for_the_day_before(stage: str, spec: Spec) -> bool:
     """Return whether a stage of a day depends on later stages of the day before."""
-    judged = spec.gate is not None or spec.challenger is not None
-    return judged and stage in ORDER and ORDER.index(stage) >= ORDER.index("train")
+    if spec.gate is None and spec.challenger is None:
+        return False
+    order = list(stage_entries(spec))
+    return stage in order and order.index(stage) >= order.index("train")
 
 
 def _loading_order(spec: Spec, days: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from headrace.jobs.output import JsonLines, OnEvent, StageEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
 from headrace.lake.spark.requirements import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
-from headrace.stages import STAGES
+from headrace.stage import stage_entry
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -78,7 +78,7 @@ def command(
     """Return the command line of an application.
 
     Args:
-        stages: of headrace.stages.ORDER, in that order; those of one application (headrace.jobs.stages).
+        stages: of a day, in its order; those of one application (headrace.jobs.stages).
         pipeline: a shipped pipeline's name or a YAML file, as the user gave it.
         ds: the day.
         ws: the workspace.
@@ -199,7 +199,7 @@ def submit(
     """
     ws.make_scratch()
     properties = None
-    if any(STAGES[stage].spark for stage in stages):
+    if any(stage_entry(spec, stage).spark for stage in stages):
         require_java()
         properties = properties_file(ws, spec.pipeline)
         write_properties(spec, ws, properties)

@@ -10,6 +10,8 @@ A class of the user's takes the dataset's features and its settings, and gives l
 
     model: {class: my_package.nets:MyNet, args: {hidden: 32}}
 
+An installed package may offer it under a name, by an entry point of the group `headrace.models`.
+
 Settings are checked by the constructor's signature, or, where the class has a pydantic model `Args`, by that: the
 constructor then takes one of it.
 """
@@ -26,9 +28,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch import nn
 
 from headrace import config
+from headrace.config.model import MODELS
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures
-from headrace.plugins import faults_of, import_class
+from headrace.plugins import Seam, faults_of
 
 #: Built-in models by name.
 _BUILT_IN: Mapping[str, str] = {
@@ -53,6 +56,9 @@ _BUILT_IN: Mapping[str, str] = {
     "din": "headrace.models.din:DIN",
 }
 
+#: Classes that `model.class` names.
+_NETWORKS = Seam(MODELS, "model", nn.Module, _BUILT_IN)
+
 #: Serializes construction: ranks that are threads of a process would share one generator.
 _GLOBAL_GENERATOR = Lock()
 
@@ -68,7 +74,7 @@ def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.
     Raises:
         UserError: no such class, or settings that are not its own.
     """
-    kind = import_class(_BUILT_IN.get(model.kind, model.kind), nn.Module, "model.class", "model")
+    kind = _NETWORKS.find(model.kind, "model.class")
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if model.kind == "dlrm":

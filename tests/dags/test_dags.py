@@ -24,6 +24,7 @@ from headrace.workspace import Workspace, checkout, pipeline_file
 from tests.dags import stub
 from tests.dags.standalone import standalone
 from tests.support import CLICKS_STAGES
+from tests.users_package import EXAMPLE
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
@@ -224,6 +225,28 @@ def test_a_pipeline_has_the_tasks_of_its_sections(seen: dict[str, Any]) -> None:
     tasks = seen["dags"]["headrace_bare_retrain"]["tasks"]
     assert [t for t in tasks if t in ORDER] == [n for n in RETRAIN if n not in ("drift", "baseline")]
     assert not tasks["train"]["depends_on_past"]
+
+
+def test_stages_of_a_package_are_tasks(ask: Ask, tmp_path: Path) -> None:
+    """Airflow's environment lacks the package: the pipelines' one describes its stages, or a DAG says it cannot."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{EXAMPLE}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    stages = {"counts": {"class": "acme.row_counts:RowCounts"}}
+    folder = pipelines_folder(tmp_path / "pipelines", more={"stages": stages, "gate": {}}, plain={})
+    env = {"HEADRACE_PIPELINES": str(folder), "HEADRACE_PYTHON": str(python)}
+    seen = ask("look", env=env)
+    assert (seen["errors"], seen["heavy"]) == ({}, [])
+    task = seen["dags"]["headrace_more_retrain"]["tasks"]["counts"]
+    assert (task["submits"], task["downstream"], task["pool"], task["timeout"]) == (True, ["drift"], "headrace", 7200)
+    assert seen["dags"]["headrace_more_retrain"]["tasks"]["features"]["downstream"] == ["counts"]
+    assert "counts" not in seen["dags"]["headrace_plain_retrain"]["tasks"]
+    requested, dag_ids = seen["of_task"]
+    assert dag_ids == [requested]
+    seen = ask("look", env=env | {"HEADRACE_PYTHON": str(tmp_path / "nowhere")})
+    assert "its `stages` are of other packages" in seen["dags"]["headrace_more_retrain"]["fault"]
+    assert next(iter(seen["dags"]["headrace_plain_retrain"]["tasks"])) == "complete"
 
 
 def test_one_job_at_a_time_has_the_gpu(seen: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""An example of a package that adds a warehouse and a format of landing files."""
+"""An example of a package that adds a warehouse, a format of landing files, a stage and a model."""

@@ -17,7 +17,7 @@ from headrace.config import Spec
 from headrace.jobs.observe.output_files import size_of
 from headrace.manifest import Manifest
 from headrace.quality.report import facts
-from headrace.stages import ORDER
+from headrace.stages import in_order
 from headrace.storage import Location, local, local_folder
 from headrace.workspace import Workspace
 
@@ -82,7 +82,7 @@ def write_metrics(ws: Workspace, spec: Spec, folder: str) -> None:
 def newest(ws: Workspace, pipeline: str) -> dict[str, Manifest]:
     """Return the manifest of the newest day of each stage, in the day's order. No other manifest is read."""
     days = ws.days_of_stages(pipeline)
-    loaded = {stage: Manifest.load(ws.manifest(pipeline, days[stage][-1], stage)) for stage in ORDER if stage in days}
+    loaded = {stage: Manifest.load(ws.manifest(pipeline, days[stage][-1], stage)) for stage in in_order(days)}
     # None: `gc` has removed it since its folder was listed.
     return {stage: manifest for stage, manifest in loaded.items() if manifest is not None}
 

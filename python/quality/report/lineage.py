@@ -13,7 +13,7 @@ from typing import Any
 from headrace.errors import UserError, nearest
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import identity
-from headrace.stages import ORDER
+from headrace.stages import ORDER, in_order
 from headrace.workspace import Workspace
 
 #: (pipeline, ds, stage) -> manifest.
@@ -44,12 +44,16 @@ def load_runs(ws: Workspace, pipeline: str | None = None) -> dict[tuple[str, str
         UserError: a file among them is no manifest.
     """
     runs: dict[tuple[str, str, str], Manifest] = {}
-    for name in [pipeline] if pipeline else ws.pipelines():
-        for ds in ws.days(name):
-            for stage in ORDER:
+    for name in [pipeline] if pipeline else sorted(ws.pipelines()):
+        stages: dict[str, list[str]] = {}
+        for stage, days in ws.days_of_stages(name).items():
+            for ds in days:
+                stages.setdefault(ds, []).append(stage)
+        for ds in sorted(stages):
+            for stage in in_order(stages[ds]):
                 if (manifest := Manifest.load(ws.manifest(name, ds, stage))) is not None:
                     runs[(name, ds, stage)] = manifest
-    return dict(sorted(runs.items(), key=lambda kv: (kv[0][0], kv[0][1], ORDER.index(kv[0][2]))))
+    return runs
 
 
 def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output]:

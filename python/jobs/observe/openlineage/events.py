@@ -22,7 +22,7 @@ from headrace import __version__
 from headrace.jobs.observe.openlineage import names
 from headrace.jobs.observe.openlineage.names import job_name
 from headrace.logs import redact
-from headrace.stages import STAGES
+from headrace.stages import StageEntry
 
 #: What has made an event: a name of this program and its version.
 PRODUCER = f"https://pypi.org/project/headrace/{__version__}"
@@ -31,6 +31,7 @@ PRODUCER = f"https://pypi.org/project/headrace/{__version__}"
 def event(
     state: RunState,
     run: names.Run,
+    entry: StageEntry | None,
     namespace: str,
     time: datetime,
     inputs: Sequence[InputDataset] = (),
@@ -43,6 +44,7 @@ def event(
     Args:
         state: START, COMPLETE or FAIL.
         run: the attempt.
+        entry: its stage; None: the run is a whole `headrace run`.
         namespace: of the job.
         time: of the event, UTC.
         inputs: what it reads.
@@ -53,16 +55,16 @@ def event(
     return RunEvent(
         eventType=state,
         eventTime=time.isoformat(timespec="milliseconds"),
-        run=Run(run.run_id, facets=_run_facets(run, error, trace)),
-        job=Job(namespace, job_name(run.pipeline, run.stage), facets=_job_facets(run)),
+        run=Run(run.run_id, facets=_run_facets(run, entry, error, trace)),
+        job=Job(namespace, job_name(run.pipeline, run.stage), facets=_job_facets(entry)),
         inputs=list(inputs),
         outputs=list(outputs),
         producer=PRODUCER,
     )
 
 
-def _run_facets(run: names.Run, error: str, trace: str | None) -> dict[str, Any]:
-    facets: dict[str, Any] = {"processing_engine": _engine(run.stage)}
+def _run_facets(run: names.Run, entry: StageEntry | None, error: str, trace: str | None) -> dict[str, Any]:
+    facets: dict[str, Any] = {"processing_engine": _engine(entry)}
     if run.ds:
         first = date.fromisoformat(run.ds)
         facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
@@ -82,16 +84,16 @@ def _run_facets(run: names.Run, error: str, trace: str | None) -> dict[str, Any]
     return facets
 
 
-def _engine(stage: str) -> Any:
+def _engine(entry: StageEntry | None) -> Any:
     name, number = "headrace", __version__
-    if stage and STAGES[stage].spark:
+    if entry is not None and entry.spark:
         with suppress(PackageNotFoundError):
             name, number = "spark", version("pyspark")
     return processing_engine_run.ProcessingEngineRunFacet(number, name, __version__)
 
 
-def _job_facets(run: names.Run) -> dict[str, Any]:
-    kind = job_type_job.JobTypeJobFacet("BATCH", "HEADRACE", "TASK" if run.stage else "DAG")
-    if not run.stage:
-        return {"jobType": kind}
-    return {"jobType": kind, "documentation": documentation_job.DocumentationJobFacet(STAGES[run.stage].help)}
+def _job_facets(entry: StageEntry | None) -> dict[str, Any]:
+    if entry is None:
+        return {"jobType": job_type_job.JobTypeJobFacet("BATCH", "HEADRACE", "DAG")}
+    kind = job_type_job.JobTypeJobFacet("BATCH", "HEADRACE", "TASK")
+    return {"jobType": kind, "documentation": documentation_job.DocumentationJobFacet(entry.help)}

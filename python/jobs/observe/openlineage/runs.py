@@ -10,7 +10,8 @@ from headrace.config import Spec
 from headrace.jobs.observe.openlineage.names import ParentRun, Run, job_name
 from headrace.jobs.observe.openlineage.sender import EventSender, is_enabled, namespace_of
 from headrace.manifest import Manifest
-from headrace.stage import RunPlan
+from headrace.stage import RunPlan, stage_entry
+from headrace.stages import StageEntry
 from headrace.workspace import Workspace
 
 #: `namespace/job/run id` of the run that has started this process; the same of the outermost one.
@@ -47,7 +48,7 @@ class RunEvents:
             from headrace.jobs.observe.openlineage.events import event
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
-            return event(RunState.START, run, self._namespace, time, inputs)
+            return event(RunState.START, run, self._entry(run), self._namespace, time, inputs)
 
         self._send(make)
 
@@ -62,10 +63,10 @@ class RunEvents:
             from headrace.jobs.observe.openlineage.events import event
 
             if plan is None or manifest is None:
-                return event(RunState.COMPLETE, run, self._namespace, time)
+                return event(RunState.COMPLETE, run, self._entry(run), self._namespace, time)
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream, manifest)
             outputs = outputs_of(self._spec, self._ws, manifest)
-            return event(RunState.COMPLETE, run, self._namespace, time, inputs, outputs)
+            return event(RunState.COMPLETE, run, self._entry(run), self._namespace, time, inputs, outputs)
 
         self._send(make)
 
@@ -80,9 +81,12 @@ class RunEvents:
             from headrace.jobs.observe.openlineage.events import event
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
-            return event(RunState.FAIL, run, self._namespace, time, inputs, error=error, trace=trace)
+            return event(RunState.FAIL, run, self._entry(run), self._namespace, time, inputs, error=error, trace=trace)
 
         self._send(make)
+
+    def _entry(self, run: Run) -> StageEntry | None:
+        return stage_entry(self._spec, run.stage) if run.stage else None
 
     def close(self) -> None:
         """Wait for what is on its way, no longer than the spec allows."""

@@ -1,0 +1,260 @@
+"""Stages and models of other packages: found by entry point or as `module:Class`, run by the real commands, refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from openlineage.client.event_v2 import RunState
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.cli.run import dry_run
+from headrace.config import Spec, build_spec, load_spec
+from headrace.config.model import Model
+from headrace.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from headrace.jobs.check_specs import answer_of
+from headrace.jobs.observe.openlineage.events import event
+from headrace.jobs.observe.openlineage.names import Run, new_run_id
+from headrace.jobs.observe.prometheus import newest
+from headrace.manifest import Manifest
+from headrace.stage import stage_entries, stage_entry, stage_order
+from headrace.stages import ORDER
+from headrace.workspace import Workspace, pipeline_file
+from tests.ingest_support import COLUMNS, D1
+from tests.users_package import installed, offering
+
+STAGE = "acme_row_counts"
+SPLITS = {"train": 80, "valid": 15, "test": 5}
+#: Stages of a package: one of each kind of mistake, and some that come behind others.
+STAGES = """
+from pydantic import BaseModel
+from headrace.stage import PackageStage, Result
+
+class Good(PackageStage):
+    needs = ("features",)
+    def verify(self, ctx, manifest): return None
+    def run(self, ctx): return Result()
+
+class Picky(Good):
+    def __init__(self, name, args):
+        super().__init__(name, args)
+        if args: raise ValueError("there are none")
+
+class Later(Good):
+    needs = ("good",)
+
+class AfterGate(Good):
+    needs = ("gate",)
+
+class AfterTrain(Good):
+    needs = ("train", "challenger?")
+
+class Loop(Good):
+    needs = ("later",)
+
+class First(Good):
+    needs = ()
+
+class Lost(Good):
+    needs = ("cook",)
+
+class Lacking(PackageStage):
+    needs = ("features",)
+    def run(self, ctx): return Result()
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    site = tmp_path / "site"
+    with installed(site, monkeypatch):
+        yield site
+
+
+@pytest.fixture
+def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `kitchen` with the classes of STAGES; it offers two of them."""
+    site = tmp_path / "kitchen"
+    site.mkdir()
+    (site / "kitchen.py").write_text(STAGES)
+    with offering(site, "kitchen", {"headrace.stages": {"good": "kitchen:Good", "gone": "kitchen:Gone"}}, monkeypatch):
+        yield
+    sys.modules.pop("kitchen", None)
+
+
+def clicks(stages: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    spec = yaml.safe_load(pipeline_file("clicks").read_text())
+    return {**spec, "stages": stages, **sections}
+
+
+def shop(tmp_path: Path, stages: dict[str, Any]) -> tuple[Path, Workspace]:
+    """A pipeline of a file whose stage `features` is done, and its workspace."""
+    path = tmp_path / "shop.yaml"
+    features = {"label": "hour", "workflow": [], "split": {"by": "position"}}
+    source = {"format": "csv", "path": "in/{ds}/*.csv"}
+    spec = {"pipeline": "shop", "source": source, "table": {"columns": COLUMNS}, "features": features}
+    path.write_text(yaml.safe_dump({**spec, "stages": stages}))
+    ws = Workspace(tmp_path / "home")
+    done = Manifest(stage="features", pipeline="shop", ds=D1, key="k", spec_hash="x", rows=SPLITS)
+    done.save(ws.manifest("shop", D1, "features"))
+    return path, ws
+
+
+def command(home: Path, *words: str) -> Any:
+    return CliRunner().invoke(app, [*words, "--home", str(home)])
+
+
+@pytest.mark.parametrize("stage", [{}, {"class": "acme.row_counts:RowCounts"}])
+def test_commands_run_a_stage_of_a_package(
+    stage: dict[str, Any], package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`headrace run` has it run in another process; status, lineage and metrics see it; it is done only once."""
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    name = "counts" if stage else STAGE
+    path, ws = shop(tmp_path, {name: {**stage, "args": {"delimiter": ";"}}})
+    (planned,) = dry_run(str(path), ws, D1, [], name, name)
+    assert (planned.runs, planned.writes) == (True, (f"exports/shop/{D1}.csv",))
+    words = ("run", str(path), "--ds", D1, "--from", name, "--to", name)
+    result = command(ws.home, *words)
+    assert result.exit_code == EXIT_DONE, result.output
+    file = ws.home / "exports" / "shop" / f"{D1}.csv"
+    assert file.read_text() == "train;80\nvalid;15\ntest;5\n"
+    manifest = Manifest.load(ws.manifest("shop", D1, name))
+    assert manifest is not None
+    assert (manifest.stage, manifest.rows, [i.name for i in manifest.inputs]) == (name, {"splits": 3}, ["features"])
+    assert "nothing to do" in command(ws.home, *words).output
+    states = json.loads(command(ws.home, "status", str(path), "--json").output)["stages"]
+    assert {s["stage"]: s["state"] for s in states if s["key"]} == {"features": "stale", name: "done"}
+    states = json.loads(command(ws.home, "status", "--json").output)["stages"]
+    assert [s["stage"] for s in states if s["state"] == "done"] == ["features", name]
+    assert f"{name} {D1}" in command(ws.home, "lineage", f"exports/shop/{D1}.csv").output
+    assert list(newest(ws, "shop")) == ["features", name]
+    # What it made is looked at, and its settings are part of its key.
+    file.write_text("")
+    assert "was changed" in command(ws.home, "status", str(path), "--verify").output
+    again = dry_run(str(path), ws, D1, [f"stages.{name}.args.delimiter='|'"], name, name)
+    assert again[0].reason == "its inputs or its part of the spec have changed"
+
+
+def test_a_stage_is_planned_with_the_day(package: Path, tmp_path: Path) -> None:
+    spec = build_spec(clicks({STAGE: {}}))
+    names = list(stage_entries(spec))
+    assert names[names.index("features") + 1] == STAGE
+    entry = stage_entry(spec, STAGE)
+    assert (entry.dag, entry.spark, entry.lease) == ("retrain", False, None)
+    assert entry.help == "Write the rows of the day's dataset, by split, to a CSV file."
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    sent = event(RunState.START, Run("clicks", D1, STAGE, new_run_id()), entry, "n", now)
+    assert sent.job.facets["documentation"].description == entry.help
+    assert sent.run.facets["processing_engine"].name == "headrace"
+
+
+@pytest.mark.parametrize(
+    ("stages", "order"),
+    [
+        ({"good": "Good", "later": "Later"}, ["features", "good", "later", "drift", "train"]),
+        ({"later": "Later", "good": "Good"}, ["features", "good", "later", "drift", "train"]),
+        ({"b": "Good", "a": "Good"}, ["features", "b", "a", "drift", "train"]),
+        # Airflow skips the stage behind a gate that refuses, and runs stages with leases of their own at once.
+        ({"x": "AfterGate"}, ["gate", "promote", "x", "score"]),
+        ({"x": "AfterTrain"}, ["train", "baseline", "x", "evaluate"]),
+    ],
+)
+def test_a_stage_comes_behind_those_that_it_needs(kitchen: None, stages: dict[str, str], order: list[str]) -> None:
+    spec = build_spec(clicks({name: {"class": f"kitchen:{kind}"} for name, kind in stages.items()}, gate={}))
+    names = list(stage_entries(spec))
+    start = names.index(order[0])
+    assert names[start : start + len(order)] == order
+    assert [name for name in stage_order(spec) if name not in spec.stages] == list(ORDER)
+    assert [name for name in stage_order(spec) if stage_entry(spec, name).applies(spec)] == names
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"train": {}}, "stages: 'train' is a stage of headrace's own: give yours another name"),
+        ({"Audit": {}}, r"stages: 'Audit' must match \[a-z\]"),
+        ({"goood": {}}, "stages.goood: no stage 'goood'; did you mean 'good'"),
+        ({"gone": {}}, "stages.gone: stage 'kitchen:Gone' cannot be imported: module 'kitchen' has no attribute"),
+        ({"x": {"class": "kitchn:Good"}}, "stages.x: stage 'kitchn:Good' cannot be imported: No module named 'kitchn'"),
+        ({"x": {"class": "kitchen:Nothing"}}, "'kitchen:Nothing' is no stage: it does not extend headrace.stage:Pack"),
+        ({"x": {"class": "kitchen:Lacking"}}, "stages.x: 'kitchen:Lacking' is no stage: it lacks verify"),
+        ({"x": {"class": "kitchen:First"}}, "stages.x: 'kitchen:First' needs no stage: name some of ingest, "),
+        ({"x": {"class": "kitchen:Lost"}}, "stages.x: 'kitchen:Lost' needs 'cook', which is no stage before it"),
+        ({"x": {"class": "kitchen:AfterGate"}}, "stages.x needs 'gate', and pipeline 'clicks' has no such stage"),
+        ({"x": {"class": "kitchen:Picky", "args": {"a": 1}}}, "stages.x.args: there are none"),
+        ({"x": {"class": "acme.row_counts:RowCounts", "args": {"delim": ";"}}}, "unknown parameter 'delim'; did you m"),
+        ({"x": {"clas": "kitchen:Good"}}, "unknown key 'stages.x.clas'; did you mean 'class'"),
+        ({"later": {"class": "kitchen:Loop"}}, "stages.later: 'kitchen:Loop' needs 'later', which is no stage before"),
+        (
+            {"good": {"class": "kitchen:Loop"}, "later": {"class": "kitchen:Later"}},
+            "stages: good and later need each other",
+        ),
+    ],
+)
+def test_a_stage_that_is_none_is_refused_in_one_line(
+    kitchen: None, package: Path, tmp_path: Path, stages: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "clicks.yaml"
+    path.write_text(yaml.safe_dump(clicks(stages)))
+    with pytest.raises(UserError, match=message):
+        dry_run(str(path), Workspace(tmp_path / "home"), D1, [], "ingest", "report")
+    result = command(tmp_path / "home", "run", str(path), "--ds", D1, "--dry-run")
+    assert result.exit_code == EXIT_USER_ERROR
+    assert "Traceback" not in result.output
+    answer = answer_of(str(path))
+    assert answer["stages"] == []
+    assert "\n" not in answer["fault"]
+
+
+def test_the_dag_parser_is_told_of_stages_of_packages_alone(kitchen: None, tmp_path: Path) -> None:
+    assert answer_of("clicks") == {"fault": None, "stages": []}
+    path = tmp_path / "clicks.yaml"
+    path.write_text(yaml.safe_dump(clicks({"good": {}})))
+    answer = json.loads(json.dumps(answer_of(str(path))))
+    assert [entry["name"] for entry in answer["stages"]] == list(stage_entries(load_spec(path)))
+    assert {entry["name"]: entry["dag"] for entry in answer["stages"]}["good"] == "retrain"
+
+
+def test_two_packages_that_offer_one_name_are_named(
+    kitchen: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "other"
+    site.mkdir()
+    spec = build_spec(clicks({"good": {}}))
+    with (
+        offering(site, "other", {"headrace.stages": {"good": "other:Good"}}, monkeypatch),
+        pytest.raises(UserError, match=r"two installed packages offer 'good' in headrace.stages: .*Uninstall one"),
+    ):
+        stage_entries(spec)
+
+
+def test_a_model_of_a_package_has_a_name(package: Path) -> None:
+    from headrace.models.classes import make_network
+    from headrace.models.inputs import InputFeatures
+
+    features = InputFeatures({"price": 1}, ("user", "item"), 3)
+    model = Model.model_validate({"class": "acme_factors", "args": {"user": "user", "item": "item", "dim": 3}})
+    network = make_network(model, features, seed=1)
+    assert type(network).__module__ == "acme.nets"
+    assert [lookup.dim for lookup in network.lookups] == [3, 3, 1]
+    with pytest.raises(ValueError, match=r"no class 'acme_factor' \(known: dlrm, .*acme_factors; one of your own"):
+        Model.model_validate({"class": "acme_factor"})
+    with pytest.raises(UserError, match=r"model.args of 'acme_factors': .*'dims'; did you mean 'dim'"):
+        make_network(Model.model_validate({"class": "acme_factors", "args": {"dims": 3}}), features, 1)
+
+
+def test_a_spec_without_stages_of_packages_is_as_before() -> None:
+    spec: Spec = load_spec("clicks")
+    assert stage_order(spec) == ORDER
+    assert spec.stages == {}
