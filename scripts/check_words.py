@@ -48,7 +48,7 @@ HELD: tuple[str, ...] = (
     "python/config",
     "python/dataset",
     "python/embeddings",
-    "python/errors.py",
+    "python/errors",
     "python/export",
     "python/features/__init__.py",
     "python/features/arrow",

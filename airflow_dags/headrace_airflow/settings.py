@@ -115,7 +115,7 @@ def _by_path(name: str) -> Any:
 _STAGES = _by_path("stages")
 #: `STAGES` and `StageEntry` of `headrace.stages`, `headrace.errors` and `headrace.jobs.hand_over`.
 STAGES, STAGE_ENTRY = _STAGES.STAGES, _STAGES.StageEntry
-ERRORS = _by_path("errors")
+ERRORS = _by_path("errors/__init__")
 HAND_OVER = _by_path("jobs/hand_over")
 #: `headrace.config.yaml_text`: how the files of pipelines are read.
 YAML_TEXT = _by_path("config/yaml_text")

@@ -24,7 +24,7 @@ class Group(TyperGroup):
     SIGTERM into 143."""
 
     def invoke(self, ctx: Any) -> Any:
-        from headrace.lake.spark.errors import exit_message
+        from headrace.errors.translate import exit_message
 
         try:
             return super().invoke(ctx)

@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 from headrace.dataset import native
 from headrace.dataset.layout import RowGroup
 from headrace.errors import UserError
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import release_copy
-from headrace.storage.store import ChangedInPlace
 
 #: Parquet's physical types whose PLAIN values are Arrow's, where no logical type says otherwise.
 _TYPES = {"INT32": (pa.int32(), 4), "INT64": (pa.int64(), 8), "FLOAT": (pa.float32(), 4), "DOUBLE": (pa.float64(), 8)}

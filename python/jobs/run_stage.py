@@ -23,12 +23,12 @@ from pathlib import Path
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.errors.translate import exit_message
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.observe.application import Observation
 from headrace.jobs.output import Kind, StageEvent
 from headrace.jobs.process import when_parent_ends
 from headrace.jobs.stages import days_of, turns
-from headrace.lake.spark.errors import exit_message
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage, stage_entry
 from headrace.stages import ORDER, STAGES

@@ -57,29 +57,6 @@ def connecting(warehouse: Warehouse) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def failures(
-    error: type[Exception] | tuple[type[Exception], ...], description: str, label: str, *, transactions: bool = True
-) -> Iterator[None]:
-    """For the block in which a warehouse is open.
-
-    Args:
-        error: what its client library raises.
-        description: the warehouse and the pipeline, for people.
-        label: the table.
-        transactions: whether a day and its record are one step.
-
-    Raises:
-        UserError: it failed.
-    """
-    try:
-        yield
-    except error as e:
-        left = f"; {label} holds what it held before. Run" if transactions else f". Each day of {label} is whole; run"
-        reason = (str(e).splitlines() or [type(e).__name__])[0]
-        raise UserError(f"{description} failed: {reason}{left} the same command again once that is mended") from None
-
-
 def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse") -> str | None:
     """Return the password of the variable or file in the spec; None where it names neither (trust, ~/.pgpass, ...).
 

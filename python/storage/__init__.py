@@ -20,6 +20,7 @@ What is private to one process or one host does not come here, and uses pathlib:
 libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's local folders.
 """
 
+from headrace.errors.stores import ChangedInPlace, StoreAway, StoreError, StoreRefused
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import (
     Location,
@@ -33,7 +34,6 @@ from headrace.storage.location import (
     sync_all,
     sync_files,
 )
-from headrace.storage.store import ChangedInPlace, StoreAway, StoreError, StoreRefused
 from headrace.storage.uri import is_uri, local_folder, names_store, uri_fault
 
 __all__ = [

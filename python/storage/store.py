@@ -1,4 +1,4 @@
-"""Contract of a store of files, and its errors.
+"""Contract of a store of files; its errors are those of `headrace.errors.stores`.
 
 Paths are absolute within the store; a Location carries a path and its store.
 """
@@ -11,25 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, runtime_checkable
 
-from headrace.errors import UserError
 from headrace.plugins import Seam
 from headrace.storage.lease import Holder, Lease
-
-
-class StoreError(OSError):
-    """The store did not do as asked, after its client tried again."""
-
-
-class StoreAway(StoreError):
-    """The store cannot be reached: nothing to mend, try later; exit code 75."""
-
-
-class StoreRefused(UserError):
-    """The store does not let whoever this process is do this there, or has no such bucket."""
-
-
-class ChangedInPlace(OSError):
-    """An object is not the one that its folder's list, or a look just before, has named."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake.spark.errors import exit_message
+from headrace.errors.translate import exit_message
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, table
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from headrace.cli.summary import data_lines
 from headrace.errors import UserError
-from headrace.lake.spark.errors import exit_message
+from headrace.errors.translate import exit_message
 from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
 from headrace.workspace import Workspace

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spark
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake.spark.errors import exit_message
+from headrace.errors.translate import exit_message
 from headrace.lake.spark.session import session
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.workspace import Workspace

@@ -26,6 +26,7 @@ from headrace.dataset.layout import LISTING, RowGroup, SplitLayout, split_of
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.dataset.row_groups import BufferPool, ReadAhead
 from headrace.errors import UserError
+from headrace.errors.stores import StoreError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema
 from headrace.storage import location, release_copy
@@ -216,11 +217,11 @@ def test_an_object_that_the_store_does_not_give_is_named(
 
     def download(bucket: Any, key: str, file: Path) -> calls.Stored:
         if key.endswith(name):
-            raise calls.StoreError(f"{key}: HTTP error: 503 Slow Down")
+            raise StoreError(f"{key}: HTTP error: 503 Slow Down")
         return real(bucket, key, file)
 
     monkeypatch.setattr(calls, "download", download)
-    with pytest.raises(calls.StoreError, match=rf"/train/{name}: HTTP error: 503"):
+    with pytest.raises(StoreError, match=rf"/train/{name}: HTTP error: 503"):
         batches(stored_split)
     assert not list((tmp_path / "cache").rglob("*.partial"))
 

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from headrace.config import LandingSource, build_spec
 from headrace.errors import EXIT_INCOMPLETE, UserError
+from headrace.errors.stores import StoreRefused
+from headrace.errors.translate import exit_message
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.blocks import Part, blocks, count_lines
 from headrace.lake.landing.completeness import declared_rows, missing_markers
@@ -24,7 +26,6 @@ from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.plan import covered_days, day_files
 from headrace.lake.landing.source_context import SourceContext, source_contexts
-from headrace.lake.spark.errors import exit_message
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway, location, location_of
 from headrace.storage.objects import calls
@@ -269,7 +270,7 @@ def test_no_files_names_the_pattern_and_the_key(drops: Location, ws: Workspace) 
 
 def test_what_the_store_refuses_names_the_key(drops: Location, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(bucket: Any, prefix: str) -> Any:
-        raise calls.StoreRefused(f"the store refuses s3://bucket/{prefix}: denied")
+        raise StoreRefused(f"the store refuses s3://bucket/{prefix}: denied")
 
     monkeypatch.setattr(calls, "list_below", refused)
     assert no_files(ws, "s3://bucket/drops/{ds}/*") == (
@@ -299,7 +300,7 @@ def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monk
     def only_drops(call: Callable[..., Any]) -> Callable[..., Any]:
         def checked(bucket: Any, key: str, *args: Any) -> Any:
             if not f"{key}/".startswith("drops/"):
-                raise calls.StoreRefused(f"the store refuses {key}")
+                raise StoreRefused(f"the store refuses {key}")
             return call(bucket, key, *args)
 
         return checked
@@ -315,7 +316,7 @@ def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monk
         "the marker s3://bucket/drops/done is not there",
     ]
     assert [f.path for f in find_files(landing_source, ws, D1).files] == [drops / D1 / "a.csv"]
-    with pytest.raises(calls.StoreRefused):
+    with pytest.raises(StoreRefused):
         find_files(source("s3://bucket/*/*"), ws, D1)
 
 

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import BusyError, UserError
+from headrace.errors.stores import StoreAway
 from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.landing.commit import forgotten_unless_refused
 from headrace.lake.landing.load_history import row_counts
 from headrace.storage import LeaseLost, Location, StoreRefused, local
-from headrace.storage.store import StoreAway
 
 SCHEMA = json.dumps(
     {

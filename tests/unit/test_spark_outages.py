@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_INCOMPLETE
-from headrace.lake.spark.errors import exit_message
+from headrace.errors.translate import exit_message
 
 _CLIENT = "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: "
 _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:208)"

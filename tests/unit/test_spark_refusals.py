@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_FAILURE, EXIT_USER_ERROR
-from headrace.lake.spark.errors import exit_message
+from headrace.errors.translate import exit_message
 
 _CALLING = "An error occurred while calling o1.parquet.\n: "
 _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:265)\n"

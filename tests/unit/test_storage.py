@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from headrace.errors import UserError
+from headrace.errors.stores import StoreRefused
 from headrace.storage import Location, local, local_folder, system, uri_fault
 from headrace.storage.lease import Held
-from headrace.storage.store import StoreRefused
 from headrace.storage.uri import parse_uri
 
 

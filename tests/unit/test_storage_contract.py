@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import EXIT_USER_ERROR
+from headrace.errors.stores import ChangedInPlace
+from headrace.errors.translate import exit_message
 from headrace.lake.landing.files import LandingFile
-from headrace.lake.spark.errors import exit_message
 from headrace.storage import Location, local, location, not_as_written, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.store import ObjectStore
-from headrace.storage.store import ChangedInPlace
 from tests.storage_support import hdfs_home, home_of, left_over, memory_home
 
 LOCAL = ["local", "local, no rename that replaces nothing", "local, no exchange of names"]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import LeaseLost, Location, local, location
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import crc32_of
 from headrace.storage.objects.store import ObjectStore
 from headrace.storage.objects.tree import FileList
-from headrace.storage.store import ChangedInPlace
 from tests.storage_support import left_over, memory_home
 
 

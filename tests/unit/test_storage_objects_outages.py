@@ -19,12 +19,13 @@ from headrace.cli import app
 from headrace.cli.root import Group
 from headrace.config import LandingSource
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.errors.stores import StoreError
+from headrace.errors.translate import exit_message
 from headrace.jobs import run_stage
 from headrace.lake.landing.blocks import Part, blocks
 from headrace.lake.landing.bzip2 import UnpackTask
 from headrace.lake.landing.compression import open_plain
 from headrace.lake.landing.files import find_files
-from headrace.lake.spark.errors import exit_message
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
@@ -156,9 +157,9 @@ def test_what_no_later_try_mends_is_another_error(
     absent_store: None, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Busy, "status", status)
-    with pytest.raises(calls.StoreError, match=rf"^s3://bucket/key: .* {status} ") as raised:
+    with pytest.raises(StoreError, match=rf"^s3://bucket/key: .* {status} ") as raised:
         calls.get(clients.open_bucket("s3", "bucket"), "key")
-    assert type(raised.value) is calls.StoreError
+    assert type(raised.value) is StoreError
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_other_headers_that_are_malformed_say_nothing_of_a_region(
 ) -> None:
     monkeypatch.setattr(Busy, "status", 400)
     monkeypatch.setattr(Busy, "body", _MALFORMED + b"a non-empty Access Key must be provided</Message></Error>")
-    with pytest.raises(calls.StoreError):
+    with pytest.raises(StoreError):
         calls.get(clients.open_bucket("s3", "bucket"), "Received redirect without LOCATION")
 
 
@@ -244,9 +245,9 @@ def test_a_certificate_that_is_not_trusted_is_another_error(
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
-        with pytest.raises(calls.StoreError) as raised:
+        with pytest.raises(StoreError) as raised:
             calls.get(clients.open_bucket("s3", "bucket"), "key")
-        assert type(raised.value) is calls.StoreError
+        assert type(raised.value) is StoreError
     finally:
         server.shutdown()
         server.server_close()
@@ -389,6 +390,6 @@ def test_a_landing_file_whose_store_is_away_is_not_damaged(tmp_path: Path, monke
 
 
 def test_an_error_of_a_store_is_told_without_a_trace() -> None:
-    message, code = exit_message(calls.StoreError("s3://bucket/key: 400 Bad Request")) or ("", 0)
+    message, code = exit_message(StoreError("s3://bucket/key: 400 Bad Request")) or ("", 0)
     assert (message.startswith("s3://bucket/key: 400 Bad Request. Run this again"), code) == (True, EXIT_FAILURE)
     assert exit_message(ValueError("of ours")) is None

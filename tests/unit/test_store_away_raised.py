@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from headrace.dataset import layout
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.errors.translate import exit_message
 from headrace.export.triton.two_stage import Catalogue
 from headrace.features.arrow import decode
 from headrace.features.build import append
@@ -26,7 +27,6 @@ from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.table_rows import net_change
 from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE
-from headrace.lake.spark.errors import exit_message
 from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
@@ -227,7 +227,7 @@ def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> No
     batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)])
     text = "PythonException: Traceback (most recent call last):\n  File x\n"
     with pytest.raises(PySparkException) as raised, reader.damaged_file_named(batch):
-        raise PySparkException(f"{text}headrace.storage.store.StoreAway: s3://b/a.csv.gz: timed out\n")
+        raise PySparkException(f"{text}headrace.errors.stores.StoreAway: s3://b/a.csv.gz: timed out\n")
     assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
         with pytest.raises(reader.FileDamaged, match="truncated") as damaged, reader.damaged_file_named(batch):

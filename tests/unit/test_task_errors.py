@@ -19,11 +19,11 @@ from headrace.errors import (
     RefusedError,
     UserError,
 )
+from headrace.errors.stores import ChangedInPlace
+from headrace.errors.translate import exit_message, own_error, own_errors
 from headrace.features.vocabulary.delta_table import CodesOvertaken
 from headrace.jobs import run_stage
-from headrace.lake.spark.errors import exit_message, own_error, own_errors
 from headrace.storage import LeaseLost, StoreAway, StoreError
-from headrace.storage.store import ChangedInPlace
 from headrace.train.job import Diverged
 
 _STACK = (

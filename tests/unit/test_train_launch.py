@@ -26,10 +26,10 @@ from pyspark.sql import SparkSession
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Train
 from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.errors.stores import StoreAway, StoreError
 from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
-from headrace.storage.store import StoreAway, StoreError
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import (
     PHASES,
@@ -412,7 +412,7 @@ import sys
 from pathlib import Path
 import headrace.train.loop.run as loop
 from headrace.errors import UserError
-from headrace.storage.objects.calls import ChangedInPlace, StoreAway, StoreError
+from headrace.errors.stores import ChangedInPlace, StoreAway, StoreError
 from headrace.train.launch.worker import rank_main
 
 def train(*args, **more):

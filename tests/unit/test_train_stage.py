@@ -17,10 +17,10 @@ import pytest
 from headrace.config import Model, Spark, Spec, build_spec
 from headrace.config.spark import with_slots
 from headrace.errors import UserError
+from headrace.errors.stores import StoreError
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import DatasetSchema
 from headrace.storage import Location, local
-from headrace.storage.store import StoreError
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.earlier_days import find_warm_start
 from headrace.workspace import Workspace

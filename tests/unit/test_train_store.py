@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.embeddings.checkpoint.files import TOKEN
+from headrace.errors.stores import StoreAway
 from headrace.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects import calls
@@ -298,12 +299,10 @@ def test_an_upload_that_fails_ends_training_with_the_step(
 
     def upload(bucket: Any, key: str, file: Path) -> None:
         if "step-00000008" in key:
-            raise calls.StoreAway(f"{key}: HTTP error: 503 Slow Down")
+            raise StoreAway(f"{key}: HTTP error: 503 Slow Down")
         real(bucket, key, file)
 
     monkeypatch.setattr(calls, "upload", upload)
-    with pytest.raises(
-        calls.StoreAway, match=r"checkpoint of step 8 could not be written \(.*step-00000008.* 503 Slow Down"
-    ):
+    with pytest.raises(StoreAway, match=r"checkpoint of step 8 could not be written \(.*step-00000008.* 503 Slow Down"):
         train_local(stored)
     assert list_steps(stored.checkpoints) == [4]

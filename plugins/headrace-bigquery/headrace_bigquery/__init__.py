@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
-from headrace.publish.opening import client_library, connecting, failures
+from headrace.errors.databases import failures
+from headrace.publish.opening import client_library, connecting
 from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
+from headrace.errors.databases import failures
 from headrace.publish.files import files_folder
-from headrace.publish.opening import client_library, connecting, failures, password_of
+from headrace.publish.opening import client_library, connecting, password_of
 from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name

@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from headrace.errors import UserError
-from headrace.storage.store import StoreAway, StoreError
+from headrace.errors.stores import StoreAway, StoreError
 
 _LOG = logging.getLogger("headrace.storage")
 

@@ -39,6 +39,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import UserError
+from headrace.errors.stores import StoreError
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Bucket, Stored
 from headrace.storage.objects.store import ObjectStore
@@ -53,7 +54,7 @@ from headrace.storage.objects.tree import (
     final_name,
     is_unfinished,
 )
-from headrace.storage.store import StoreError, Unfinished
+from headrace.storage.store import Unfinished
 from headrace_hdfs import rpc
 from headrace_hdfs.rpc import NameNode, TimedClient
 

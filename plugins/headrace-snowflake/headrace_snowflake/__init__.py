@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
-from headrace.publish.opening import client_library, connecting, failures, password_of
+from headrace.errors.databases import failures
+from headrace.publish.opening import client_library, connecting, password_of
 from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name

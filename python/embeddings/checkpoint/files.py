@@ -19,8 +19,8 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.errors import UserError
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import Location
-from headrace.storage.store import ChangedInPlace
 
 #: Bytes of a file that are in memory at a time where it is read piece by piece.
 PIECE_BYTES = 16 << 20

@@ -19,6 +19,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.errors.spark import UnreadableDataFile
+from headrace.errors.translate import own_error
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.landing import expectations
@@ -40,7 +42,6 @@ from headrace.lake.landing.table_rows import (
     to_quarantine,
 )
 from headrace.lake.landing.write_rows import QUARANTINE, frame_files
-from headrace.lake.spark.errors import UnreadableDataFile, own_error
 from headrace.lake.tables.change_feed import ChangeFeed
 from headrace.lake.tables.declared import StoredColumns, table_rows
 from headrace.lake.tables.folder import FolderSnapshot

@@ -15,8 +15,8 @@ from headrace.config import AnySource, LandingSource, TableSource
 from headrace.config.section import path_of_day
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import Location, StoreError, is_uri, local, location_of
-from headrace.storage.store import ChangedInPlace
 from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.

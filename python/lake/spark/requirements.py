@@ -13,7 +13,8 @@ from pathlib import Path
 
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
-from headrace.storage.objects.clients import DEFAULT_REGION, HADOOP, endpoint_of, region_of
+from headrace.errors.stores import DEFAULT_REGION, region_of
+from headrace.storage.objects.clients import HADOOP, endpoint_of
 from headrace.workspace import Workspace, checkout, installation, s3_dir
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"

@@ -21,10 +21,10 @@ from headrace.compute.resources import REMOTE, Spent
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.config.spark import read_properties
 from headrace.errors import UserError
-from headrace.lake.spark.errors import own_errors
+from headrace.errors.files import require_room
+from headrace.errors.translate import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
 from headrace.storage import Location, location_of
-from headrace.storage.file_faults import require_room
 from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
@@ -219,7 +219,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     """Give a session for one stage, stopped at the end. Within `shared_session`, or where one is active, give that one:
     it is left running, in UTC and with no file skipped until the stage is done.
 
-    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.lake.spark.errors).
+    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.errors.translate).
 
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.

@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
-from headrace.lake.spark.errors import own_error
+from headrace.errors.translate import own_error
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.tables.days import Bounds, days_of_file, path_day, path_day_column
 from headrace.lake.tables.mixed_files import mixed_rows, partition_values

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import UserError
-from headrace.lake.spark.errors import UnreadableDataFile
+from headrace.errors.spark import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
 from headrace.lake.tables.parquet import (
     StoredSchema,

@@ -17,7 +17,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import EXIT_INCOMPLETE, UserError
+from headrace.errors import UserError
+from headrace.errors.databases import RegistryAway, registry_is_away
 from headrace.logs import redact
 from headrace.storage import Location, local
 from headrace.storage.lease import Held
@@ -160,12 +161,6 @@ def _is_unfinished(file: Location) -> bool:
 _OPENING = threading.Lock()
 
 
-class RegistryAway(UserError):
-    """A tracking server that does not answer, or asks to retry later: there is nothing to mend."""
-
-    exit_code = EXIT_INCOMPLETE
-
-
 class Client:
     """Context manager of a client; errors within its block become UserErrors that name the store."""
 
@@ -191,7 +186,7 @@ class Client:
 
     def _explained(self, e: BaseException) -> UserError:
         if self._ws.registry_server is not None:
-            if _is_away(e):
+            if registry_is_away(e):
                 return RegistryAway(f"the model registry {self._ws.registry_uri} does not answer ({first_line(e)})")
             return UserError(
                 f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). See whether the server "
@@ -201,18 +196,6 @@ class Client:
             f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). Free its disk or file "
             f"permissions; if the file is damaged, move it away: finished models stay where they are"
         )
-
-
-def _is_away(e: BaseException | None) -> bool:
-    """Return whether an error means that the server did not answer, or answered the last retry with 429 or 5xx."""
-    import requests
-
-    while e is not None:
-        if isinstance(e, (requests.ConnectionError, requests.Timeout, requests.exceptions.RetryError)):
-            # An untrusted certificate is an error that the user can mend.
-            return not isinstance(e, requests.exceptions.SSLError)
-        e = e.__cause__ or e.__context__
-    return False
 
 
 def first_line(e: BaseException) -> str:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import UserError
+from headrace.errors.files import full_disk_in
 from headrace.publish.embedded.processes import (
     account_of,
     error_line,
@@ -48,7 +49,6 @@ from headrace.publish.embedded.processes import (
 )
 from headrace.publish.embedded.roles import HOST, SUPERUSER, ensure_database, make_passwords
 from headrace.storage import local
-from headrace.storage.file_faults import full_disk_in
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")

@@ -19,6 +19,7 @@ import psycopg
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
+from headrace.errors.databases import postgres_advice, reason_of_postgres
 from headrace.publish.embedded import server as embedded
 from headrace.publish.embedded.processes import program
 from headrace.publish.embedded.roles import HOST, password
@@ -105,21 +106,12 @@ def connect_to(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
     try:
         conn = server.connect()
     except psycopg.OperationalError as e:
-        reason = reason_of(e)
-        raise UserError(
-            f"cannot reach {server} as user '{server.user}': {reason}; {_advice(reason, warehouse)}"
-        ) from None
+        reason = reason_of_postgres(e)
+        source = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
+        advice = postgres_advice(reason, warehouse.ssl["sslmode"], source)
+        raise UserError(f"cannot reach {server} as user '{server.user}': {reason}; {advice}") from None
     with conn:
         yield conn
-
-
-def reason_of(error: psycopg.Error) -> str:
-    """Return the telling line of an error of the server or of libpq, without its address and position prefixes."""
-    if error.diag.message_primary:
-        return error.diag.message_primary
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # "connection failed: connection to server at "h", port 1 failed: FATAL:  the reason"
-    return lines[0].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
 
 
 def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
@@ -140,20 +132,3 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         secret += "".join(f"PG{name.upper()}={shlex.quote(value)} " for name, value in warehouse.ssl.items())
     arguments = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
     return secret + shlex.join([psql, *arguments])
-
-
-def _advice(reason: str, warehouse: Warehouse) -> str:
-    if "client certificate" in reason or "certificate required" in reason:
-        return "name yours in publish.warehouse.sslcert and sslkey"
-    if "pg_hba" not in reason and ("SSL" in reason or "certificate" in reason):
-        return (
-            f"the connection asks for sslmode {warehouse.ssl['sslmode']}: name the server's root certificate in "
-            f"publish.warehouse.sslrootcert (a file, or `system`), or set publish.warehouse.sslmode=require to encrypt "
-            f"without a look at who answers"
-        )
-    if "password" in reason or "authentication" in reason or "pg_hba" in reason:
-        source = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
-        return f"check publish.warehouse.user and the password in {source}"
-    if "does not exist" in reason:
-        return "create it, or correct publish.warehouse.database and user"
-    return "start the server, or correct publish.warehouse.host and port"

@@ -29,7 +29,8 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import BusyError, UserError
-from headrace.publish.postgres.server import Connection, Server, reason_of
+from headrace.errors.databases import reason_of_postgres
+from headrace.publish.postgres.server import Connection, Server
 from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
 from headrace.publish.target import PublishedDay
 from headrace.schema import column
@@ -237,7 +238,7 @@ def copy_scores(df: DataFrame, server: Server, staged: PostgresStagedDay, table:
         try:
             rows = copy_partition(server, place, parts, columns, number, batches)
         except psycopg.Error as e:
-            fault, is_away = reason_of(e), isinstance(e, psycopg.OperationalError)
+            fault, is_away = reason_of_postgres(e), isinstance(e, psycopg.OperationalError)
         yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault], "is_away": [is_away]})
 
     report = "rows bigint, fault string, is_away boolean"

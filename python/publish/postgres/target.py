@@ -15,9 +15,10 @@ from psycopg import sql
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.errors.databases import failures, reason_of_postgres
 from headrace.publish.embedded.roles import erased_from_files, is_unfinished
 from headrace.publish.postgres import staging, swap, tables
-from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
+from headrace.publish.postgres.server import Connection, Server, connect_to, serve
 from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim_in_time, columns_of, make_fences
 from headrace.publish.target import Check, Key, KeyLimits, Publication, StagedDay, Target, table_name
 from headrace.stage import RunLock
@@ -152,16 +153,12 @@ def open_postgres(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
     conf = spec.publish.warehouse
     with serve(conf, ws) as server, connect_to(server, conf) as conn:
         address = "embedded" if conf.kind == "embedded" else f"{server.user}@{server}"
-        try:
+        description, label = f"the warehouse {server} of {spec.pipeline}", f"{conf.schema_name}.{table_name(spec)}"
+        with failures(psycopg.Error, description, label, reason_of=reason_of_postgres):
             fence = lock.fence if lock else None
             # The files of the server that headrace runs are headrace's, too.
             folder = ws.postgres if conf.kind == "embedded" else None
             yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score, fence, folder)
-        except psycopg.Error as e:
-            raise UserError(
-                f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {conf.schema_name}."
-                f"{table_name(spec)} holds what it held before. Run the same command again once that is mended"
-            ) from e
 
 
 class PostgresTarget(Target):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.errors.databases import failures, reason_of_driver
 from headrace.publish.opening import connecting, password_of
 from headrace.publish.sql.client import PARAMETER, SqlClient, cleaned_up
 from headrace.publish.sql.target import SqlTarget
@@ -302,17 +303,9 @@ def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
             yield client_of(connection, schema)
 
     label = f"{schema}.{table_name(spec)}" if schema else table_name(spec)
+    description = f"the warehouse {address} of {spec.pipeline}"
     try:
-        yield SqlTarget(spec, ws, "sqlalchemy", label, address, SqlAlchemyClient, connect, lock)
-    except SQLAlchemyError as e:
-        raise UserError(
-            f"the warehouse {address} of {spec.pipeline} failed: {reason_of(e)}; {label} holds what it "
-            f"held before. Run the same command again once that is mended"
-        ) from None
+        with failures(SQLAlchemyError, description, label, reason_of=reason_of_driver):
+            yield SqlTarget(spec, ws, "sqlalchemy", label, address, SqlAlchemyClient, connect, lock)
     finally:
         engine.dispose()
-
-
-def reason_of(error: Exception) -> str:
-    """Return the telling line of an error: the driver's own, without statement and parameters."""
-    return str(getattr(error, "orig", None) or error).splitlines()[0]

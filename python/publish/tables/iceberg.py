@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.lake.spark.errors import store_away
+from headrace.errors.translate import store_away
 from headrace.lake.spark.session import session, spark_settings
 from headrace.logs import redact
 from headrace.publish.tables import iceberg_fencing

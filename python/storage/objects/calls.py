@@ -3,15 +3,13 @@
 A bucket is one of obstore's, or a `Bucket` that makes the calls in its own way. Tests replace the calls to fail the
 n-th (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
 
-What the store answers that is neither "not there" nor "the condition does not hold" becomes StoreRefused where it is
-about permissions or the bucket, StoreAway where it is no answer or says to come later, else a StoreError; none quotes
-more than the store's first line.
+What the store answers that is neither "not there" nor "the condition does not hold" becomes an error of
+`headrace.errors.stores`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +19,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from headrace.errors.stores import ChangedInPlace, error_of_store
 from headrace.storage.objects import clients
-from headrace.storage.store import ChangedInPlace, StoreAway, StoreError, StoreRefused
 
 _CHECKSUM_BLOCK = 1 << 20
 
@@ -45,35 +43,6 @@ T = TypeVar("T")
 _BLOCK = 8 << 20
 #: Neither tags nor versions have it: they are headers of HTTP.
 _BEFORE_VERSION = "\n"
-#: How the library says, after its last try, that it had no answer, or one of a server that is busy or broken. Of the
-#: codes of 5xx, 501 and 505 say that the server never will.
-_BUSY = r"Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)"
-_AWAY = re.compile(rf"HTTP error: |{_BUSY}")
-#: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted. No URL,
-#: which stands there with its key, has a space or a bracket: they are quoted.
-_NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificate", re.IGNORECASE)
-#: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
-_METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
-#: How it says that nobody listens there: that a connection was made and no answer came, it says without.
-_NOT_CONNECTED, _TIMEOUT = "ConnectError(", "kind: Timeout"
-#: What it has no errors of its own for where it lists: that it may not, and that there is no such bucket.
-_REFUSED, _NO_BUCKET = re.compile(r"non-2xx status code: 40[13]\b"), re.compile(r"non-2xx status code: 404\b")
-#: How S3 says that a bucket is in another region, in its own words (no key has a bracket there) or by a redirect
-#: without an address; and which one it is.
-_REGION = re.compile(
-    r"- Received redirect without LOCATION\b|"
-    r"<Code>(?:PermanentRedirect|IllegalLocationConstraintException)</Code>|"
-    r"<Code>AuthorizationHeaderMalformed</Code>[^\n]*\bexpecting '"
-)
-_ITS_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
-#: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
-_NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
-#: Why there was no answer, in the lines behind the first one.
-_REASON = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
-_CREDENTIALS = (
-    "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read and list "
-    "there, and in lake and store to write and delete, too"
-)
 
 
 @dataclass(frozen=True)
@@ -328,50 +297,15 @@ def _stored(meta: Any) -> Stored:
 
 @contextmanager
 def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
-    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import BaseError
 
     try:
         yield
-    except (PermissionDeniedError, UnauthenticatedError) as e:
-        raise StoreRefused(f"the store refuses {display_name(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
-    except FileNotFoundError:
-        if not writes:
+    except (BaseError, FileNotFoundError) as e:
+        known = error_of_store(e, display_name(bucket, key), _s3_bucket(bucket), os.environ, writes)
+        if known is None:
             raise
-        raise StoreRefused(
-            f"{display_name(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
-        ) from None
-    except BaseError as e:
-        place, message = display_name(bucket, key), _first_line(e)
-        if _METADATA.search(message) and not _metadata_away(message, str(e)):
-            raise StoreRefused(
-                f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
-                f"its own ({message}). {_CREDENTIALS}"
-            ) from None
-        if _REGION.search(str(e)) and (name := _s3_bucket(bucket)) is not None:
-            its_own = _ITS_REGION.search(str(e))
-            region = None if its_own is None else its_own[1] or its_own[2]
-            raise StoreRefused(clients.of_another_region(f"s3://{name}", name, region, os.environ)) from None
-        if _REFUSED.search(message):
-            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', message)}. {_CREDENTIALS}") from None
-        if _NO_BUCKET.search(message):
-            raise StoreRefused(f"{place}: there is no such bucket, and headrace makes none") from None
-        if _AWAY.search(message) and not _NEVER.search(str(e)):
-            raise _away(place, message, str(e)) from None
-        raise StoreError(f"{place}: {message}") from None
-
-
-def _metadata_away(message: str, text: str) -> bool:
-    """Return whether the machine's metadata service is busy: elsewhere nobody listens at its address."""
-    return re.search(_BUSY, message) is not None or (_TIMEOUT in text and _NOT_CONNECTED not in text)
-
-
-def _away(place: str, message: str, text: str) -> StoreAway:
-    reason, advice = "", "Run this again later"
-    if "HTTP error: " in message:
-        match = _REASON.search(text)
-        reason = f": {match[1] or match[2]}" if match else ""
-        advice += "; or that is not its address: see `lake`, `store` and `source.path`, and AWS_ENDPOINT_URL for S3"
-    return StoreAway(f"{place}: the store is away ({_NOISE.sub('', message)}{reason}). {advice}")
+        raise known from None
 
 
 def _s3_bucket(bucket: Any) -> str | None:
@@ -396,7 +330,3 @@ def display_name(bucket: Any, key: str) -> str:
         domain = f"dfs.{cloud}" if blob else clients.AZURE
         return f"abfss://{config['container_name']}@{config['account_name']}.{domain}/{key}"
     return key
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].strip()

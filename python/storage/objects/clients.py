@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError, nearest
+from headrace.errors.stores import region_of
 from headrace.logs import hide
 
 #: What goes before a profile.
@@ -114,9 +115,6 @@ _GROWTH = 4
 #: More than there is time for.
 _TRIES = 10_000
 
-#: The variables that name S3's region, the first of them that is set; without any it is that of the library and of AWS.
-_REGIONS, DEFAULT_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"
-
 
 def open_bucket(scheme: str, bucket: str) -> Any:
     """Open the connection to a bucket; Azure's buckets are `CONTAINER@ACCOUNT`."""
@@ -153,29 +151,6 @@ def retries() -> dict[str, Any]:
 def endpoint_of(environ: Mapping[str, str]) -> str | None:
     """Return the S3 server that AWS's own tools would call, or None for AWS."""
     return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
-
-
-def region_of(environ: Mapping[str, str]) -> str | None:
-    """Return the region that the environment names."""
-    return next((environ[variable] for variable in _REGIONS if environ.get(variable)), None)
-
-
-def of_another_region(place: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
-    """Return the message for an S3 bucket that is not in the requested region.
-
-    Args:
-        place: the bucket or object, for the message.
-        name: the bucket's; None: nobody knows it.
-        region: its own; None: the store does not say it.
-        environ: of this process.
-    """
-    own_region = region_of(environ)
-    variable = next((v for v in _REGIONS if environ.get(v)), _REGIONS[0])
-    requested = f"'{own_region or DEFAULT_REGION}' ({variable}{'' if own_region else ' is not set'})"
-    if region is not None:
-        return f"{place} is in the region '{region}' and was asked for in {requested}: set {variable}={region}"
-    tells = f", which `aws s3api get-bucket-location --bucket {name}` tells" if name else ""
-    return f"{place} is in another region than {requested}: set {variable} to the bucket's own{tells}"
 
 
 def _endpoint(environ: Mapping[str, str]) -> dict[str, Any]:

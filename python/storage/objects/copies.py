@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import system
 from headrace.storage.lease import exclusive
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored, crc32_of
-from headrace.storage.store import ChangedInPlace
 from headrace.storage.uri import SCRATCH
 
 #: The environment variable that names the folder. Without it the folder is below the scratch of this process's

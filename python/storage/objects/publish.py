@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
+from headrace.errors.stores import StoreError
 from headrace.storage.lease import LeaseLost
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored, crc32_of
@@ -27,7 +28,6 @@ from headrace.storage.objects.tree import (
     list_key,
     place_of,
 )
-from headrace.storage.store import StoreError
 
 
 def begin(tree: BucketTree, folder: str, token: str, alone: bool) -> None:

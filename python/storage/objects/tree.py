@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored
-from headrace.storage.store import ChangedInPlace
 
 #: Of names and folders that are the store's own.
 HIDDEN = ".headrace"

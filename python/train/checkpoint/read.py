@@ -27,8 +27,8 @@ from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.errors import UserError
+from headrace.errors.stores import ChangedInPlace
 from headrace.storage import Location
-from headrace.storage.store import ChangedInPlace
 from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.optim import DenseOptimizer
 

@@ -29,9 +29,9 @@ from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
+from headrace.errors.files import DiskFull, full_message, is_full
 from headrace.logs import Progress, report_progress
 from headrace.storage import Location, StoreAway
-from headrace.storage.file_faults import DiskFull, full_message, is_full
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.read import list_steps

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.lake.spark.errors import own_error, store_away
+from headrace.errors.files import free_in, is_full, told_of_file
+from headrace.errors.stores import ChangedInPlace, StoreError
+from headrace.errors.translate import own_error, store_away
 from headrace.logs import redact
 from headrace.storage import LeaseLost
-from headrace.storage.file_faults import free_in, is_full, told_of_file
 from headrace.storage.objects import copies
-from headrace.storage.store import ChangedInPlace, StoreError
 from headrace.train.checkpoint.write import CheckpointUnwritten
 from headrace.train.job import Diverged, Job, RankError, RankResult, Stopped, end_phase, process_began
 

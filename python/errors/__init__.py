@@ -1,4 +1,18 @@
-"""Errors that a user can mend, and the exit codes of commands."""
+"""Errors that a user can mend, and the exit codes of commands; what an exception of others means to a user.
+
+| code | | class |
+|---|---|---|
+| 0 | done, or nothing to do | |
+| 1 | a fault of the program, shown with its trace; a store or disk that fails for another reason | |
+| 2 | input, configuration or environment that the user can mend | `UserError` |
+| 3 | refused: an audit, a limit of drift, a gate | `RefusedError` |
+| 69 | another process is at work: try later | `BusyError` |
+| 75 | not all is there yet; a store, a server or a mount is away; a disk is full: run it later | `IncompleteError` |
+| 130, 143 | stopped by Ctrl-C, by SIGTERM | |
+
+`translate` tells what an exception means (`exit_message`), by the patterns of `spark`, `stores`, `databases` and
+`files`. This module imports nothing but the standard library: Airflow's environment reads it by its path.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Errors of file systems as users see them: something to mend, a full disk, or a file system that is away.
 
-A store of objects says so itself (`headrace.storage.objects.calls`), a file system by the numbers of errno(3).
+A store of objects says so itself (`headrace.errors.stores`), a file system by the numbers of errno(3).
 Libraries that keep no number say it in the system's words: the JVM, SQLite, PostgreSQL, LMDB, safetensors.
 """
 

@@ -1,8 +1,4 @@
-"""Errors of Spark, and of a whole program: their message and exit code, or None where only the trace tells what to do.
-
-Spark wraps the errors of its Python tasks and of its file systems in its own. They are made headrace's own again in one
-place, `own_error`, for all who need them: stages, by `headrace.lake.spark.session.session`, in which each of them uses
-Spark; the end of a program (`exit_message`); ranks of a training.
+"""Errors that Spark has wrapped in its own: those of Python tasks, of data files, and of its file systems.
 
 Of a task, only the text of its trace reaches the driver. Messages of stores are those of Hadoop 3.4.1, and of Google's
 connector those of 2.2.26: S3AUtils.translateException of hadoop-aws, to which 401, 403 and missing credentials are
@@ -16,16 +12,11 @@ import builtins
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from urllib.parse import unquote
 
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
-from headrace.storage import StoreAway, StoreError, StoreRefused
-from headrace.storage.file_faults import DiskFull, disk_full, is_full, told_of_file
-from headrace.storage.store import ChangedInPlace
+from headrace.errors import UserError
+from headrace.errors.stores import StoreAway, StoreError, StoreRefused, of_another_region
 
 # Patterns are compiled at their first use (`re` keeps them): every command imports this module, few need one.
 #: Spark 4's error conditions of a scan: the condition, and the file as a URI.
@@ -115,119 +106,16 @@ _CREDENTIALS = (
 )
 
 
-def exit_message(error: Exception, folders: Sequence[Path] = ()) -> tuple[str, int] | None:
-    """Return the message and the exit code of an error; None: it is to be shown with its trace.
-
-    `folders`: that the process writes to, one of which is named where a full disk is not (`disk_full`).
-    """
-    known = own_error(error, folders)
-    if isinstance(known, StoreAway):
-        return str(known), EXIT_INCOMPLETE
-    if isinstance(known, StoreError):
-        return f"{known}. Run this again; if it stays, see what is there (docs/storage.md)", EXIT_FAILURE
-    if known is not None:
-        return str(known), known.exit_code
-    raised = _unwrapped(error)
-    return told_of_file(raised) if isinstance(raised, OSError) else None
-
-
-def own_error(error: BaseException, folders: Sequence[Path] = ()) -> UserError | StoreError | None:
-    """Return an error as headrace's own: it is one, or a Python task of Spark has ended with one, or Spark's file
-    system says of a store what one of headrace's does. None: nobody knows what to do about it.
-
-    A store that is away, or a disk that is full, is told as that, whatever has become of it on its way up: who cannot
-    read a file mostly says that the file is damaged or missing. `folders` as of `exit_message`.
-    """
-    raised = _unwrapped(error)
-    known = raised if isinstance(raised, (UserError, StoreError)) else None
-    if isinstance(raised, ChangedInPlace):
-        known = UserError(
-            f"{raised}. Run this again; if it stays, delete the folder that the file is in, and run the stage again "
-            f"that made it"
-        )
-    if isinstance(known, UserError) and known.exit_code != EXIT_USER_ERROR:
-        return known
-    return store_away(error) or full_disk(error, folders) or known
-
-
-@contextmanager
-def own_errors(folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Raise an error of Spark in this block as headrace's own, where it is one (`own_error`)."""
-    try:
-        yield
-    except Exception as e:
-        if not _is_of_spark(e) or (known := own_error(e, folders)) is None:
-            raise
-        raise known from None
-
-
-def store_away(error: BaseException) -> StoreAway | None:
-    """Return that a store or a network file system is away, if an error was raised for that. Of an error of reading,
-    what was being handled when it was raised counts, too.
-    """
-    for raised in _causes(error):
-        if isinstance(raised, StoreAway):
-            return raised
-        if isinstance(raised, OSError) and not is_full(raised):
-            message_and_code = told_of_file(raised)
-            if message_and_code is not None and message_and_code[1] == EXIT_INCOMPLETE:
-                return StoreAway(message_and_code[0])
-    return None
-
-
-def full_disk(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | None:
-    """Return the full disk that an error comes of, or None; `folders` as of `exit_message`.
-
-    Whatever is raised while a full disk is handled comes of it: writers that are closed then say many things.
-    """
-    for raised in _causes(error, all_contexts=True):
-        if (full := raised if isinstance(raised, DiskFull) else disk_full(raised, folders)) is not None:
-            return full
-    return None
-
-
-def _causes(error: BaseException, all_contexts: bool = False) -> Iterator[BaseException]:
-    """Yield an error and what it was raised for; of an error that something cannot be read (`all_contexts`: of any),
-    also what was being handled when it was raised. Errors of Spark's are followed by those that they wrap."""
-    seen = list[BaseException]()
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        raised = _unwrapped(cause)
-        yield raised
-        if raised is not cause:
-            yield from _causes(raised, all_contexts)
-            yield cause
-        cause = cause.__cause__ or (cause.__context__ if all_contexts or _tells_of_reading(cause) else None)
-
-
-def _unwrapped(error: BaseException) -> BaseException:
-    """Return the error that Spark has wrapped, else the error itself."""
-    if not _is_of_spark(error):
-        return error
-    return error_in_spark(error) or error
-
-
-def _is_of_spark(error: BaseException) -> bool:
+def is_of_spark(error: BaseException) -> bool:
     """Return whether the JVM has raised an error, or PySpark itself."""
-    return isinstance(error, _kinds_of_spark())
+    return isinstance(error, spark_errors())
 
 
-def _kinds_of_spark() -> tuple[type[BaseException], ...]:
+def spark_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors of PySpark and Py4J, none where pyspark is not imported."""
     if (spark := sys.modules.get("pyspark.errors")) is None:  # then it is none of them
         return ()
     return (spark.PySparkException, sys.modules["py4j.protocol"].Py4JJavaError)
-
-
-def _tells_of_reading(error: BaseException) -> bool:
-    """Return whether an error may say, in its own words, that something could not be read. Another error, raised while
-    a store was away, is a fault of the program and needs its trace.
-    """
-    kinds: tuple[type[BaseException], ...] = (UserError, OSError, *_kinds_of_spark())
-    if (arrow := sys.modules.get("pyarrow")) is not None:
-        kinds += (arrow.ArrowException,)
-    return isinstance(error, kinds)
 
 
 def error_in_spark(error: BaseException) -> Exception | None:
@@ -410,8 +298,6 @@ def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
         return StoreRefused(f"s3://{bucket}{key}: there is no bucket '{bucket}', and headrace makes none")
     if (redirect := re.search(_REDIRECT, text)) is not None:
         region = None if redirect[1] == "null" else redirect[1]
-        from headrace.storage.objects.clients import of_another_region
-
         message = of_another_region("a bucket that Spark asked for", None, region, os.environ)
         return StoreRefused(
             f"{message}, here and on the hosts of executors (spark.hadoop.fs.s3a.endpoint.region of spark.properties "
