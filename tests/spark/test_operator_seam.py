@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headrace as hr
-from headrace.cli.reference import page
+from headrace.cli.reference import pages
 from headrace.config import Chain
 from headrace.features.ops import OPERATORS
 from headrace.storage import local
@@ -82,7 +82,7 @@ def test_an_added_operator_is_used_everywhere(spark: SparkSession, tmp_path: Pat
     np.testing.assert_array_equal(fitted.transform(ROWS)["price"].to_numpy(), expected)
     # Both engines, row by row, and after saving and loading.
     assert check_operator(["price"] >> hr.Quarter(), ROWS, label="click", spark=spark) is not None
-    assert "### `quarter`\n\nA quarter of a number." in page()
+    assert "### `quarter`\n\nA quarter of a number." in "".join(pages().values())
     assert "Quarter" in dir(hr)
 
     graph_file = pytest.importorskip("headrace.export.features.graph_file", reason="ONNX is not installed: `make onnx`")
