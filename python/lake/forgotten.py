@@ -161,6 +161,19 @@ class ForgottenValues:
             is_match = is_match | some(count)
         return F.coalesce(is_match, F.lit(False))
 
+    def in_line(self, text: str) -> bool:
+        """Return whether an unreadable line has a forgotten value of a column anywhere, as `spark_line` does."""
+        words = words_of(text)
+        present = [word for word in words if word]
+        for column, listed in self._sets.items():
+            if not listed.isdisjoint(self.hashes(column, words)):
+                return True
+            for count in self.words.get(column, ()):
+                joined = [_JOINT.join(present[k : k + count]) for k in range(len(present) - count + 1)]
+                if not listed.isdisjoint(self._hashes(self._words_head(column), joined)):
+                    return True
+        return False
+
     @cached_property
     def _sets(self) -> dict[str, frozenset[str]]:
         return {column: frozenset(hashes) for column, hashes in self.columns.items()}

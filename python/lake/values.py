@@ -37,6 +37,7 @@ from pyspark.sql import types as T
 
 from headrace.config import AnySource
 from headrace.errors import UserError
+from headrace.lake.faults import AMBIGUOUS
 from headrace.schema import (
     KEY_FIELD,
     Each,
@@ -104,8 +105,6 @@ _NO_NUMBER = "[A-DF-Za-df-z]"
 _EXACT = 1 << 53
 #: Spark's type of undeclared columns: name to text.
 EXTRA_TYPE = "map<string,string>"
-#: Ends the reason of a row whose JSON object has several members for one name.
-AMBIGUOUS = ": several fields have this name or differ from it in case alone; name one exactly, by path"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 #: Types whose cast to text has one spelling a value.
 _SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
@@ -113,16 +112,6 @@ _SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
 
 class AmbiguousColumn(UserError):
     """A declared name that two columns or fields of a table may mean."""
-
-
-def kind_unreadable(column: TableColumn) -> str:
-    """Return the kind of reason of a value that is not of its type."""
-    return f"{column.name}: not {a_type(column.type)}"
-
-
-def a_type(type_: str) -> str:
-    """Return `a bigint` or `an int`, for messages."""
-    return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"
 
 
 def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | None = None) -> Column:

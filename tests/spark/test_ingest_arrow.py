@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
+from headrace.lake.faults import GOOD, SKIPPED
 from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, why_spark
 from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.frame import GOOD, SKIPPED
 from headrace.lake.landing.profile import profiles
 from headrace.lake.landing.reader import LandingBatch
 from headrace.workspace import Workspace

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.lake.landing.frame import BAD, GOOD, SKIPPED
+from headrace.lake.faults import BAD, GOOD, SKIPPED
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, event, jsonl, make_spec, put, run, table
 from tests.spark.test_source_types import spec_of

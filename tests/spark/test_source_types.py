@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from headrace.config import Spec, Table, TableSource
 from headrace.errors import UserError
 from headrace.features.ops.numbers import decimal_doubles, decimal_texts
-from headrace.lake.landing.frame import BAD, GOOD
+from headrace.lake.faults import BAD, GOOD
 from headrace.lake.tables.declared import table_rows
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.values import extract

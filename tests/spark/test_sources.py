@@ -20,8 +20,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
+from headrace.lake.faults import BAD, GOOD, SKIPPED
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.frame import BAD, GOOD, SKIPPED
 from headrace.lake.landing.judge import typed
 from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.stage import Ingest

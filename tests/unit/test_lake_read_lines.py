@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.lake.faults import BAD
 from headrace.lake.landing.block_reader import Declaration, TimeRange
 from headrace.lake.landing.blocks import Part
 from headrace.lake.landing.key_hashes import load_hashes
@@ -46,7 +47,7 @@ def rows_of(file: Location) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["local", "objects"])
-def test_good_rows_their_hashes_and_the_lines_that_are_left(
+def test_good_rows_their_hashes_and_the_rows_that_are_judged(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = home_of(kind, tmp_path, monkeypatch)
@@ -56,9 +57,15 @@ def test_good_rows_their_hashes_and_the_lines_that_are_left(
     (result,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl")(0)
     rows = rows_of(home / "table" / result["data"]["add"]["path"])
     assert [(r["user"], r["_source_line"]) for r in rows] == [(i, i + 1 + (i > 3)) for i in range(9)]
-    assert rows_of(home / "handed" / result["left"]) == [
-        {"_file": 0, "_line": 5, "_text": "not JSON", "_fault": None},
-        {"_file": 1, "_line": 1, "_text": '{"user": "?", "note": "x"}', "_fault": None},
+    assert result["left"] is None
+    judged = rows_of(home / "handed" / result["judged"])
+    assert [{name: r[name] for name in ("_file", "_line", "_source_file", "_state")} for r in judged] == [
+        {"_file": 0, "_line": 5, "_source_file": "a.jsonl", "_state": BAD},
+        {"_file": 1, "_line": 1, "_source_file": "b.jsonl", "_state": BAD},
+    ]
+    assert [(r["_raw"], r["_reason"]) for r in judged] == [
+        ("not JSON", "not a JSON object"),
+        ('{"user": "?", "note": "x"}', "user: '?' is not a bigint"),
     ]
     hashes, keyed = load_hashes(home / "handed", result["hashes"])
     assert (len(set(hashes.tolist())), keyed.all()) == (9, True)

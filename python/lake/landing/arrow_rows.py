@@ -1,6 +1,7 @@
 """Batches of landing files that Arrow reads: whether it may, in which parts and tasks, and what comes of it.
 
-The result is counts, data files of good rows, and the lines for Spark's rules.
+The result is counts, data files of good rows, the rows of lines that Arrow is unsure of, and the few lines that are
+left to Spark's rules.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
 from headrace.lake.landing.compression import ending
 from headrace.lake.landing.convert import ARROW_TYPES, element_type
 from headrace.lake.landing.key_hashes import save_array
-from headrace.lake.landing.profile import FileProfile
+from headrace.lake.landing.profile import FileProfile, UnreadableValues
 from headrace.lake.landing.read_lines import CountTask, PartCounts, ReadTask, SourceFile
 from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask
 from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.unsure_lines import JudgedCounts
 from headrace.lake.landing.write_rows import Dropped, RewriteTask
 from headrace.lake.spark.tasks import cores_of, run_tasks
 from headrace.schema import quoted_names
@@ -157,6 +159,9 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], id
         table.ids.max_bytes,
         table.ids.empty == "keep",
         spellings_of(source, table),
+        table.ids.nul == "keep",
+        table.text_nul == "keep",
+        table.late_days,
     )
 
 
@@ -236,12 +241,19 @@ class ArrowRows:
     keys: tuple[str, ...]
     #: Those with the lines for Spark's rules.
     left_files: tuple[Location, ...]
+    #: (day, file) of the rows of lines that Arrow is unsure of (headrace.lake.landing.unsure_lines).
+    judged_files: tuple[tuple[str, Location], ...]
 
     @property
     def left(self) -> Mapping[int, int]:
         """Numbers of lines for Spark's rules, by file; files without any are left out."""
         counts = {i: sum(p.left for p in parts) for i, parts in self.counts.items()}
         return {i: n for i, n in counts.items() if n}
+
+    @property
+    def judged(self) -> int:
+        """The number of rows of lines that Arrow is unsure of."""
+        return sum(p.judged.good + p.judged.bad for parts in self.counts.values() for p in parts)
 
     @property
     def written(self) -> list[WrittenFile]:
@@ -254,8 +266,9 @@ class ArrowRows:
         return {(f.ds, f.name): i for i, f in self.plan.files.items()}
 
     def profile(self, i: int, rest: FileProfile) -> FileProfile:
-        """Return the profile of a file, `others` being that of the lines left."""
+        """Return the profile of a file, `rest` being that of the lines left."""
         parts = self.counts.get(i, ())
+        rest = with_judged(rest, [p.judged for p in parts], [c.name for c in self.plan.declaration.columns])
         columns = [c.name for c in self.plan.declaration.columns]
         profile = replace(rest)
         good = sum(p.good for p in parts)
@@ -362,17 +375,20 @@ def read_by_arrow(
     )
     data: list[_Data] = []
     left: list[Location] = []
+    judged: list[tuple[str, Location]] = []
     counts: dict[int, list[PartCounts]] = {}
     unreadable = None
     for task, result in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
         if "unreadable" in result:
             unreadable = str(result["unreadable"])
             continue
-        part_counts = [PartCounts(**p) for p in result["parts"]]
+        part_counts = [PartCounts.of_result(p) for p in result["parts"]]
         for part in part_counts:
             counts.setdefault(part.file, []).append(part)
         if result["left"] is not None:
             left.append(folder / result["left"])
+        if result["judged"] is not None:
+            judged.append((plan.files[task[0].file].ds, folder / result["judged"]))
         if result["data"] is not None:
             lines = tuple(
                 (part.file, part.first_line, part.first_line + count.lines)
@@ -380,14 +396,54 @@ def read_by_arrow(
             )
             data.append(_Data(WrittenFile(**result["data"]), lines, result["hashes"] or ""))
     by_file = {i: tuple(p) for i, p in counts.items()}
-    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left))
+    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left), tuple(judged))
     if unreadable is not None:
         remove_files(table, rows.written)
         return unreadable
     for i, counts_of_file in rows.counts.items():
-        if any(p.lines != p.skipped + p.good + p.forgotten + p.left for p in counts_of_file):
+        if any(p.lines != p.counted for p in counts_of_file):
             raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {counts_of_file}")
     return rows
+
+
+def with_judged(rest: FileProfile, judged: Sequence[JudgedCounts], columns: Sequence[str]) -> FileProfile:
+    """Return the profile of the lines left to Spark's rules with those that the tasks have judged."""
+    total = JudgedCounts()
+    for counts in judged:
+        total.add(counts)
+    read = total.good + total.bad + total.forgotten
+    if not read:
+        return rest
+    present = {*total.present, *(set(columns) - rest.absent if rest.read else ())}
+    unreadable = {name: UnreadableValues(*value) for name, value in total.unreadable.items()}
+    for name, values in rest.unreadable.items():
+        judged_values = unreadable.get(name, UnreadableValues(0, values.example))
+        unreadable[name] = UnreadableValues(
+            values.count + judged_values.count, min(values.example, judged_values.example)
+        )
+    newest = None if total.newest is None else FileProfile.moment(total.newest)
+    return replace(
+        rest,
+        read=rest.read + read,
+        good=rest.good + total.good,
+        bad=rest.bad + total.bad,
+        forgotten=rest.forgotten + total.forgotten,
+        broken=rest.broken + total.broken,
+        absent=frozenset(columns) - present,
+        extra=rest.extra | set(total.extra),
+        readable=_sums(total.readable, rest.readable),
+        unreadable=unreadable,
+        mended=_sums(total.mended, rest.mended),
+        nulls={name: n + total.nulls.get(name, 0) for name, n in rest.nulls.items()},
+        # In the order of `profiles`.
+        reasons=dict(sorted(_sums(total.reasons, rest.reasons).items())),
+        newest=max((moment for moment in (newest, rest.newest) if moment is not None), default=None),
+    )
+
+
+def _sums(counts: Mapping[str, int], added: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums of counts by name."""
+    return {name: counts.get(name, 0) + added.get(name, 0) for name in {**counts, **added}}
 
 
 def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:

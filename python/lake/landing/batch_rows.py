@@ -17,11 +17,12 @@ from headrace.lake.calendar import following
 from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.with_spark import read_version
+from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.arrow_rows import DRIVER_BYTES, ArrowRows, arrow_plan, read_by_arrow, typed_files
 from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.landing.files import LandingDay
-from headrace.lake.landing.frame import GOOD, with_plain_texts
+from headrace.lake.landing.frame import with_plain_texts
 from headrace.lake.landing.judge import typed
 from headrace.lake.landing.plan import DayFiles, LoadPlan
 from headrace.lake.landing.profile import FileProfile, profiles
@@ -91,7 +92,8 @@ class JudgedRows:
     ctx: SourceContext
     plan: LoadPlan
     batch: LandingBatch
-    #: Judged by Spark's rules (headrace.lake.landing.judge); None: there are none.
+    #: Judged by Spark's rules (headrace.lake.landing.judge); None: there are none. Those that tasks have judged
+    #: (headrace.lake.landing.unsure_lines) are in `arrow`.
     typed: DataFrame | None
     #: Their Parquet files.
     folder: Location
@@ -121,7 +123,9 @@ class JudgedRows:
             return repeated_rows(rows, self._loaded(left_out), table)
         near = near_files(self.ctx, self.plan, self.batch.days, left_out)
         assert near is not None
+        judged = [file for _, file in self.arrow.judged_files]
         files = [] if self.typed is None else [p for p in self.folder.entries() if p.suffix == ".parquet"]
+        files += judged
         suspects = self.arrow.suspects(files, near)
         if suspects is None:
             return None
@@ -130,8 +134,9 @@ class JudgedRows:
         if suspects[0]:
             arrow_rows = spark.read.parquet(*_paths(suspects[0]))
             frames.append(arrow_rows.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
-        if self.typed is not None:
-            frames.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
+        judged_frames = [spark.read.parquet(*_paths(judged))] if judged else []
+        for frame in (*([] if self.typed is None else [self.typed]), *judged_frames):
+            frames.append(frame.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
         new_rows = self._of_loaded_days(reduce(DataFrame.unionByName, frames), left_out)
         loaded = None
         if self.ctx.source.daily:
@@ -152,10 +157,12 @@ class JudgedRows:
         extra: Sequence[str],
         bad: bool = False,
     ) -> list[WrittenFile]:
-        """Write data files of the good rows that Spark has judged, or of the bad ones; no commit names them yet."""
-        if self.typed is None:
-            return []
-        work = tuple(typed_files(self.folder, days))
+        """Write data files of the good rows that were judged one by one, or of the bad ones; no commit names them
+        yet.
+        """
+        work = () if self.typed is None else tuple(typed_files(self.folder, days))
+        if self.arrow is not None:
+            work += tuple((ds, file) for ds, file in self.arrow.judged_files if ds in days)
         task = TypedRowsTask(work, dropped, table, schema, extra, codec_of(self.batch.spark), bad)
         return [WrittenFile(**f) for f in run_tasks(None if self.few else self.batch.spark, len(work), task)]
 
@@ -192,10 +199,11 @@ def read_batch(
         rows, typed_folder = rows_by_spark(batch, reader, folder, ctx.forgotten)
         return JudgedRows(ctx, plan, batch, rows, typed_folder, None, few)
     left = sum(arrow.left.values())
+    few = arrow.judged + left <= _FEW
     if not left:
-        return JudgedRows(ctx, plan, batch, None, folder, arrow, True)
+        return JudgedRows(ctx, plan, batch, None, folder, arrow, few)
     rows, typed_folder = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
-    return JudgedRows(ctx, plan, batch, rows, typed_folder, arrow, left <= _FEW)
+    return JudgedRows(ctx, plan, batch, rows, typed_folder, arrow, few)
 
 
 def near_files(

@@ -35,6 +35,11 @@ class Declaration:
     empty_ids: bool = True
     #: By column, how the source spells it where that is not plain.
     spellings: Mapping[str, Spelling] = field(default_factory=dict)
+    #: Whether an id, and another text, may have a NUL character.
+    nul_in_ids: bool = False
+    nul_in_texts: bool = False
+    #: Days that an event may be late, for reasons.
+    late_days: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +73,7 @@ class Parsed:
     places: I64
     #: By `Declaration.names`, in the declared types.
     columns: list[pa.Array]
-    #: Whether Spark's rules must judge the row. bool [rows].
+    #: Whether the row must be judged line by line. bool [rows].
     unsure: Mask
 
 
@@ -80,7 +85,7 @@ class Reader(Protocol):
     block_size: int
 
     def odd(self, block: LineBlock) -> Mask:
-        """Return a mask of lines that the format leaves to Spark's rules. bool [lines]."""
+        """Return a mask of lines that the reader does not parse. bool [lines]."""
         ...
 
     def skipped(self, block: LineBlock) -> Mask:
@@ -102,7 +107,7 @@ class ReadBlock:
     columns: list[pa.Array]
     #: Lines that are no rows.
     skipped: int
-    #: Lines for Spark's rules. bool [lines].
+    #: Lines that are to be judged one by one. bool [lines].
     unsure: Mask
 
     def drop_rows(self, rows: Mask) -> ReadBlock:
@@ -114,7 +119,7 @@ class ReadBlock:
 
 
 def read_block(reader: Reader, block: LineBlock, declaration: Declaration, times: TimeRange) -> ReadBlock:
-    """Sort the lines of a block into good rows, lines to skip, and lines for Spark's rules."""
+    """Sort the lines of a block into good rows, lines to skip, and lines to be judged one by one."""
     skip = (block.ends == block.starts) | reader.skipped(block)
     unsure: Mask = (odd_bytes(block) | reader.odd(block)) & ~skip
     chosen = ~(skip | unsure)

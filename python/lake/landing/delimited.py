@@ -88,6 +88,27 @@ class QuotedFields:
                 return separator.join(pieces)
             offset = end + len(separator)
 
+    def values(self, line: bytes) -> list[bytes] | str:
+        """Return a record's fields without their quotes, or why it has none."""
+        separator = self.separator.encode()
+        if _QUOTE not in line:
+            return line.split(separator)
+        record = self.rfc4180(line)
+        if isinstance(record, str):
+            return record
+        plain, values, offset = QuotedFields(self.separator), list[bytes](), 0
+        while True:
+            if record.startswith(_QUOTE, offset):
+                end = plain.closing(record, offset + 1)
+                values.append(record[offset + 1 : end - 1].replace(2 * _QUOTE, _QUOTE))
+            else:
+                end = record.find(separator, offset)
+                end = len(record) if end < 0 else end
+                values.append(record[offset:end])
+            if end == len(record):
+                return values
+            offset = end + len(separator)
+
     def _unescaped(self, inside: bytes) -> bytes:
         if self.escape is None or (escape := self.escape.encode()) not in inside:
             return inside

@@ -17,12 +17,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.faults import NOT_JSON, WRONG_FIELDS, half_pair
 from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, open_plain, without_ending
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields, QuotesTask
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.frame import (
-    NOT_JSON,
-    WRONG_FIELDS,
     NestedTexts,
     columns_except,
     mask_names,
@@ -313,7 +312,7 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
     )
     lines = lines.select(*columns_except(lines, *(by_lists.types if nested else ())))
     halves = [
-        F.when(F.array_contains("_halves", i), F.lit(f"{c.name}: an id has half a surrogate pair"))
+        F.when(F.array_contains("_halves", i), F.lit(half_pair(c.name)))
         for i, c in enumerate(columns)
         if c.name in batch.ids
     ]

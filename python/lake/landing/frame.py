@@ -20,26 +20,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import Table
-from headrace.lake.landing.blocks import TOO_LONG
-from headrace.lake.landing.delimited import STRAY, UNCLOSED
+from headrace.lake.faults import NOT_UTF8, WRONG_FIELDS
 from headrace.lake.landing.reader import LandingBatch
 from headrace.lake.landing.spellings import Spelling, SpellingsTask
 from headrace.lake.values import EXTRA_TYPE, ambiguous_member, declared_members, only_object, parse_object
 from headrace.schema import TableColumn
 
-#: `_state` of a typed row (headrace.lake.landing.judge).
-GOOD, BAD, SKIPPED = 0, 1, 2
-#: Of a row that must not come back (headrace.lake.forgotten).
-FORGOTTEN = 3
-
 #: Declared columns a bit mask.
 MASK_BITS = 60
 
-NOT_UTF8 = "not UTF-8 text"
-NOT_JSON = "not a JSON object"
-WRONG_FIELDS = "wrong number of fields"
-#: Reasons that are about a line as a whole.
-LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, STRAY, UNCLOSED, TOO_LONG})
 Steps = tuple[str, ...]
 
 

@@ -13,14 +13,28 @@ from pyspark.sql import functions as F
 
 from headrace import schema
 from headrace.config import AnySource, Table
+from headrace.lake.faults import (
+    BAD,
+    FORGOTTEN,
+    GOOD,
+    SHOWN_CHARACTERS,
+    SKIPPED,
+    a_type,
+    kind_empty,
+    kind_missing,
+    kind_nul,
+    kind_outside,
+    kind_unreadable,
+    most_bytes,
+    span_outside,
+    untimely_faults,
+)
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.frame import BAD, FORGOTTEN, GOOD, SKIPPED, mask_names
-from headrace.lake.values import a_type, from_text, kind_unreadable, list_from_texts
+from headrace.lake.landing.frame import mask_names
+from headrace.lake.values import from_text, list_from_texts
 from headrace.schema import TableColumn, quoted_names
 from headrace.schema import TableColumn as Declared
 
-#: Characters of a value that a reason quotes.
-SHOWN_CHARACTERS = 100
 _NUL = "\0"
 
 
@@ -33,7 +47,7 @@ class Wrong:
 
 def missing(column: TableColumn, when: Column, value: Column) -> Wrong:
     """Return the fault that a required column has no value."""
-    kind = f"{column.name}: required, but null"
+    kind = kind_missing(column)
     return Wrong(when, kind, F.lit(kind), value)
 
 
@@ -47,10 +61,9 @@ def out_of_range(table: Table) -> list[Wrong]:
             outside = outside | (value < F.lit(low))
         if high is not None:
             outside = outside | (value > F.lit(high))
-        span = f"outside [{'' if low is None else f'{low:g}'}, {'' if high is None else f'{high:g}'}]"
         text = value.cast("string")
-        reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
-        faults.append(Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
+        reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span_outside(low, high)}"))
+        faults.append(Wrong(F.coalesce(outside, F.lit(False)), kind_outside(column, low, high), reason, text))
     return faults
 
 
@@ -67,7 +80,7 @@ def unfit_texts(table: Table, ids: Collection[str]) -> list[Wrong]:
         name, value = column.name, column_of(column.name)
         if name in ids:
             if limits.max_bytes is not None:
-                length, most = F.octet_length(value), f"an id has at most {limits.max_bytes:,} bytes"
+                length, most = F.octet_length(value), most_bytes(limits.max_bytes)
                 reason = F.concat(
                     F.lit(f"{name}: '"),
                     F.substring(value, 1, SHOWN_CHARACTERS),
@@ -77,9 +90,9 @@ def unfit_texts(table: Table, ids: Collection[str]) -> list[Wrong]:
                 )
                 faults.append(_unfit(length > limits.max_bytes, f"{name}: {most}", reason, value))
             if limits.empty == "quarantine":
-                faults.append(_unfit(value == "", f"{name}: an id is empty", None, value))
+                faults.append(_unfit(value == "", kind_empty(name), None, value))
         if (limits.nul if name in ids else table.text_nul) == "quarantine":
-            kind = f"{name}: {'an id' if name in ids else 'a text'} has a NUL character"
+            kind = kind_nul(name, name in ids)
             if column.type == "string":
                 faults.append(_unfit(value.contains(_NUL), kind, None, value))
             elif column.type == "array<string>":
@@ -98,11 +111,11 @@ def untimely(source: AnySource, table: Table) -> list[Wrong]:
     """Return the faults of events that come too late, or from after their day: of rows with `_from` and `_to`."""
     if not table.event_time:
         return []
-    column, late_days = table.event_time, table.late_days
+    column = table.event_time
     time = event_time(column, source)
     text = time.cast("string")
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
-    too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
+    too_late, too_early = untimely_faults(table.late_days)
     return [
         Wrong(when, f"{column}: {fault}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {fault}")), text)
         for when, fault in ((late, too_late), (future, too_early))

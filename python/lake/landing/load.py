@@ -27,12 +27,12 @@ from headrace.errors import UserError
 from headrace.lake.delta.data_files import WrittenFile, data_schema, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
+from headrace.lake.faults import GOOD
 from headrace.lake.landing.batch_rows import JudgedRows, Places, read_batch
 from headrace.lake.landing.commit import commit_files, forgotten_unless_refused, may_have_rows
 from headrace.lake.landing.completeness import behind_watermark, incomplete, warn_left_out
 from headrace.lake.landing.expectations import assess_day
 from headrace.lake.landing.files import LandingDay
-from headrace.lake.landing.frame import GOOD
 from headrace.lake.landing.load_history import LoadRecord, row_counts
 from headrace.lake.landing.plan import DayFiles, LoadPlan
 from headrace.lake.landing.profile import FileProfile

@@ -16,11 +16,11 @@ from headrace.config import Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run, following
 from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.faults import kind_unreadable
 from headrace.lake.landing.completeness import incomplete, missing_markers, warn_left_out
 from headrace.lake.landing.files import LandingDay, LandingFile, file_patterns, find_files
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.source_context import SourceContext
-from headrace.lake.values import kind_unreadable
 from headrace.manifest import fingerprint
 from headrace.schema import is_wider
 

@@ -10,13 +10,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
-from headrace.lake.landing.frame import BAD, FORGOTTEN, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names
+from headrace.lake.faults import BAD, FORGOTTEN, GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS, kind_unreadable
+from headrace.lake.landing.blocks import TOO_LONG
+from headrace.lake.landing.delimited import STRAY, UNCLOSED
+from headrace.lake.landing.frame import MASK_BITS, mask_names
 from headrace.lake.landing.judge import event_time
 from headrace.lake.landing.reader import LandingBatch
-from headrace.lake.values import kind_unreadable
 from headrace.schema import quoted_names
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Reasons that are about a line as a whole.
+LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, STRAY, UNCLOSED, TOO_LONG})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The fast way from landing files to data files: tasks that read blocks of lines by Arrow and write Parquet.
 
-Lines that Arrow does not surely read as Spark's rules would are put aside for them (`ReadLines.left`).
+Lines that Arrow does not surely read as Spark's rules would are judged one by one (headrace.lake.landing.unsure_lines).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headrace.lake.landing.blocks import TOO_LONG, LineBlock, Mask, Part, Unread
 from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.landing.json_lines import JsonReader
 from headrace.lake.landing.key_hashes import key_hashes, save_hashes
+from headrace.lake.landing.unsure_lines import JudgedCounts, JudgedLines, LineJudge, judged_schema
 from headrace.storage import Location
 
 #: The columns of the lines that are left to Spark: numbers of the file and of the line, the line as it is, and why it
@@ -44,7 +45,7 @@ class SourceFile:
 
 @dataclass
 class PartCounts:
-    """Counts of the rows of a part that Arrow read; see `headrace.lake.landing.profile.FileProfile`."""
+    """Counts of the rows of a part; see `headrace.lake.landing.profile.FileProfile`."""
 
     file: int
     lines: int = 0
@@ -52,13 +53,28 @@ class PartCounts:
     good: int = 0
     #: Good ones that must not come back (headrace.lake.forgotten).
     forgotten: int = 0
+    #: Lines for Spark's rules.
     left: int = 0
+    #: Of the lines that Arrow is unsure of; those above are of the others.
+    judged: JudgedCounts = field(default_factory=JudgedCounts)
     #: By declared column: values.
     readable: list[int] = field(default_factory=list)
     present: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     #: Microseconds since 1970.
     newest: int | None = None
+
+    @staticmethod
+    def of_result(result: dict[str, Any]) -> PartCounts:
+        """Return the counts in a task's result."""
+        return PartCounts(**result | {"judged": JudgedCounts(**result["judged"])})
+
+    @property
+    def counted(self) -> int:
+        """The lines that any of the counts has."""
+        judged = self.judged
+        judged_lines = judged.skipped + judged.good + judged.bad + judged.forgotten
+        return self.skipped + self.good + self.forgotten + self.left + judged_lines
 
 
 @dataclass(frozen=True)
@@ -91,8 +107,8 @@ class ReadTask:
     forgotten: ForgottenValues | None = None
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `folder`), or
-        `unreadable`: why a file could not be read.
+        """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes`, `judged` and `left` (names in
+        `folder`), or `unreadable`: why a file could not be read.
         """
         parts = self.tasks[number]
         output = _Output(self, self.files[parts[0].file].ds, [self.files[p.file].name for p in parts])
@@ -113,7 +129,9 @@ class ReadTask:
             reader = JsonReader(self.declaration, self.accept)
         else:
             reader = DelimitedReader(source.form, self.declaration)
-        counts = PartCounts(part.file, readable=[0] * len(self.declaration.columns))
+        file = (part.file, source.ds, source.name)
+        judge = LineJudge(self.declaration, source.form, self.accept, source.times, file, self.forgotten)
+        counts, unsure = PartCounts(part.file, readable=[0] * len(self.declaration.columns)), 0
         for block in blocks(part, reader.block_size):
             read = read_block(reader, block, self.declaration, source.times)
             if self.forgotten is not None and len(read.lines):
@@ -123,17 +141,27 @@ class ReadTask:
             self._count(counts, block, read)
             output.add(read, place)
             if read.unsure.any():
-                output.leave(part.file, block, read.unsure)
-        rows = counts.good or counts.left
+                unsure += int(read.unsure.sum())
+                self._judge(judge, block, read.unsure, counts, output)
+        rows = counts.good or unsure
         counts.present = sorted(reader.seen.present) if counts.good or counts.forgotten else []
         counts.extra = sorted(reader.seen.extra) if rows else []
         return counts
+
+    def _judge(self, judge: LineJudge, block: LineBlock, unsure: Mask, counts: PartCounts, output: _Output) -> None:
+        judged = judge.judge(block, unsure)
+        counts.judged.add(judged.counts)
+        output.add_judged(judged)
+        if judged.undecided.any():
+            counts.left += int(judged.undecided.sum())
+            undecided = unsure.copy()
+            undecided[unsure] = judged.undecided
+            output.leave(judge.file[0], block, undecided)
 
     def _count(self, counts: PartCounts, block: LineBlock, read: ReadBlock) -> None:
         counts.lines += len(block)
         counts.skipped += read.skipped
         counts.good += len(read.lines)
-        counts.left += int(read.unsure.sum())
         for i, column in enumerate(read.columns[: len(self.declaration.columns)]):
             counts.readable[i] += len(column) - column.null_count
         if self.declaration.event_time is not None and len(read.lines):
@@ -150,9 +178,8 @@ class _Output:
         self._schema = task.schema
         self._names = pa.array(names, pa.string())
         self._data = DataFileWriter(task.table, ds, self._schema, task.codec)
-        self._left: pq.ParquetWriter | None = None
-        self._left_path = task.folder / f"left-{uuid.uuid4()}.parquet"
-        self._left_file = ExitStack()
+        self._left = _Scratch(task.folder / f"left-{uuid.uuid4()}.parquet", LEFT)
+        self._judged = _Scratch(task.folder / f"judged-{uuid.uuid4()}.parquet", judged_schema(task.declaration))
         self._hashes: list[npt.NDArray[np.int64]] = []
         self._keyed: list[Mask] = []
 
@@ -172,25 +199,24 @@ class _Output:
 
     def leave(self, file: int, block: LineBlock, unsure: Mask) -> None:
         """Put lines aside for Spark's rules."""
-        if self._left is None:
-            place = self._left_file.enter_context(self._left_path.new_file())
-            self._left = pq.ParquetWriter(place, LEFT, store_schema=False)
         numbers = block.number(unsure)
         files = pa.array(np.full(len(numbers), file, np.int32))
         faults = pa.array([TOO_LONG if block.too_long else None] * len(numbers), pa.string())
         table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(unsure), faults], schema=LEFT)
-        self._left.write_table(table)
+        self._left.add(table)
+
+    def add_judged(self, judged: JudgedLines) -> None:
+        """Keep judged rows for what comes after all files are read."""
+        if judged.rows.num_rows:
+            self._judged.add(judged.rows)
 
     def close(self) -> dict[str, Any]:
         """Finish all; JSON values."""
-        result: dict[str, Any] = {"data": None, "left": None, "hashes": None}
+        result: dict[str, Any] = {"data": None, "hashes": None}
         data = self._data.close()
         if data is not None:
             result["data"] = asdict(data)
-        if self._left is not None:
-            self._left.close()
-            self._left_file.close()
-            result["left"] = self._left_path.name
+        result["left"], result["judged"] = self._left.close(), self._judged.close()
         if self._hashes:
             result["hashes"] = save_hashes(self._task.folder, self._hashes, self._keyed)
         return result
@@ -198,7 +224,36 @@ class _Output:
     def abandon(self) -> None:
         """Leave nothing of its files."""
         self._data.abandon()
-        if self._left is not None:
+        self._left.abandon()
+        self._judged.abandon()
+
+
+class _Scratch:
+    """A Parquet file of a load's folder that is made when it gets its first rows."""
+
+    def __init__(self, path: Location, schema: pa.Schema) -> None:
+        self._path, self._schema = path, schema
+        self._writer: pq.ParquetWriter | None = None
+        self._file = ExitStack()
+
+    def add(self, table: pa.Table) -> None:
+        """Write rows."""
+        if self._writer is None:
+            place = self._file.enter_context(self._path.new_file())
+            self._writer = pq.ParquetWriter(place, self._schema, store_schema=False)
+        self._writer.write_table(table)
+
+    def close(self) -> str | None:
+        """Finish the file; return its name, None where there were no rows."""
+        if self._writer is None:
+            return None
+        self._writer.close()
+        self._file.close()
+        return self._path.name
+
+    def abandon(self) -> None:
+        """Leave nothing of the file."""
+        if self._writer is not None:
             with suppress(OSError, RuntimeError, pa.ArrowException):
-                self._left.close()
-            self._left_file.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+                self._writer.close()
+            self._file.__exit__(RuntimeError, RuntimeError("abandoned"), None)

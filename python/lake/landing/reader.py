@@ -172,7 +172,8 @@ class LandingReader(ABC):
     """A reader of one format of landing files.
 
     `read` and `finish` are plans of Spark. Where the lines are delimited text or JSON objects, `by_arrow` and `form`
-    let Arrow read them, about ten times as fast; lines that Arrow is unsure of still go to `read`.
+    let Arrow read them, about ten times as fast; lines that Arrow is unsure of are judged by `form`, too
+    (headrace.lake.landing.unsure_lines), and go to `read` only where their values depend on Spark.
     """
 
     #: Whether Arrow may read the files, by `form`.

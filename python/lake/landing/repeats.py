@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
-from headrace.lake.landing.frame import GOOD
+from headrace.lake.faults import GOOD
 from headrace.lake.landing.key_hashes import (
     I64,
     Mask,

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.calendar import midnight
-from headrace.lake.landing.frame import BAD, GOOD
+from headrace.lake.faults import BAD, GOOD
 from headrace.lake.landing.judge import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.landing.profile import FileProfile
 from headrace.lake.tables.change_feed import DELETE, INSERT, POSTIMAGE, TYPE

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE, DataFileWriter, WrittenFile
-from headrace.lake.landing.frame import BAD, GOOD
+from headrace.lake.faults import BAD, GOOD
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
 

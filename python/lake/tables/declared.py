@@ -17,13 +17,14 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.with_spark import read_version
+from headrace.lake.faults import a_type, kind_unreadable
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.days import day_column
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.opened import open_table
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile, TablePlace, files_of
-from headrace.lake.values import AmbiguousColumn, Extracted, a_type, extract, kind_unreadable
+from headrace.lake.values import AmbiguousColumn, Extracted, extract
 from headrace.schema import TableColumn, quoted_names
 from headrace.storage import Location
 

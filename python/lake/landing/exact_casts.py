@@ -1,0 +1,284 @@
+"""Casts of single texts to declared types, with the results of Spark's casts (headrace.lake.values).
+
+headrace.lake.landing.convert reads whole columns and leaves what it is not sure of. The rest is decided here, text by
+text: what Java trims, which digits it takes, how it rounds. `Undecided` is raised for the few texts whose value depends
+on the release of Java or of its time zones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal, localcontext
+from fractions import Fraction
+from functools import cache
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.lake.landing.blocks import Mask
+from headrace.lake.landing.convert import ARROW_TYPES, TIMESTAMP, from_text
+from headrace.schema import EpochUnit
+
+
+class Undecided(Exception):
+    """A value that Spark's rules must decide."""
+
+
+#: What Spark trims of a text before it reads a number, a time or a boolean: blanks and control characters.
+_TRIMMED = "".join(map(chr, range(0x21))) + "\x7f"
+#: What `String.trim` of Java removes.
+_JAVA_TRIMMED = "".join(map(chr, range(0x21)))
+#: Java's `$` also stands before a line end at the end of the text.
+_END = "(?:\r\n|[\n\r\u0085\u2028\u2029])?"
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]{0,18})?([eE][+]?[0-9]{1,2})?" + _END)
+_EPOCH = re.compile(r"[+-]?[0-9]+([.][0-9]+)?([eE][+]?[0-9]{1,2})?" + _END)
+_LETTERS = re.compile("[A-DF-Za-df-z]")
+_FLOAT = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})" + _END)
+_TIMESTAMP = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]{1,9}))?)?"
+    r"(?: ?(?:(Z|UTC|GMT)|([+-])([0-9]{2})(?::?([0-9]{2}))?))?)?" + _END
+)
+_TRUE, _FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"false", "f", "no", "n", "0"})
+_BITS = {"int": 31, "bigint": 63}
+#: Below it every whole number is a double.
+_EXACT = 1 << 53
+#: Digits of decimal(38,18) before its point.
+_WHOLE_DIGITS = 20
+#: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: Digits before and behind the point of the decimal that a number since 1970 is read as.
+_EPOCH_DIGITS = {
+    "epoch_seconds": (18, 6), "epoch_milliseconds": (21, 3), "epoch_microseconds": (21, 3), "epoch_nanoseconds": (28, 3)
+}  # fmt: skip
+#: Years whose local times all releases of time zones agree on.
+_FIRST_ZONED, _LAST_ZONED = 1970, 2036
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+_DAY_MICROS = 86_400_000_000
+_MOST_OFFSET = 18 * 60
+#: Doubles that every release of Java spells with the fewest digits, if those are few.
+_PLAIN_DOUBLES, _PLAIN_DOUBLE_DIGITS = (1e-290, 1e15), 15
+_PLAIN_FLOATS, _PLAIN_FLOAT_DIGITS = (1e-30, 1e7), 6
+
+
+def cast_texts(text: pa.StringArray, declared: str, timezone: str, unit: EpochUnit | None) -> tuple[pa.Array, Mask]:
+    """Convert texts to a declared scalar type.
+
+    Args:
+        text: may have nulls.
+        declared: the type.
+        timezone: of times without an offset.
+        unit: of a column of `source.timestamps`.
+
+    Returns:
+        (values, null for texts that are none; mask of texts that are `Undecided`, bool [texts]).
+    """
+    values = from_text(text, declared, timezone, unit)
+    undecided = np.zeros(len(text), np.bool_)
+    if values.null_count == text.null_count:
+        return values, undecided
+    rest = pc.and_(values.is_null(), text.is_valid())
+    distinct = text.filter(rest).dictionary_encode()
+    cast = _cast_of(declared, timezone, unit)
+    exact: list[int | float | bool | None] = []
+    unknown = np.zeros(len(distinct.dictionary), np.bool_)
+    for k, unread in enumerate(distinct.dictionary.to_pylist()):
+        try:
+            exact.append(cast(unread))
+        except Undecided:
+            exact.append(None)
+            unknown[k] = True
+    indices = distinct.indices
+    undecided[np.flatnonzero(rest.to_numpy(zero_copy_only=False))] = unknown[indices.to_numpy()]
+    return pc.replace_with_mask(values, rest, _array(exact, declared).take(indices)), undecided
+
+
+def _array(values: list[int | float | bool | None], declared: str) -> pa.Array:
+    if declared == "timestamp":
+        return pa.array(values, pa.int64()).cast(TIMESTAMP)
+    if declared == "date":
+        return pa.array(values, pa.int32()).cast(pa.date32())
+    return pa.array(values, ARROW_TYPES[declared])
+
+
+def _cast_of(declared: str, timezone: str, unit: EpochUnit | None) -> Callable[[str], int | float | bool | None]:
+    """Return the cast of one text: of dates to days, of timestamps to microseconds since 1970."""
+    if unit is not None:
+        return lambda text: _since_1970(text, unit)
+    if declared == "timestamp":
+        return lambda text: _micros(text, timezone)
+    if declared in _BITS:
+        return lambda text: _integer(text, _BITS[declared])
+    return {"date": _days_of, "boolean": _boolean, "float": _float, "double": _double}[declared]
+
+
+def _boolean(text: str) -> bool | None:
+    word = text.strip(_TRIMMED).lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def _integer(text: str, bits: int) -> int | None:
+    def inside(number: int) -> int | None:
+        return number if -(1 << bits) <= number < 1 << bits else None
+
+    digits = text.strip(_TRIMMED)
+    if _INTEGER.fullmatch(digits):
+        # More digits are out of range, whatever they are.
+        number = inside(int(digits)) if len(digits.lstrip("+-0")) <= _WHOLE_DIGITS else None
+        if number is not None:
+            return number
+    if not _WHOLE_NUMBER.fullmatch(text):
+        return None
+    exact = _decimal(text, _WHOLE_DIGITS, 18)
+    # Scientific notation may be that of a double, to which JSON's numbers were rounded.
+    if exact is None or exact != exact.to_integral_value(ROUND_FLOOR):
+        return None
+    return None if "e" in text.lower() and abs(exact) >= _EXACT else inside(int(exact))
+
+
+def _decimal(text: str, whole_digits: int, scale: int) -> Decimal | None:
+    """Return a number rounded to `scale` digits behind its point; None where it has too many before it."""
+    stripped = text.strip(_JAVA_TRIMMED)
+    if not stripped.isascii():  # a line end that Python's Decimal would trim, and Java does not
+        return None
+    number = Decimal(stripped)
+    if number and number.adjusted() >= whole_digits:
+        return None
+    with localcontext() as context:
+        context.prec = whole_digits + scale + len(stripped) + 2
+        rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+    return rounded if not rounded or rounded.adjusted() < whole_digits else None
+
+
+def _double(text: str) -> float | None:
+    number = text.strip(_JAVA_TRIMMED)
+    if _LETTERS.search(text) or not _FLOAT.fullmatch(number):
+        return None
+    value = float(number)
+    return value if math.isfinite(value) else None
+
+
+def _float(text: str) -> float | None:
+    value = _double(text)
+    if value is None:
+        # Beyond a double it is beyond a float.
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        nearest = np.float32(value)
+        if value and np.isfinite(nearest) and abs(value) > 1e-60:
+            # By way of a double it may be rounded twice.
+            exact = Fraction(text.strip(_JAVA_TRIMMED))
+            sides = [np.nextafter(nearest, np.float32(side)) for side in (-np.inf, np.inf)]
+            candidates = [c for c in (nearest, *sides) if np.isfinite(c)]
+            nearest = min(candidates, key=lambda c: (abs(Fraction(float(c)) - exact), int(c.view(np.int32)) & 1))
+    return float(nearest) if np.isfinite(nearest) else None
+
+
+def _days(year: int, month: int, day: int) -> int | None:
+    """Return days since 1970 of a date of the proleptic Gregorian calendar, which has a year 0."""
+    cycles, rest = divmod(year, 400)
+    try:
+        ordinal = date(2000 + rest, month, day).toordinal()
+    except ValueError:
+        return None
+    return ordinal - _EPOCH_ORDINAL + (cycles - 5) * 146_097
+
+
+def _days_of(text: str) -> int | None:
+    match = _DATE.fullmatch(text)
+    if match is None or len(text.strip(_TRIMMED)) > len("yyyy-MM-dd"):
+        return None
+    return _days(*map(int, match.groups()))
+
+
+def _micros(text: str, timezone: str) -> int | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None or text.strip(_TRIMMED)[-1] in "\u0085\u2028\u2029":
+        return None
+    year, month, day, hour, minute, second, fraction, is_utc, sign, offset_hours, offset_minutes = match.groups()
+    days = _days(int(year), int(month), int(day))
+    if days is None or int(hour or 0) > 23 or int(minute or 0) > 59 or int(second or 0) > 59:
+        return None
+    seconds = (int(hour or 0) * 60 + int(minute or 0)) * 60 + int(second or 0)
+    micros = days * _DAY_MICROS + seconds * 1_000_000 + int((fraction or "0")[:6].ljust(6, "0"))
+    if sign is not None:
+        offset = int(offset_hours) * 60 + int(offset_minutes or 0)
+        if offset > _MOST_OFFSET or int(offset_minutes or 0) > 59:
+            return None
+        return micros - (-offset if sign == "-" else offset) * 60_000_000
+    if is_utc or timezone == "UTC":
+        return micros
+    if not _FIRST_ZONED <= int(year) <= _LAST_ZONED:
+        raise Undecided(text)
+    # The earlier of two where clocks go back, and later by the gap where they pass over it.
+    local = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    shift = local.replace(tzinfo=_zone(timezone)).utcoffset()
+    assert shift is not None
+    return micros - shift // timedelta(microseconds=1)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def _since_1970(text: str, unit: EpochUnit) -> int | None:
+    if not _EPOCH.fullmatch(text):
+        return None
+    number = _decimal(text, *_EPOCH_DIGITS[unit])
+    if number is None:
+        return None
+    with localcontext() as context:
+        context.prec = 60
+        factor = {"epoch_seconds": Decimal(1_000_000), "epoch_milliseconds": Decimal(1_000)}.get(unit, Decimal(1))
+        if unit == "epoch_nanoseconds":
+            factor = Decimal("0.001")
+        micros = int((number * factor).to_integral_value(ROUND_FLOOR))
+    return micros if _FIRST_MICROS <= micros <= _LAST_MICROS else None
+
+
+def double_text(value: float) -> str:
+    """Return a finite double as Java spells it. Raises Undecided where that depends on the release of Java."""
+    return _java_text(value, repr(value), _PLAIN_DOUBLES, _PLAIN_DOUBLE_DIGITS)
+
+
+def float_text(value: float) -> str:
+    """Return a finite float (32 bits) as Java spells it. Raises Undecided where that depends on the release of Java."""
+    return _java_text(value, str(np.format_float_scientific(np.float32(value))), _PLAIN_FLOATS, _PLAIN_FLOAT_DIGITS)
+
+
+def _java_text(value: float, fewest_digits: str, bounds: tuple[float, float], most: int) -> str:
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    if value == 0:
+        return f"{sign}0.0"
+    _, figures, exponent = Decimal(fewest_digits).as_tuple()
+    digits = "".join(map(str, figures))
+    assert isinstance(exponent, int)
+    point = len(digits) + exponent
+    digits = digits.rstrip("0")
+    if not bounds[0] < abs(value) < bounds[1] or len(digits) > most:
+        raise Undecided(fewest_digits)
+    if -3 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    if 0 < point <= 7:
+        digits = digits.ljust(point, "0")
+        return f"{sign}{digits[:point]}.{digits[point:] or '0'}"
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{point - 1}"
+
+
+def moment_text(micros: int) -> str:
+    """Return microseconds since 1970 as Spark spells a timestamp in UTC."""
+    days, rest = divmod(micros, _DAY_MICROS)
+    cycles, day = divmod(days + _EPOCH_ORDINAL - date(2000, 1, 1).toordinal(), 146_097)
+    moment = datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=day, microseconds=rest)
+    year = moment.year + 400 * cycles
+    spelled = f"+{year}" if year > 9999 else f"{year:04d}" if year >= 0 else f"-{-year:04d}"
+    fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".")
+    return f"{spelled}-{moment:%m-%d %H:%M:%S}{fraction}"

@@ -1,0 +1,547 @@
+"""Judgement of landing lines that Arrow is unsure of, in the task that reads them.
+
+Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.judge). The few lines with a value
+that only Spark's rules decide (`Undecided`) are left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.lake.faults import (
+    BAD,
+    FORGOTTEN,
+    GOOD,
+    NOT_JSON,
+    NOT_UTF8,
+    SHOWN_CHARACTERS,
+    WRONG_FIELDS,
+    a_type,
+    half_pair,
+    kind_empty,
+    kind_missing,
+    kind_nul,
+    kind_outside,
+    kind_unreadable,
+    most_bytes,
+    span_outside,
+    untimely_faults,
+)
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing.block_reader import Declaration, TimeRange, event_micros
+from headrace.lake.landing.blocks import BOM, I64, TOO_LONG, LineBlock, Mask
+from headrace.lake.landing.convert import arrow_type, element_type
+from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
+from headrace.lake.landing.exact_casts import Undecided, cast_texts, double_text, float_text, moment_text
+from headrace.lake.landing.json_members import DeclaredNames, Members, element_text, elements_of, members_of, text_of
+from headrace.lake.landing.json_paths import columns_with_halves, without_halves
+from headrace.schema import TableColumn
+
+_NUL, _QUOTE = "\0", '"'
+_EXTRA_TYPE = pa.map_(pa.string(), pa.string())
+
+
+@dataclass
+class _Line:
+    """A line that is a row, good or bad."""
+
+    number: int
+    text: str
+    #: Why the line as a whole cannot be read.
+    broken: str | None
+    #: Of each declared column its value: a text, or what headrace.lake.landing.json_members gives; None for null.
+    values: Sequence[Any]
+    #: Declared columns that the line has a key (a field) for, be it null.
+    present: Set[str]
+    #: Undeclared columns and their values.
+    extra: Mapping[str, Any]
+    #: Further reasons why the row is bad.
+    faults: list[str] = field(default_factory=list)
+    #: Declared columns that have U+FFFD for half a surrogate pair, by their places.
+    halves: Sequence[int] = ()
+
+
+@dataclass
+class _Fault:
+    """One thing that is wrong with a row: its kind (for counting), its reason, and the value."""
+
+    kind: str
+    reason: str
+    example: str = ""
+
+
+@dataclass
+class JudgedCounts:
+    """Counts of judged rows; see `headrace.lake.landing.profile.FileProfile`. JSON values, by columns' names."""
+
+    skipped: int = 0
+    good: int = 0
+    bad: int = 0
+    forgotten: int = 0
+    broken: int = 0
+    readable: dict[str, int] = field(default_factory=dict)
+    #: Nulls in good rows.
+    nulls: dict[str, int] = field(default_factory=dict)
+    #: (count, example).
+    unreadable: dict[str, list[Any]] = field(default_factory=dict)
+    mended: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    present: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    #: Microseconds since 1970.
+    newest: int | None = None
+
+    def add(self, counts: JudgedCounts) -> None:
+        """Add the counts of further rows."""
+        for name in ("skipped", "good", "bad", "forgotten", "broken"):
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        for name in ("readable", "nulls", "mended", "reasons"):
+            totals = getattr(self, name)
+            for key, count in getattr(counts, name).items():
+                totals[key] = totals.get(key, 0) + count
+        for key, (count, example) in counts.unreadable.items():
+            total, first = self.unreadable.get(key, (0, example))
+            self.unreadable[key] = [total + count, min(first, example)]
+        self.present = sorted({*self.present, *counts.present})
+        self.extra = sorted({*self.extra, *counts.extra})
+        self.newest = max((n for n in (self.newest, counts.newest) if n is not None), default=None)
+
+
+@dataclass(frozen=True)
+class JudgedLines:
+    """Some lines of a block, judged."""
+
+    #: By `judged_schema`: the good rows and the bad ones.
+    rows: pa.Table
+    counts: JudgedCounts
+    #: Of the given lines, those that are left to Spark's rules. bool [lines].
+    undecided: Mask
+
+
+def judged_schema(declaration: Declaration) -> pa.Schema:
+    """Return the columns of judged rows, a part of those of `headrace.lake.landing.judge.typed`."""
+    position = [("_file", pa.int32()), ("_ds", pa.string()), ("_source_file", pa.string()), ("_line", pa.int64())]
+    columns = [(c.name, arrow_type(c.type)) for c in declaration.columns]
+    texts = [("_extra", _EXTRA_TYPE), ("_raw", pa.string()), ("_reason", pa.string())]
+    return pa.schema([*position, ("_copy", pa.int32()), ("_state", pa.int32()), *columns, *texts])
+
+
+@dataclass(frozen=True)
+class LineJudge:
+    """Judges lines of one landing file."""
+
+    declaration: Declaration
+    #: None: JSON lines.
+    form: DelimitedForm | None
+    #: Whether undeclared columns become columns of the table.
+    accept: bool
+    times: TimeRange
+    #: Number, day and name of the file.
+    file: tuple[int, str, str]
+    forgotten: ForgottenValues | None = None
+
+    def judge(self, block: LineBlock, chosen: Mask) -> JudgedLines:
+        """Judge some lines of a block. `chosen`: bool [lines]."""
+        numbers = block.number(chosen)
+        texts = block.texts(chosen).view(pa.binary()).to_pylist()
+        undecided = np.zeros(len(numbers), np.bool_)
+        counts, lines, places = JudgedCounts(), [], []
+        for place, (number, text) in enumerate(zip(numbers.tolist(), texts, strict=True)):
+            try:
+                line = self._line(number, text, TOO_LONG if block.too_long else None)
+            except Undecided:
+                undecided[place] = True
+                continue
+            if line is None:
+                counts.skipped += 1
+            else:
+                lines.append(line)
+                places.append(place)
+        rows = _Rows(self, lines)
+        undecided[np.array(places, np.int64)[rows.undecided]] = True
+        counts.add(rows.counts)
+        return JudgedLines(rows.table, counts, undecided)
+
+    def _line(self, number: int, raw: bytes, fault: str | None) -> _Line | None:
+        """Return what a line says; None where it is no row. Raises Undecided."""
+        data = raw.rstrip(b"\r")
+        if number == 1:
+            while data.startswith(BOM):
+                data = data.removeprefix(BOM)
+        text = data.decode(errors="replace")
+        is_utf8 = "\ufffd" not in text or text.encode() == data
+        if not is_utf8 and len(data) < len(raw) and max(data[-3:], default=0) >= 0xC0:
+            raise Undecided("a carriage return behind a character that is not whole")
+        if fault is None and not text.strip(" "):
+            return None
+        if self.form is not None and self.form.header and number == 1:
+            return None
+        broken = fault or (None if is_utf8 else NOT_UTF8)
+        return (
+            self._of_json(number, text, data, broken)
+            if self.form is None
+            else self._of_fields(self.form, number, text, data, broken)
+        )
+
+    def _of_fields(self, form: DelimitedForm, number: int, text: str, data: bytes, broken: str | None) -> _Line:
+        if _QUOTE not in text or not form.quotes:
+            values = text.split(form.separator)
+        else:
+            fields = QuotedFields(form.separator, escape=form.escape).values(data)
+            if isinstance(fields, str):
+                broken, fields = broken or fields, []
+            values = [value.decode(errors="replace") for value in fields]
+        if len(values) != len(form.names):
+            broken = broken or WRONG_FIELDS
+            values += [""] * (len(form.names) - len(values))
+        nulls, places = self._nulls, self._places
+        texts = [None if place is None or values[place] in nulls else values[place] for place in places.declared]
+        extra = {name: None if values[k] in nulls else values[k] for name, k in places.undeclared}
+        return _Line(number, text, broken, texts, places.present, extra)
+
+    def _of_json(self, number: int, text: str, data: bytes, broken: str | None) -> _Line:
+        names = self._names
+        halves: list[int] = []
+        sound = text
+        if "\\u" in text:
+            halves = columns_with_halves(data, [(name,) for name in names.declared])
+            sound = without_halves(data).decode(errors="replace")
+        members = members_of(sound)
+        if members is None:
+            members, broken = Members(), broken or NOT_JSON
+        members, fault = names.renamed(members)
+        by_name: dict[str, Any] = {}
+        for name, value in members:
+            by_name.setdefault(name, value)  # of several members with one name the first
+        present = names.present & by_name.keys()
+        extra = {name: by_name[name] for name in by_name if name not in present}
+        faults = [fault] if fault is not None else []
+        faults += [half_pair(names.declared[i]) for i in halves if names.declared[i] in self.declaration.ids]
+        return _Line(
+            number, text, broken, [by_name.get(name) for name in names.declared], present, extra, faults, halves
+        )
+
+    @cached_property
+    def _nulls(self) -> frozenset[str]:
+        assert self.form is not None
+        return frozenset({"", *self.form.nulls})
+
+    @cached_property
+    def _places(self) -> _FieldPlaces:
+        assert self.form is not None
+        place = {name: k for k, name in enumerate(self.form.names)}
+        declared = [c.name for c in self.declaration.columns]
+        undeclared = [(name, k) for name, k in place.items() if name not in set(declared)]
+        return _FieldPlaces([place.get(name) for name in declared], undeclared, frozenset(declared) & place.keys())
+
+    @cached_property
+    def _names(self) -> DeclaredNames:
+        return DeclaredNames([c.name for c in self.declaration.columns])
+
+
+@dataclass(frozen=True)
+class _FieldPlaces:
+    """Places of columns among the fields of a line."""
+
+    #: Of each declared column; None: the file has no such field.
+    declared: list[int | None]
+    undeclared: list[tuple[str, int]]
+    #: The declared columns that the file has.
+    present: Set[str]
+
+
+class _Rows:
+    """Lines as typed rows with their states."""
+
+    def __init__(self, judge: LineJudge, lines: list[_Line]) -> None:
+        self._judge, self._declaration, self._lines = judge, judge.declaration, lines
+        self.undecided: Mask = np.zeros(len(lines), np.bool_)
+        self._faults: list[list[_Fault]] = [[] for _ in lines]
+        columns = [self._typed(i, c) for i, c in enumerate(self._declaration.columns)]
+        self._values = dict(zip((c.name for c in self._declaration.columns), columns, strict=True))
+        self._add_unfit_texts()
+        self._add_outside()
+        self._add_untimely()
+        for faults, line in zip(self._faults, lines, strict=True):
+            faults += [_Fault(fault, fault) for fault in line.faults]
+        states = self._states()
+        extra = [self._extra_texts(row) for row in range(len(lines))]
+        self.table = self._table(states, columns, extra)
+        self.counts = self._counts(states)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def _each(self, function: Callable[[int], Any]) -> list[Any]:
+        """Return what a function gives for each row; None, and the row undecided, where it raises Undecided."""
+        results: list[Any] = []
+        for row in range(len(self._lines)):
+            try:
+                results.append(function(row))
+            except Undecided:
+                self.undecided[row] = True
+                results.append(None)
+        return results
+
+    def _text_of(self, row: int, i: int) -> str:
+        """Return a value that is not null as text. Raises Undecided."""
+        value = self._lines[row].values[i]
+        return value if type(value) is str else text_of(value)
+
+    def _typed(self, i: int, column: TableColumn) -> pa.Array:
+        """Return a declared column's values, and record the faults of those that cannot be read."""
+        raw = [line.values[i] for line in self._lines]
+        is_list = element_type(column.type) is not None
+        values, lost = self._lists(i, column, raw) if is_list else self._scalars(i, column, raw)
+        for row in np.flatnonzero(lost).tolist():
+            try:
+                example = self._text_of(row, i)[:SHOWN_CHARACTERS]
+            except Undecided:
+                self.undecided[row] = True
+                continue
+            reason = f"{column.name}: '{example}' is not {a_type(column.type)}"
+            self._faults[row].append(_Fault(kind_unreadable(column), reason, example))
+        if column.required:
+            for row, value in enumerate(raw):
+                if value is None:
+                    self._faults[row].append(_Fault(kind_missing(column), kind_missing(column)))
+        return values
+
+    def _scalars(self, i: int, column: TableColumn, raw: list[Any]) -> tuple[pa.Array, Mask]:
+        declaration, name = self._declaration, column.name
+
+        def ready(row: int) -> str | None:
+            value = raw[row]
+            if isinstance(value, float) and column.type == "double" and name not in declaration.spellings:
+                return repr(value)  # however Java spells it, it is this double
+            return None if value is None else self._text_of(row, i)
+
+        form = self._judge.form
+        texts = pa.array(raw if form is not None else self._each(ready), pa.string())
+        plain = texts
+        if form is not None and name in form.rewrites:
+            plain = pc.replace_substring_regex(plain, *form.rewrites[name])
+        if name in declaration.spellings:
+            plain = declaration.spellings[name].plain(plain)
+        values, undecided = cast_texts(plain, column.type, declaration.timezone, declaration.timestamps.get(name))
+        self.undecided |= undecided
+        return values, _lost(values, texts)
+
+    def _lists(self, i: int, column: TableColumn, raw: list[Any]) -> tuple[pa.Array, Mask]:
+        declaration, form, element = self._declaration, self._judge.form, element_type(column.type)
+        assert element is not None
+
+        def ready(row: int) -> list[str | None] | None:
+            value = raw[row]
+            if value is None:
+                return None
+            if form is not None:
+                return list(value.split(form.lists))
+            elements = elements_of(value)
+            if elements is None:
+                return None
+            is_double = element == "double" and column.name not in declaration.spellings
+            return [repr(e) if is_double and isinstance(e, float) else element_text(e) for e in elements]
+
+        is_absent = np.array([value is None for value in raw], np.bool_)
+        lists = pa.array(self._each(ready), pa.list_(pa.string()))
+        texts = lists.flatten()
+        plain = texts
+        if column.name in declaration.spellings:
+            plain = declaration.spellings[column.name].plain(plain)
+        values, undecided = cast_texts(plain, element, declaration.timezone, None)
+        sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        row_of = np.repeat(np.arange(len(lists)), sizes)
+        self.undecided[row_of[undecided]] = True
+        lost = ~is_absent & lists.is_null().to_numpy(zero_copy_only=False)
+        lost[row_of[_lost(values, texts)]] = True
+        offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+        typed = pa.ListArray.from_arrays(pa.array(offsets), values, type=arrow_type(column.type))
+        # A list with an element that is spelled otherwise is none; one with another element that cannot be read is a
+        # list with a null there, of a bad row.
+        is_none = lists.is_null().to_numpy(zero_copy_only=False).copy()
+        is_none[row_of[_lost(plain, texts)]] = True
+        return (pc.if_else(pa.array(is_none), None, typed) if is_none.any() else typed), lost
+
+    def _extra_texts(self, row: int) -> list[tuple[str, str | None]] | None:
+        """Return undeclared members that the table has a column for."""
+        judge, line = self._judge, self._lines[row]
+        if not line.extra or self.undecided[row]:
+            return None
+        texts: list[tuple[str, str | None]] = []
+        for name, value in line.extra.items():
+            if judge.accept or name in self._declaration.extra:
+                try:
+                    texts.append((name, None if value is None else text_of(value)))
+                except Undecided:
+                    self.undecided[row] = True
+                    return None
+        return texts
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _add_unfit_texts(self) -> None:
+        declaration = self._declaration
+        for column in declaration.columns:
+            name, values, is_id = column.name, self._values[column.name], column.name in declaration.ids
+            if column.type not in ("string", "array<string>"):
+                continue
+            may_have_nul = declaration.nul_in_ids if is_id else declaration.nul_in_texts
+            looked_at = np.zeros(len(values), np.bool_)
+            if is_id and (declaration.id_bytes is not None or not declaration.empty_ids):
+                looked_at |= values.is_valid().to_numpy(zero_copy_only=False)
+            if not may_have_nul and _has_nul(values):
+                looked_at |= values.is_valid().to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(looked_at).tolist():
+                value = values[row].as_py()
+                faults = self._faults[row]
+                if is_id and declaration.id_bytes is not None and len(value.encode()) > declaration.id_bytes:
+                    limit, size = most_bytes(declaration.id_bytes), len(value.encode())
+                    reason = f"{name}: '{value[:SHOWN_CHARACTERS]}' has {size}; {limit}"
+                    faults.append(_Fault(f"{name}: {limit}", reason.replace(_NUL, "\\0")))
+                if is_id and not declaration.empty_ids and value == "":
+                    faults.append(_Fault(kind_empty(name), kind_empty(name)))
+                texts = value if isinstance(value, list) else [value]
+                if not may_have_nul and any(text is not None and _NUL in text for text in texts):
+                    faults.append(_Fault(kind_nul(name, is_id), kind_nul(name, is_id)))
+
+    def _add_outside(self) -> None:
+        types = {c.name: c.type for c in self._declaration.columns}
+        for name, (low, high) in self._declaration.ranges.items():
+            for row, value in enumerate(self._values[name].to_pylist()):
+                if value is None:
+                    continue
+                number = float(value)
+                if (low is None or number >= low) and (high is None or number <= high):
+                    continue
+                try:
+                    text = _number_text(value, types[name])
+                except Undecided:
+                    self.undecided[row] = True
+                    continue
+                kind = kind_outside(name, low, high)
+                self._faults[row].append(_Fault(kind, f"{name}: {text} is {span_outside(low, high)}"))
+
+    def _add_untimely(self) -> None:
+        name, times = self._declaration.event_time, self._judge.times
+        if name is None:
+            return
+        too_late, too_early = untimely_faults(self._declaration.late_days)
+        for row, micros in enumerate(event_micros(self._values[name]).to_pylist()):
+            if micros is None:
+                continue
+            for is_fault, fault in (
+                (times.first is not None and micros < times.first, too_late),
+                (micros >= times.end, too_early),
+            ):
+                if is_fault:
+                    reason = f"{name}: '{moment_text(micros)}' is {fault}"
+                    self._faults[row].append(_Fault(f"{name}: {fault}", reason))
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def _states(self) -> I64:
+        broken = np.array([line.broken is not None for line in self._lines], np.bool_)
+        faulty = np.array([bool(faults) for faults in self._faults], np.bool_)
+        states = np.where(broken | faulty, BAD, GOOD)
+        forgotten = self._judge.forgotten
+        if forgotten is None or not len(states):
+            return states
+        names = [c.name for c in self._declaration.columns]
+        is_forgotten = forgotten.any_of(names, list(self._values.values()))
+        for name in forgotten.columns:
+            i = names.index(name)
+
+            def text(row: int, i: int = i) -> str | None:
+                return None if self._lines[row].values[i] is None else self._text_of(row, i)
+
+            is_forgotten |= forgotten.mask(name, pa.array(self._each(text), pa.string()))
+        for row in np.flatnonzero(broken).tolist():
+            is_forgotten[row] |= forgotten.in_line(self._lines[row].text)
+        return np.where(is_forgotten, FORGOTTEN, states)
+
+    def _reason(self, row: int) -> str:
+        broken = self._lines[row].broken
+        return broken if broken is not None else "; ".join(fault.reason for fault in self._faults[row])
+
+    def _table(self, states: I64, columns: list[pa.Array], extra: list[Any]) -> pa.Table:
+        written = np.flatnonzero(~self.undecided & (states != FORGOTTEN))
+        number, ds, name = self._judge.file
+        is_bad = states == BAD
+        raw = [line.text if bad else None for line, bad in zip(self._lines, is_bad.tolist(), strict=True)]
+        reasons = [self._reason(row) if bad else None for row, bad in enumerate(is_bad.tolist())]
+        n = len(self._lines)
+        arrays = [
+            pa.array(np.full(n, number, np.int32)),
+            pa.array([ds] * n, pa.string()),
+            pa.array([name] * n, pa.string()),
+            pa.array([line.number for line in self._lines], pa.int64()),
+            pa.array(np.zeros(n, np.int32)),
+            pa.array(states.astype(np.int32)),
+            *columns,
+            pa.array(extra, _EXTRA_TYPE),
+            pa.array(raw, pa.string()),
+            pa.array(reasons, pa.string()),
+        ]
+        return pa.Table.from_arrays(arrays, schema=judged_schema(self._declaration)).take(pa.array(written))
+
+    def _counts(self, states: I64) -> JudgedCounts:
+        counts, decided = JudgedCounts(), ~self.undecided
+        counts.good, counts.bad, counts.forgotten = (
+            int((decided & (states == s)).sum()) for s in (GOOD, BAD, FORGOTTEN)
+        )
+        good = decided & (states == GOOD)
+        for column in self._declaration.columns:
+            is_value = self._values[column.name].is_valid().to_numpy(zero_copy_only=False)
+            counts.readable[column.name] = int((decided & is_value).sum())
+            counts.nulls[column.name] = int((good & ~is_value).sum())
+        kinds = {kind_unreadable(c): c.name for c in self._declaration.columns}
+        present: set[str] = set()
+        extra: set[str] = set()
+        for row in np.flatnonzero(decided).tolist():
+            line = self._lines[row]
+            present |= line.present
+            extra |= line.extra.keys()
+            if states[row] == GOOD:
+                for i in line.halves:
+                    name = self._declaration.columns[i].name
+                    counts.mended[name] = counts.mended.get(name, 0) + 1
+            elif states[row] == BAD and line.broken is not None:
+                counts.broken += 1
+                counts.reasons[line.broken] = counts.reasons.get(line.broken, 0) + 1
+            elif states[row] == BAD:
+                faults = self._faults[row]
+                counts.reasons[faults[0].kind] = counts.reasons.get(faults[0].kind, 0) + 1
+                for fault in faults:
+                    if fault.kind in kinds:
+                        count, example = counts.unreadable.get(kinds[fault.kind], (0, fault.example))
+                        counts.unreadable[kinds[fault.kind]] = [count + 1, min(example, fault.example)]
+        counts.present, counts.extra = sorted(present), sorted(extra)
+        if self._declaration.event_time is not None and good.any():
+            times = event_micros(self._values[self._declaration.event_time]).filter(pa.array(good))
+            counts.newest = pc.max(times).as_py()
+        return counts
+
+
+def _has_nul(values: pa.Array) -> bool:
+    """Return whether a text, or an element of a list of texts, has a NUL character."""
+    texts = values.flatten() if pa.types.is_list(values.type) else values
+    return bool(pc.any(pc.match_substring(texts, _NUL)).as_py())
+
+
+def _lost(values: pa.Array, texts: pa.Array) -> Mask:
+    """Return a mask of texts that have no value. bool [texts]."""
+    lost: Mask = pc.and_(values.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
+    return lost
+
+
+def _number_text(value: float, declared: str) -> str:
+    if declared == "double":
+        return double_text(value)
+    return float_text(value) if declared == "float" else str(value)

@@ -1,0 +1,258 @@
+"""Every line by the judge of the reading tasks and by Spark's rules: the same rows, reasons and counts."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from headrace.config import LandingSource, Table
+from headrace.lake.faults import BAD, FORGOTTEN, GOOD, SKIPPED
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing.arrow_rows import arrow_plan, with_judged
+from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
+from headrace.lake.landing.blocks import Part, blocks
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.profile import FileProfile, profiles
+from headrace.lake.landing.reader import LandingBatch
+from headrace.lake.landing.unsure_lines import JudgedCounts, LineJudge
+from headrace.workspace import Workspace
+from tests import csv_dialects
+from tests.ingest_lines import NAMES, SCALARS, TABLE, csv_lines, json_lines, source
+
+DAY = "2026-03-01"
+EXAMPLES = settings(
+    # Each example is a run of Spark.
+    max_examples=int(os.environ.get("HEADRACE_JUDGE_EXAMPLES", "2")),
+    suppress_health_check=list(HealthCheck),
+    derandomize="HEADRACE_JUDGE_EXAMPLES" not in os.environ,
+    phases=[Phase.generate],
+    deadline=None,
+)
+
+#: Lines of an example.
+ROWS = int(os.environ.get("HEADRACE_JUDGE_ROWS", "150"))
+
+
+def batch_of(spark: SparkSession, ws: Workspace, chosen: LandingSource, table: Table, name: str, body: bytes) -> Any:
+    path = Path(ws.home) / "in" / DAY / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    ids = frozenset(c.name for c in table.columns if c.name == "id" and c.type == "string")
+    return LandingBatch(spark, chosen, table, (find_files(chosen, ws, DAY),), ids=ids)
+
+
+def bits(table: pa.Table) -> dict[int, dict[str, Any]]:
+    """Rows by their lines, floats by their bits, times as numbers: years 0 and 10000 are none of Python's."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_temporal(field.type):
+            number = pa.int64() if pa.types.is_timestamp(field.type) else pa.int32()
+            table = table.set_column(i, field.name, table.column(i).cast(number))
+    rows = table.to_pylist()
+    return {row["_line"]: {k: v.hex() if isinstance(v, float) else v for k, v in row.items()} for row in rows}
+
+
+def differences(by_judge: dict[int, dict[str, Any]], by_spark: dict[int, dict[str, Any]]) -> list[str]:
+    """Name the first lines that differ, and in what."""
+    lines = [n for n in sorted(by_judge.keys() | by_spark.keys()) if by_judge.get(n) != by_spark.get(n)]
+    texts = []
+    for n in lines[:6]:
+        judged, typed = by_judge.get(n, {}), by_spark.get(n, {})
+        texts += [
+            f"line {n}, {name}: {judged.get(name)!r}, by Spark {typed.get(name)!r}"
+            for name in judged | typed
+            if judged.get(name) != typed.get(name)
+        ]
+    return texts
+
+
+def compare(
+    spark: SparkSession, ws: Workspace, batch: LandingBatch, forgotten: ForgottenValues | None = None
+) -> tuple[int, int]:
+    """Judge all lines both ways; (lines that the tasks' judge decides, all of them)."""
+    plan = arrow_plan(batch, [])
+    assert not isinstance(plan, str), plan
+    file, declaration = plan.files[0], plan.declaration
+    place = (0, file.ds, file.name)
+    judge = LineJudge(declaration, file.form, plan.accept, file.times, place, forgotten)
+    counts, tables, undecided = JudgedCounts(), [], []
+    lines = 0
+    for block in blocks(Part(0, batch.files[0][1].path), 1 << 16):
+        judged = judge.judge(block, np.ones(len(block), np.bool_))
+        counts.add(judged.counts)
+        tables.append(judged.rows)
+        undecided += (block.first_line + np.flatnonzero(judged.undecided)).tolist()
+        lines += len(block)
+    rows = pa.concat_tables(tables).sort_by("_line")
+    frame, folder = rows_by_spark(batch, checked_reader(batch), ws.spark_local / "typed", forgotten)
+    every = pq.read_table(folder.local_path(), partitioning=None).sort_by("_line")
+    assert every.num_rows == lines
+    decided = every.filter(pc.invert(pc.is_in(every.column("_line"), pa.array(undecided, pa.int64()))))
+    names = ["_file", "_ds", "_source_file", "_copy", "_state", "_raw", "_reason"]
+    for state, columns in ((BAD, names), (GOOD, [*names, *(c.name for c in batch.table.columns)])):
+        by_judge, by_spark = (
+            bits(frame.filter(pc.equal(frame["_state"], state)).select(["_line", *columns]))
+            for frame in (rows, decided)
+        )
+        assert differences(by_judge, by_spark) == []
+    if plan.accept:
+        written = decided.filter(pc.is_in(decided.column("_state"), pa.array([GOOD, BAD])))
+        for judged_extra, spark_extra in zip(rows["_extra"].to_pylist(), written["_extra"].to_pylist(), strict=True):
+            assert dict(judged_extra or {}) == dict(spark_extra or {})
+    states = decided.column("_state").to_pylist()
+    totals = (counts.good, counts.bad, counts.skipped, counts.forgotten)
+    assert totals == tuple(states.count(state) for state in (GOOD, BAD, SKIPPED, FORGOTTEN))
+    if undecided:
+        frame = frame.where(~frame["_line"].isin(undecided))
+        left = {0: lines - len(undecided)}
+    else:
+        left = None
+    (expected,) = profiles(frame, batch.table, batch, left)
+    empty_profile = FileProfile(file.ds, file.name, nulls=dict.fromkeys(batch.table.expectations.null_rate, 0))
+    assert with_judged(empty_profile, [counts], [c.name for c in batch.table.columns]) == expected
+    return lines - len(undecided), lines
+
+
+def joined(lines: Sequence[str], end: str = "\n") -> bytes:
+    return end.join(lines).encode()
+
+
+#: Cells of any kind in any column.
+CELLS = st.one_of(*SCALARS.values(), st.text(st.characters(exclude_characters="\n"), max_size=6))
+#: Texts at the edges of types, `;` between them.
+_EDGES = """0000-01-01;0000-02-29;9999-12-31T23:59:59.999999-18:00;1899-12-31T00:00Z;0001-01-01T00:00+18:00;1500-02-29
+2026-01-01T00:00:00+18:01;2026-01-01T10:00+01;1600-02-29 23:59:59 +0100;99999;1e19;1.0e18;9007199254740993e0;12.;e5;7
+9007199254740992e0;+12.000;1E+05;1e-5;3.4028235e38;3.4028236e38;1e-46;7e-46;1.17549435e-38;16777217;1e12;Infinity;.
+0.1000000014901161193847656250001;253402300799.999999;253402300799999.4999;253402300799999.9995;-62135596800000;-NaN
+1772323200000.0005;1772323200000.00049;184467440737095516160;2026-03-01T05:06:07,123456789 +0530;-.;--5;1e99;e2;a b
+2026-03-29T02:30:00;2026-10-25T02:30:00;2026-03-29 02:30:00.5;1969-06-01T00:00:00;1,234.5;1.234,5;01.03.2026;+1e3"""
+ODD_CELLS = [cell for line in _EDGES.split("\n") for cell in line.split(";")]
+ODD_CELLS += [
+    " 5",
+    "5\x7f",
+    "5\u2028",
+    "1.0\u2028",
+    "1.0\r",
+    "true ",
+    "\tno",
+    "TRUE\x85",
+    "2026-03-01\r",
+    "2026-03-01 ",
+]
+ODD_CELLS += [
+    "\u0660",
+    "1" * 40,
+    "0" * 40 + "7",
+    "a|b",
+    "5|x|",
+    "|",
+    "NA",
+    "\\N",
+    "\x00",
+    "é",
+    "\ufeff",
+    "253402300800000",
+]
+ODD_CELLS += ['"x^"y"', '"x\\"y"', '"x"y', '"a', 'a"b', '"1|2"', '"2026-03-01"', '"a""b"', "2026-03-01T00:00:00UTC\r"]
+#: JSON values, `;` between them.
+_VALUES = r"""1.5;1.50;100.0;1e3;-0;-0.0;0.1;1E400;NaN;-Infinity;null;true;false;[];{};"\ud83d";"\ud83d\ude00";01;1.;.5
+"a\u0001\n";[[1.50]];"\u00e9\/";"it\'s";'single';12345678901234567890;0.30000000000000004;[NaN, "a", null, {"k": 1.0}]
++1;"[1]";{"a": {"b": [1.0, "x\u001f"], 'c': null}};[1, "2", 3.0];["a\"b"];1e15;1e16;123456.789;"\u0000";INF;0.00012"""
+JSON_VALUES = [value for line in _VALUES.split("\n") for value in line.split(";")]
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[list[str], random.Random]:
+    """Cells, and what picks from them: far faster than drawing each cell of each line."""
+    return draw(st.lists(CELLS, max_size=60)) + ODD_CELLS, random.Random(draw(st.integers(0, 2**32)))
+
+
+def records(pool: tuple[list[str], random.Random], separator: str, names: Sequence[str], rows: int) -> list[str]:
+    """Lines of any cells, most of them with as many as there are names; in most lines one cell can be at fault."""
+    cells, pick = pool
+    lines = []
+    for _ in range(rows):
+        size = len(names) + (pick.choice((-1, 1)) if pick.random() < 0.1 else 0)
+        share = pick.choice((0.7, 0.1, 0.1))
+        fields = [pick.choice(cells) if pick.random() < share else "" for _ in range(size)]
+        lines.append(separator.join([*(["e"] if share == 0.1 else []), *fields][:size]))
+    return lines
+
+
+def objects(pool: tuple[list[str], random.Random], names: Sequence[str], rows: int) -> list[str]:
+    """Lines that are JSON objects of any values, most of them; in most lines one value can be at fault."""
+    cells, pick = pool
+    texts = ['"' + c.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"' for c in cells]
+    values = [*texts, *cells, *JSON_VALUES, *JSON_VALUES]
+    lines = []
+    for _ in range(rows):
+        chosen = pick.sample([*names, "ID", "Ts", "z", "y'"], pick.choice((1, 1, 1, 2, 6)))
+        members = [f'"{name}": {pick.choice(values)}' for name in chosen]
+        lines.append("{" + ", ".join([*members, *(['"id": "e"'] if "id" not in chosen else [])]) + "}")
+    return [line.replace('"', "'") if pick.random() < 0.1 else line for line in lines]
+
+
+@pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "dialects", "jsonl", "jsonl, accepted"])
+def test_the_tasks_judge_as_spark_does(spark: SparkSession, tmp_path: Path, form: str) -> None:
+    numbers, totals = count(), [0, 0]
+    forgotten = ForgottenValues.new().having("id", ["e2", "a b"]).having("i", ["7"])
+
+    def check(body: bytes, chosen: LandingSource, declared: Table, name: str, listed: bool = False) -> None:
+        ws = Workspace(tmp_path / str(next(numbers)))
+        batch = batch_of(spark, ws, chosen, declared, name, body)
+        decided, lines = compare(spark, ws, batch, forgotten if listed else None)
+        totals[0] += decided
+        totals[1] += lines
+
+    limits = {"ids": {"max_bytes": 6, "empty": "quarantine"}}
+    few_columns = ["id", "ts", "i", "tags"]
+    if form.startswith("jsonl"):
+        accept: dict[str, Any] = {"new_columns": "accept"} if form != "jsonl" else {}
+        table = Table.model_validate(TABLE | accept | (limits if form == "jsonl" else {}))
+
+        @EXAMPLES
+        @given(st.lists(json_lines(), max_size=20), pools(), st.booleans())
+        def run(lines: list[str], pool: tuple[list[str], random.Random], listed: bool) -> None:
+            lines = [*lines, *objects(pool, NAMES, ROWS), *objects(pool, few_columns, ROWS)]
+            body = b"\xef\xbb\xbf" + joined(lines) + b'\n{"id": "\xff"}\n{"id": "\xe2\x82", "i": 5}'
+            check(body, source(format="jsonl"), table, "a.jsonl", listed)
+
+    elif form == "dialects":
+        table = Table.model_validate({"columns": csv_dialects.COLUMNS})
+
+        @EXAMPLES
+        @given(csv_dialects.rows(), csv_dialects.dialects(), pools())
+        def run(rows: list[Any], dialect: csv_dialects.Dialect, pool: tuple[list[str], random.Random]) -> None:
+            body = csv_dialects.written(rows, dialect)
+            lines = records(pool, dialect.separator, csv_dialects.NAMES, 2 * ROWS)
+            chosen = LandingSource.model_validate({"path": "in/{ds}/*", **dialect.source()})
+            check(body + joined(lines, dialect.line_end), chosen, table, "a.csv")
+
+    else:
+        plainly = form == "csv"
+        more = {} if plainly else {"timezone": "Europe/Berlin", "null_value": "NA", "header": False}
+        table = Table.model_validate(TABLE | (limits if plainly else {"ids": {"nul": "keep"}}))
+
+        @EXAMPLES
+        @given(st.lists(csv_lines(), max_size=20), pools(), st.booleans())
+        def run(lines: list[str], pool: tuple[list[str], random.Random], crlf: bool) -> None:
+            lines = [*lines, *records(pool, ",", NAMES, 2 * ROWS)]
+            names = [*NAMES[1:], "z"] if plainly and crlf else NAMES
+            end = "\r\n" if crlf else "\n"
+            body = joined([",".join(names), *lines] if plainly else lines, end) + b"\n\xff,\xe2\x82,5"
+            check(body, source(format="csv", **more), table, "a.csv", crlf)
+
+    run()
+    assert totals[0] > 0.9 * totals[1], totals

@@ -1,0 +1,169 @@
+"""Single texts and lines that Arrow is unsure of, without Spark: against Python's own calendar, fractions and JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.lake.landing.block_reader import Declaration, TimeRange
+from headrace.lake.landing.blocks import TOO_LONG, LineBlock
+from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
+from headrace.lake.landing.exact_casts import Undecided, cast_texts, double_text, moment_text
+from headrace.lake.landing.json_members import Members, elements_of, members_of, text_of
+from headrace.lake.landing.unsure_lines import LineJudge
+from headrace.schema import TableColumn
+
+COLUMNS = (
+    TableColumn(name="id", required=True),
+    TableColumn(name="n", type="int"),
+    TableColumn(name="ts", type="timestamp"),
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def cast(text: str, declared: str, timezone: str = "UTC") -> object:
+    values, undecided = cast_texts(pa.array([text]), declared, timezone, None)
+    assert not undecided[0]
+    return values[0].as_py()
+
+
+@given(st.datetimes(), st.sampled_from(["UTC", "Europe/Berlin"]))
+def test_times_are_those_of_the_calendar(time: datetime, zone: str) -> None:
+    text = time.isoformat(sep=" ")
+    if zone != "UTC" and not 1970 <= time.year <= 2036:
+        values, undecided = cast_texts(pa.array([text]), "timestamp", zone, None)
+        assert undecided[0] or values[0].is_valid
+        return
+    moment = time.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    assert cast(text, "timestamp", zone) == moment
+    plain = moment.replace(tzinfo=None)
+    assert moment_text((moment - EPOCH) // timedelta(microseconds=1)) == str(plain).rstrip(
+        "0" if "." in str(plain) else ""
+    )
+
+
+@given(st.integers(1, 254), st.integers(0, 2**23 - 1), st.sampled_from([-1, 0, 1]))
+def test_a_float_is_the_nearest_one(exponent: int, mantissa: int, side: int) -> None:
+    """A text at the middle between two floats, or by 1e-60 beside it: a double has lost on which side it is."""
+    bits = np.array([exponent << 23 | mantissa, (exponent << 23 | mantissa) + 1], np.uint32)
+    low, high = (
+        (Fraction(float(f)) for f in bits.view(np.float32).tolist()) if exponent < 254 else (Fraction(1), Fraction(1))
+    )
+    middle = (low + high) / 2
+    scaled = middle * 10**200 + side * 10**100
+    text = f"{scaled.numerator // scaled.denominator}e-200"
+    expected = (low, high)[mantissa % 2] if side == 0 and scaled.denominator == 1 else (high if side > 0 else low)
+    if low != high and (side or scaled.denominator == 1):
+        assert cast(f"{text} ", "float") == float(expected)
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_a_line_end_that_java_does_not_trim_is_no_part_of_a_number(end: str) -> None:
+    assert cast(f"1.0{end}", "int") is None
+    assert cast("1.0\r", "int") == 1
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_double_is_spelled_as_what_it_is(value: float) -> None:
+    try:
+        text = double_text(value)
+    except Undecided:
+        assert len(repr(value)) > 15 or not 1e-290 < abs(value) < 1e15
+    else:
+        assert float(text).hex() == value.hex()
+
+
+@pytest.mark.parametrize(
+    ("line", "members"),
+    [
+        ("{}", ()),
+        ('{"a": 1, "a": -0, "b": "x"}', (("a", "1"), ("a", "0"), ("b", "x"))),
+        ("{'a': 'it\\'s \"x\"'}", (("a", 'it\'s "x"'),)),
+        ('{"a": {"k": [1.50, null, "\\u001f\\n/"]}}', (("a", '{"k":[1.5,null,"\\u001F\\n/"]}'),)),
+        ('{"a": NaN, "b": 1e999}', (("a", '"NaN"'), ("b", '"Infinity"'))),
+    ],
+)
+def test_members_of_an_object(line: str, members: tuple[tuple[str, str], ...]) -> None:
+    members_read = members_of(line)
+    assert members_read is not None
+    assert tuple((name, text_of(value)) for name, value in members_read) == members
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a": 1}], [{"b": 2}', '{"a": 1}]}', '{"a": 1} {"b": 2}', "[{}]", '{"a": 1}\t', "{'a': 1]}"]
+)
+def test_a_line_is_one_object(line: str) -> None:
+    """Spark takes the first object of the first two, and ignores the rest."""
+    assert members_of(line) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_nested_values_keep_what_they_say(value: object) -> None:
+    members_read = members_of(json.dumps({"a": [value]}))
+    assert isinstance(members_read, Members)
+    assert json.loads(text_of(members_read[0][1])) == [value]
+
+
+def test_what_may_be_a_list_in_a_text_is_left() -> None:
+    with pytest.raises(Undecided):
+        elements_of(" [1]")
+    assert elements_of("x") is None
+
+
+@given(st.lists(st.text('ab",;\\', max_size=6), min_size=1, max_size=5), st.sampled_from([None, "\\"]))
+def test_fields_are_those_that_were_written(fields: list[str], escape: str | None) -> None:
+    def quoted(text: str) -> str:
+        if escape is None:
+            return '"' + text.replace('"', '""') + '"'
+        return '"' + text.replace(escape, 2 * escape).replace('"', escape + '"') + '"'
+
+    line = ",".join(map(quoted, fields))
+    assert QuotedFields(",", escape=escape).values(line.encode()) == [field.encode() for field in fields]
+
+
+def test_reasons_and_counts_of_a_block() -> None:
+    judge = LineJudge(
+        Declaration(COLUMNS, ("z",), "UTC", {}, {"n": (0, 9)}, "ts", ids=("id",), id_bytes=3, late_days=1),
+        DelimitedForm(("id", "n", "ts", "z"), ",", header=True),
+        False,
+        TimeRange(0, 86_400_000_000),
+        (7, "1970-01-01", "a.csv"),
+    )
+    lines = ["id,n,ts,z", "a,5,1970-01-01,q", ",12,1970-01-02", "abcd,x,1970-01-03T00:00:00.5Z,\0", "", 'b"c,+1,,z']
+    block = LineBlock("\n".join([*lines, ""]).encode(), 1)
+    judged = judge.judge(block, np.ones(len(block), np.bool_))
+    rows = judged.rows.to_pylist()
+    assert [(r["_line"], r["id"], r["n"], r["_reason"]) for r in rows if r["_state"] == 0] == [
+        (2, "a", 5, None),
+        (6, 'b"c', 1, None),
+    ]
+    assert rows[0]["_extra"] == [("z", "q")]
+    assert {r["_line"]: r["_reason"] for r in rows if r["_state"] == 1} == {
+        3: "wrong number of fields",
+        4: "n: 'x' is not an int; id: 'abcd' has 4; an id has at most 3 bytes; "
+        "ts: '1970-01-03 00:00:00.5' is after the end of the day",
+    }
+    counts = judged.counts
+    assert (counts.skipped, counts.good, counts.bad, counts.broken) == (2, 2, 2, 1)
+    assert counts.readable == {"id": 3, "n": 3, "ts": 3}
+    assert counts.unreadable == {"n": [1, "x"]}
+    assert counts.reasons == {"wrong number of fields": 1, "n: not an int": 1}
+    assert not judged.undecided.any()
+
+
+def test_a_line_that_is_too_long_is_bad() -> None:
+    judge = LineJudge(Declaration(COLUMNS, (), "UTC", {}, {}, None), None, False, TimeRange(None, 0), (0, "d", "a"))
+    judged = judge.judge(LineBlock(b'{"id": "x...\n', 9, too_long=True), np.ones(1, np.bool_))
+    assert [(r["_line"], r["_raw"], r["_reason"]) for r in judged.rows.to_pylist()] == [(9, '{"id": "x...', TOO_LONG)]
