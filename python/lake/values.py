@@ -86,6 +86,7 @@ def has_twins(type_: T.DataType) -> bool:
 
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
+_MINUTES_AND_OFFSET = r"^(.{10}[T ]\d{2}:\d{2})( ?[Z+-])"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?$"
 #: A whole number, maybe with a fraction of zeros or in scientific notation.
 _WHOLE_NUMBER = r"^[+-]?\d+([.]\d{0,18})?([eE][+]?\d{1,2})?$"
@@ -434,6 +435,8 @@ def _unreadable(column: TableColumn, stored: T.DataType, place: str) -> UserErro
 
 def _timestamp(text: Column, timezone: str) -> Column:
     plain = F.regexp_replace(F.translate(text, ",", "."), " ?(UTC|GMT)$", "Z")
+    # Spark's cast reads an offset behind seconds alone.
+    plain = F.regexp_replace(plain, _MINUTES_AND_OFFSET, "$1:00$2")
     value = F.when(text.rlike(_TIMESTAMP), plain.try_cast("timestamp"))
     if timezone == "UTC":
         return value
