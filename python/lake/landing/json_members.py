@@ -27,7 +27,7 @@ class Integer(str):
     """A whole number, as text."""
 
 
-class Constant(str):
+class NamedNumber(str):
     """NaN or an infinity by name."""
 
 
@@ -41,11 +41,11 @@ def _integer(text: str) -> Integer:
     return Integer("0" if text == "-0" else text)
 
 
-def _number(text: str) -> float | Constant:
+def _number(text: str) -> float | NamedNumber:
     if len(text) > _MOST_DIGITS:
         raise Undecided(text)
     value = float(text)
-    return value if math.isfinite(value) else Constant("Infinity" if value > 0 else "-Infinity")
+    return value if math.isfinite(value) else NamedNumber("Infinity" if value > 0 else "-Infinity")
 
 
 def _checked(pairs: list[tuple[str, Any]]) -> Members:
@@ -54,7 +54,12 @@ def _checked(pairs: list[tuple[str, Any]]) -> Members:
     return Members(pairs)
 
 
-_PARSERS: dict[str, Any] = {"parse_int": _integer, "parse_float": _number, "parse_constant": Constant, "strict": True}
+_PARSERS: dict[str, Any] = {
+    "parse_int": _integer,
+    "parse_float": _number,
+    "parse_constant": NamedNumber,
+    "strict": True,
+}
 _DECODER = json.JSONDecoder(object_pairs_hook=Members, **_PARSERS)
 _CHECKING_DECODER = json.JSONDecoder(object_pairs_hook=_checked, **_PARSERS)
 
@@ -62,7 +67,7 @@ _CHECKING_DECODER = json.JSONDecoder(object_pairs_hook=_checked, **_PARSERS)
 def members_of(text: str) -> Members | None:
     """Return the members of a JSON object; None where the text is none.
 
-    Values are str, Integer, float, Constant, bool, None, Members, and lists of them.
+    Values are str, Integer, float, NamedNumber, bool, None, Members, and lists of them.
 
     Raises:
         Undecided: Spark's rules must decide.
@@ -100,7 +105,7 @@ def _in_double_quotes(match: re.Match[str]) -> str:
 
 def text_of(value: Any) -> str:
     """Return a value that is not null as text. Raises Undecided."""
-    if isinstance(value, str) and not isinstance(value, Constant):
+    if isinstance(value, str) and not isinstance(value, NamedNumber):
         return str(value)
     return _json(value)
 
@@ -120,7 +125,7 @@ def elements_of(value: Any) -> list[Any] | None:
 
 def element_text(value: Any) -> str | None:
     """Return an element of a list as text; None for null. Raises Undecided."""
-    if isinstance(value, Constant):
+    if isinstance(value, NamedNumber):
         return str(value)
     return None if value is None else text_of(value)
 
