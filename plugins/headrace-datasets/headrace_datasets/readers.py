@@ -28,9 +28,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.faults import GOOD, SKIPPED
 from headrace.lake.landing.delimited import DelimitedForm
 from headrace.lake.landing.formats import delimited, with_header
-from headrace.lake.landing.frame import GOOD, SKIPPED, fixed_fields
+from headrace.lake.landing.frame import fixed_fields
 from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 #: Names as the Kaggle page of the Criteo Display Advertising Challenge gives them; the 1 TB logs have the same fields.
