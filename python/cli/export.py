@@ -247,14 +247,12 @@ def _writer(kind: str, form: GraphFormat) -> Callable[..., object]:
         from headrace.export.torch_model import write_torch
 
         return write_torch
-    try:
-        if kind == "xgboost":
-            from headrace.export.tree_graph import write_xgboost
+    if kind == "xgboost":
+        from headrace.export.tree_graph import write_xgboost
 
-            return write_xgboost
-        from headrace.export.onnx_model import write_onnx
-    except ModuleNotFoundError as e:
-        raise UserError(f"{e.name} is not installed: run `make onnx`") from None
+        return write_xgboost
+    from headrace.export.onnx_model import write_onnx
+
     return write_onnx
 
 
@@ -358,11 +356,9 @@ def export_triton(
     if to.exists() and (not to.is_dir() or (to / "export.json").is_file()):
         raise UserError(f"{to} is there and is no model repository: choose another folder")
     catalogue = None
-    try:
-        from headrace.export.triton.repository import write_repository
-        from headrace.export.triton.two_stage import Catalogue, ExportedModel, write_two_stage
-    except ModuleNotFoundError as e:
-        raise UserError(f"{e.name} is not installed: run `make onnx`") from None
+    from headrace.export.triton.repository import write_repository
+    from headrace.export.triton.two_stage import Catalogue, ExportedModel, write_two_stage
+
     if stages is not None:
         catalogue = Catalogue.read(stages.items, stages.key)
     number = version or int(registered.version)

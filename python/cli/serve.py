@@ -180,10 +180,8 @@ def serve_models(options: ServeOptions) -> None:
         raise UserError("--model says what is loaded at the start with --control explicit; with poll all models are")
     if (options.certificate is None) != (options.key is None):
         raise UserError("TLS needs both --certificate and --key")
-    try:
-        from headrace.export.serve.server import is_loopback, serve
-    except ModuleNotFoundError as e:
-        raise UserError(f"{e.name} is not installed: run `make onnx serve`") from None
+    from headrace.export.serve.server import is_loopback, serve
+
     if not is_loopback(options.host) and options.token is None:
         logger.warning("%s is reached from other machines, and no token is asked for (--token-file)", options.host)
 

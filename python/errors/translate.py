@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.errors.files import DiskFull, disk_full, is_full, told_of_file
+from headrace.errors.packages import missing_package
 from headrace.errors.spark import error_in_spark, is_of_spark, spark_errors
 from headrace.errors.stores import ChangedInPlace, StoreAway, StoreError
 
@@ -30,6 +31,8 @@ def exit_message(error: Exception, folders: Sequence[Path] = ()) -> tuple[str, i
         return f"{known}. Run this again; if it stays, see what is there (docs/storage.md)", EXIT_FAILURE
     if known is not None:
         return str(known), known.exit_code
+    if isinstance(error, ModuleNotFoundError) and (message := missing_package(error)) is not None:
+        return message, EXIT_USER_ERROR
     raised = _unwrapped(error)
     return told_of_file(raised) if isinstance(raised, OSError) else None
 
