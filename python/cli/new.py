@@ -53,6 +53,7 @@ def write_project(name: str, folder: Path) -> None:
     Raises:
         UserError: the name is none that a pipeline can have, or the folder has files.
     """
+    from headrace.cli.json_schema import editor_line
     from headrace.config.section import NAME
 
     if not NAME.fullmatch(name):
@@ -63,10 +64,14 @@ def write_project(name: str, folder: Path) -> None:
     words = {"@PIPELINE@": name, "@DS@": _first_day(), "@VERSION@": __version__}
     with local(folder).new_folder() as project:
         for path, (template, _) in _FILES.items():
-            text = _pipeline(name, model) if not template else (_TEMPLATES / f"{template}.template").read_text("utf-8")
+            path = path.format(name=name)
+            if template:
+                text = (_TEMPLATES / f"{template}.template").read_text("utf-8")
+            else:
+                text = f"{editor_line(folder / path)}\n{_pipeline(name, model)}"
             for word, value in words.items():
                 text = text.replace(word, value)
-            (project / path.format(name=name)).put_text(text)
+            (project / path).put_text(text)
     files = table("file", "what it is")
     for path, (_, description) in _FILES.items():
         files.add_row(plain(path.format(name=name)), description)

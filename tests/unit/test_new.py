@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from headrace import __version__
-from headrace.cli import app
+from headrace.cli import app, json_schema
 from headrace.jobs.check_specs import fault_of
 
 
@@ -57,7 +57,10 @@ def test_no_word_of_a_template_is_left(project: Path) -> None:
     assert len(files) == 6
     assert [p for p in files if re.search(r"@[A-Z]+@|\bclicks/", p.read_text())] == []
     assert f"headrace:{__version__}" in (project / "Dockerfile").read_text()
-    assert yaml.safe_load((project / "pipelines" / "shop.yaml").read_text())["pipeline"] == "shop"
+    text = (project / "pipelines" / "shop.yaml").read_text()
+    assert yaml.safe_load(text)["pipeline"] == "shop"
+    # The first line is for editors.
+    assert Path(text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")) == json_schema.SCHEMA_FILE
 
 
 def test_linters_find_nothing_in_it(project: Path) -> None:
