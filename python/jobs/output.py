@@ -63,6 +63,10 @@ _NOISE = re.compile(
     r"|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)"
     r"|^WARNING: (A terminally deprecated|An illegal reflective|Please consider reporting|Use --illegal-access|"
     r"All illegal access|sun\.misc\.Unsafe|.* has been called by )"
+    # Of XGBoost's workers, which may write their lines into each other's.
+    r"|^(\[[\d:]+\] Task \d+ got rank \d+)+$"
+    # Python's own at the end of a rank: it then removes them.
+    r"|resource_tracker: There appear to be \d+ leaked semaphore|^\s*warnings\.warn\('resource_tracker: "
 )
 
 

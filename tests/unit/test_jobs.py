@@ -292,6 +292,10 @@ out.write("WARNING: Using incubator modules: jdk.incubator.vector\n".encode())
 out.write("one\n\n".encode())
 sys.stdout.flush()
 sys.stderr.write("WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\n"); sys.stderr.flush()
+out.write(b"[17:44:01] Task 1 got rank 1[17:44:01] Task 0 got rank 0\n[17:44:01] Task 1 got rank 1\n")
+out.write(b"/a/resource_tracker.py:254: UserWarning: resource_tracker: ")
+out.write(b"There appear to be 5 leaked semaphore objects to clean up at shutdown\n")
+out.write(b"  warnings.warn('resource_tracker: There appear to be %d '\n")
 out.write("10 %\r20 %\r100 %\n".encode()); out.write(b"caf\xc3\xa9 \xff\n"); out.write(b"no newline")
 out.flush()
 sys.exit(int(sys.argv[1]))
@@ -308,6 +312,8 @@ def test_output_is_logged_whole_and_shown_without_noise(code: int) -> None:
     logged = sink.getvalue()
     assert b"incubator" in logged
     assert b"native-hadoop" in logged
+    assert logged.count(b"got rank") == 3
+    assert b"5 leaked semaphore objects" in logged
     assert b"10 %\r20 %\r100 %\ncaf\xc3\xa9 \xff\nno newline" in logged
     assert echo.getvalue() == "one\n100 %\ncafé \N{REPLACEMENT CHARACTER}\nno newline\n"
     assert "\r\x1b[2K10 %\r\x1b[2K20 %\r\x1b[2K100 %\n" in live.getvalue()
