@@ -1,6 +1,6 @@
 """States of judged rows, and the words in which reasons say what is wrong with them.
 
-Both judges of landing lines use them: headrace.lake.landing.judge, in Spark, and headrace.lake.landing.unsure_lines, in
+Both judges of landing lines use them: headrace.lake.landing.frame, in Spark, and headrace.lake.landing.unsure_lines, in
 the tasks that read by Arrow.
 """
 

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.lake.landing.block_reader import Declaration, TimeRange
-from headrace.lake.landing.blocks import Part
-from headrace.lake.landing.read_lines import ReadTask, SourceFile
+from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.text_lines import ReadLines
+from headrace.lake.landing.write_rows import ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import local
 

@@ -19,7 +19,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import remove_days_before, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.with_spark import save_delta
-from headrace.lake.landing.commit import commit_files
+from headrace.lake.landing.load import commit_files
 from headrace.manifest import Manifest
 from headrace.schema import column
 from headrace.storage import Fence, LeaseLost, local

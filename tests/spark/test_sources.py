@@ -22,7 +22,7 @@ from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.lake.faults import BAD, GOOD, SKIPPED
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.judge import typed
+from headrace.lake.landing.frame import typed
 from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.landing.blocks import LineBlock, Part, UnreadableError, blocks, count_lines, odd_bytes, odd_json
 from headrace.lake.landing.convert import from_json, from_text, list_of, split_list
-from headrace.lake.landing.key_hashes import key_hashes
+from headrace.lake.landing.repeats import key_hashes
 from headrace.lake.landing.write_rows import Dropped, rows_to_keep
 from headrace.storage import local
 

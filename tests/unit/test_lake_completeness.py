@@ -13,11 +13,16 @@ from pydantic import ValidationError
 from headrace.config import LandingSource, TableSource, parse_duration
 from headrace.errors import EXIT_INCOMPLETE, IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.landing.completeness import behind_watermark, declared_rows, missing_markers, wanted_watermark
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.load_history import LoadHistory
 from headrace.lake.landing.plan import covered_days, declared_source
-from headrace.lake.landing.source_context import source_contexts
+from headrace.lake.landing.source_context import (
+    behind_watermark,
+    declared_rows,
+    missing_markers,
+    source_contexts,
+    wanted_watermark,
+)
 from headrace.stage import Context
 from headrace.storage.local import LocalStore
 from headrace.workspace import Workspace

@@ -25,7 +25,7 @@ from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.redact import redact_log
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
-from headrace.lake.landing.commit import commit_files
+from headrace.lake.landing.load import commit_files
 from headrace.storage import Location, local
 from tests.delta_rows import (
     FIELDS,

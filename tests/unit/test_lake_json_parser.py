@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from headrace.config import Table
 from headrace.lake.landing import convert, native
 from headrace.lake.landing.arrow_rows import declaration_of
-from headrace.lake.landing.block_reader import TimeRange, read_block
-from headrace.lake.landing.blocks import LineBlock
+from headrace.lake.landing.blocks import LineBlock, TimeRange, read_block
 from headrace.lake.landing.json_lines import JsonReader, parse_plain
 from tests.ingest_lines import COLUMNS, TABLE, json_lines, source
 

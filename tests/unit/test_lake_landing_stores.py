@@ -19,13 +19,12 @@ from headrace.errors.stores import StoreRefused
 from headrace.errors.translate import exit_message
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.blocks import Part, blocks, count_lines
-from headrace.lake.landing.completeness import declared_rows, missing_markers
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingDay, _sha256, file_patterns, find_files, marker_places
 from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.plan import covered_days, day_files
-from headrace.lake.landing.source_context import SourceContext, source_contexts
+from headrace.lake.landing.source_context import SourceContext, declared_rows, missing_markers, source_contexts
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway, location, location_of
 from headrace.storage.objects import calls

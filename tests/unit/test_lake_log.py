@@ -16,7 +16,7 @@ from headrace.errors.stores import StoreAway
 from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.lake.landing.commit import forgotten_unless_refused
+from headrace.lake.landing.load import forgotten_unless_refused
 from headrace.lake.landing.load_history import row_counts
 from headrace.storage import LeaseLost, Location, StoreRefused, local
 

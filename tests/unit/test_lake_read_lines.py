@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.lake.faults import BAD
-from headrace.lake.landing.block_reader import Declaration, TimeRange
-from headrace.lake.landing.blocks import Part
-from headrace.lake.landing.key_hashes import load_hashes
-from headrace.lake.landing.read_lines import ReadTask, SourceFile
+from headrace.lake.landing.blocks import Declaration, Part, TimeRange
+from headrace.lake.landing.repeats import load_hashes
+from headrace.lake.landing.write_rows import ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from tests.storage_support import home_of, left_over

@@ -25,9 +25,8 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.redact import exactly, is_value, redact_log
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.forgotten import BETWEEN, ForgottenValues, words_of
-from headrace.lake.landing.block_reader import Declaration, TimeRange
-from headrace.lake.landing.blocks import Part
-from headrace.lake.landing.read_lines import PartCounts, ReadTask, SourceFile
+from headrace.lake.landing.blocks import Declaration, Part, TimeRange
+from headrace.lake.landing.write_rows import PartCounts, ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import Fence, LeaseLost, Location, local
 from tests.forget_support import put_rows

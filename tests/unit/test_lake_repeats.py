@@ -15,8 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
-from headrace.lake.landing.key_hashes import hashes_of_share, load_hashes, save_array, save_hashes
-from headrace.lake.landing.repeats import REPEATED, KeyedFile, RepeatTask, SuspectTask
+from headrace.lake.landing.repeats import (
+    REPEATED,
+    KeyedFile,
+    RepeatTask,
+    SuspectTask,
+    hashes_of_share,
+    load_hashes,
+    save_array,
+    save_hashes,
+)
 from headrace.storage import Location, local
 from tests.storage_support import memory_home
 

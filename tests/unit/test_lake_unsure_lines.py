@@ -13,11 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.landing.block_reader import Declaration, TimeRange
-from headrace.lake.landing.blocks import TOO_LONG, LineBlock
+from headrace.lake.landing.blocks import TOO_LONG, Declaration, LineBlock, TimeRange
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
-from headrace.lake.landing.exact_casts import Undecided, cast_texts, double_text, moment_text
-from headrace.lake.landing.json_members import Members, elements_of, members_of, text_of
+from headrace.lake.landing.exact_casts import (
+    Members,
+    Undecided,
+    cast_texts,
+    double_text,
+    elements_of,
+    members_of,
+    moment_text,
+    text_of,
+)
 from headrace.lake.landing.unsure_lines import LineJudge
 from headrace.schema import TableColumn
 

@@ -29,7 +29,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.data_files import DataFileWriter, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.lake.landing.commit import commit_files, forgotten_unless_refused
+from headrace.lake.landing.load import commit_files, forgotten_unless_refused
 from headrace.library.staging import staged_rows
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel

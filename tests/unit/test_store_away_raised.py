@@ -25,7 +25,7 @@ from headrace.lake.landing import check_days, reader
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
-from headrace.lake.landing.table_rows import net_change
+from headrace.lake.landing.table_days import net_change
 from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE
 from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files

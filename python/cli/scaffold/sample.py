@@ -16,7 +16,7 @@ from headrace.cli.scaffold.spelled import NumberMarks
 from headrace.cli.scaffold.table_sample import TableSample, delta_rows, folder_rows, iceberg_rows
 from headrace.cli.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 from headrace.errors import UserError, nearest
-from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
+from headrace.lake.landing.text_lines import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
 from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.store import Info
 

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 
 from headrace.cli.scaffold.spelled import NumberMarks, find_marks
 from headrace.errors import UserError
-from headrace.lake.landing.compression import DamagedError, ending, open_plain
+from headrace.lake.landing.text_lines import DamagedError, ending, open_plain
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info
 

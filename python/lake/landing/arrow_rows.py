@@ -19,19 +19,16 @@ from pyspark.sql import SparkSession
 from headrace.config import LandingSource, Table
 from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.block_reader import Declaration, TimeRange
-from headrace.lake.landing.blocks import COMPRESSIONS, Part
+from headrace.lake.landing.blocks import COMPRESSIONS, Declaration, Part, TimeRange
 from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
-from headrace.lake.landing.compression import ending
 from headrace.lake.landing.convert import ARROW_TYPES, element_type
-from headrace.lake.landing.key_hashes import save_array
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
-from headrace.lake.landing.read_lines import CountTask, PartCounts, ReadTask, SourceFile
 from headrace.lake.landing.reader import LandingBatch, reader_of
-from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask
+from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask, save_array
 from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.text_lines import ending
 from headrace.lake.landing.unsure_lines import JudgedCounts
-from headrace.lake.landing.write_rows import Dropped, RewriteTask
+from headrace.lake.landing.write_rows import CountTask, Dropped, PartCounts, ReadTask, RewriteTask, SourceFile
 from headrace.lake.spark.tasks import cores_of, run_tasks
 from headrace.schema import quoted_names
 from headrace.storage import Location

@@ -20,10 +20,8 @@ from headrace.lake.delta.with_spark import read_version
 from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.arrow_rows import DRIVER_BYTES, ArrowRows, arrow_plan, read_by_arrow, typed_files
-from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.landing.files import LandingDay
-from headrace.lake.landing.frame import with_plain_texts
-from headrace.lake.landing.judge import typed
+from headrace.lake.landing.frame import typed, with_plain_texts
 from headrace.lake.landing.plan import DayFiles, LoadPlan
 from headrace.lake.landing.profile import FileProfile, profiles
 from headrace.lake.landing.reader import (
@@ -37,6 +35,7 @@ from headrace.lake.landing.reader import (
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.text_lines import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.spark.tasks import run_tasks
@@ -92,7 +91,7 @@ class JudgedRows:
     ctx: SourceContext
     plan: LoadPlan
     batch: LandingBatch
-    #: Judged by Spark's rules (headrace.lake.landing.judge); None: there are none. Those that tasks have judged
+    #: Judged by Spark's rules (headrace.lake.landing.frame); None: there are none. Those that tasks have judged
     #: (headrace.lake.landing.unsure_lines) are in `arrow`.
     typed: DataFrame | None
     #: Their Parquet files.
@@ -282,7 +281,7 @@ def checked_reader(batch: LandingBatch) -> LandingReader:
         UserError: a column that the format needs is not declared, or one is declared as the format has none.
     """
     for _, file in batch.files:
-        if (suffix := file.path.suffix.lower()) in UNREADABLE:
+        if (suffix := file.path.suffix.lower()) in UNREADABLE_ENDINGS:
             raise FileRefused(
                 file,
                 f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "

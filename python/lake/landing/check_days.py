@@ -24,17 +24,24 @@ from headrace.errors.translate import own_error
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.landing import expectations
-from headrace.lake.landing.commit import commit_files, create_quarantine, forgotten_unless_refused
-from headrace.lake.landing.completeness import behind_watermark, declared_rows, incomplete, warn_left_out
+from headrace.lake.landing.load import commit_files, create_quarantine, forgotten_unless_refused
 from headrace.lake.landing.plan import declaration
 from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.repeats import repeated_rows
-from headrace.lake.landing.source_context import SourceContext
-from headrace.lake.landing.table_days import TableLook, TakenDay, metadata
-from headrace.lake.landing.table_rows import (
+from headrace.lake.landing.source_context import (
+    SourceContext,
+    behind_watermark,
+    declared_rows,
+    incomplete,
+    warn_left_out,
+)
+from headrace.lake.landing.table_days import (
+    TableLook,
+    TakenDay,
     count_changes,
     count_feed,
     judged,
+    metadata,
     net_change,
     newest,
     profiles,

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from headrace.lake.landing.block_reader import Declaration, Parsed, SeenColumns
-from headrace.lake.landing.blocks import LineBlock, Mask
+from headrace.lake.landing.blocks import Declaration, LineBlock, Mask, Parsed, SeenColumns
 from headrace.lake.landing.convert import arrow_type, bounds, element_type, from_text, list_of, split_list
 
 #: Why a record cannot be cut into fields.

@@ -11,12 +11,11 @@ from typing import Any, Literal
 from headrace.config import Expectations, Table
 from headrace.errors import UserError
 from headrace.lake.calendar import following, midnight
-from headrace.lake.landing.completeness import declared_rows
 from headrace.lake.landing.files import file_patterns
 from headrace.lake.landing.load_history import LoadRecord
 from headrace.lake.landing.plan import DayFiles, LoadPlan, loaded_after
 from headrace.lake.landing.profile import FileProfile
-from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.landing.source_context import SourceContext, declared_rows
 
 #: A column is retyped where more than this share of its values in a file are not of its type.
 _RETYPED_SHARE = 0.5

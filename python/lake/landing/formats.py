@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.lake.faults import NOT_JSON, WRONG_FIELDS, half_pair
-from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, open_plain, without_ending
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields, QuotesTask
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.frame import (
@@ -31,7 +30,14 @@ from headrace.lake.landing.frame import (
 )
 from headrace.lake.landing.json_paths import ListPathsTask, SurrogatesTask
 from headrace.lake.landing.reader import FileRefused, LandingBatch, LandingReader
-from headrace.lake.landing.text_lines import lines_of, whole_records
+from headrace.lake.landing.text_lines import (
+    COMPRESSIONS,
+    DamagedError,
+    lines_of,
+    open_plain,
+    whole_records,
+    without_ending,
+)
 from headrace.lake.values import EXTRA_TYPE, ambiguous_member, declared_members, only_object, parse_object
 from headrace.schema import match_names
 from headrace.storage import StoreError

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pjson
 
 from headrace.lake.landing import native
-from headrace.lake.landing.block_reader import Declaration, Parsed, SeenColumns
-from headrace.lake.landing.blocks import I64, LineBlock, Mask, odd_json
+from headrace.lake.landing.blocks import I64, Declaration, LineBlock, Mask, Parsed, SeenColumns, odd_json
 from headrace.lake.landing.convert import bounds, element_type, from_json, list_of
 
 _KINDS = {pa.string(): 0, pa.int64(): 1, pa.float64(): 2, pa.bool_(): 3}

@@ -17,10 +17,9 @@ from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run, following
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.faults import kind_unreadable
-from headrace.lake.landing.completeness import incomplete, missing_markers, warn_left_out
 from headrace.lake.landing.files import LandingDay, LandingFile, file_patterns, find_files
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
-from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.landing.source_context import SourceContext, incomplete, missing_markers, warn_left_out
 from headrace.manifest import fingerprint
 from headrace.schema import is_wider
 
@@ -112,7 +111,7 @@ def files_to_take(ctx: SourceContext, ds: str, record: LoadRecord | None) -> tup
     Such a day has the files that it was loaded from, or none (None).
     """
     source = ctx.landing_source
-    # Before the files are listed: see headrace.lake.landing.completeness.
+    # Before the files are listed: see headrace.lake.landing.source_context.
     lacks = missing_markers(source, ctx.ws, ds)
     day = find_files(source, ctx.ws, ds)
     files = day_files(day, record) if day.files or record is not None else None

@@ -13,8 +13,7 @@ from headrace.config import AnySource, Table
 from headrace.lake.faults import BAD, FORGOTTEN, GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS, kind_unreadable
 from headrace.lake.landing.blocks import TOO_LONG
 from headrace.lake.landing.delimited import STRAY, UNCLOSED
-from headrace.lake.landing.frame import MASK_BITS, mask_names
-from headrace.lake.landing.judge import event_time
+from headrace.lake.landing.frame import MASK_BITS, event_time, mask_names
 from headrace.lake.landing.reader import LandingBatch
 from headrace.schema import quoted_names
 
@@ -78,7 +77,7 @@ def profiles(
     """Return a profile of each file of `batch`, in order.
 
     Args:
-        rows: as headrace.lake.landing.judge makes them; None: there are none.
+        rows: as headrace.lake.landing.frame makes them; None: there are none.
         table: the declaration.
         batch: whose lines they are.
         left: by file, how many lines they are made of; None: of all.

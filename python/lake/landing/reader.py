@@ -192,7 +192,7 @@ class LandingReader(ABC):
         """
 
     def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
-        """Return what becomes of a batch's typed rows (`headrace.lake.landing.judge`), with the same columns."""
+        """Return what becomes of a batch's typed rows (`headrace.lake.landing.frame`), with the same columns."""
         return rows
 
     def form(self, batch: LandingBatch, number: int) -> DelimitedForm | None:

@@ -5,37 +5,112 @@ A row is dropped when an equal one comes before it on its own day; when an equal
 day is loaded after the days that follow it). So no two rows of the table within `late_days` days of each other are
 equal, whatever the order of loading. As SQL's UNIQUE has it, a row with a null in a key equals no other.
 
-Hashes alone find the rows whose key may occur twice. Only they are compared with each other.
+Hashes of the key columns, the same for equal keys however they were read, find the rows whose key may occur twice. Only
+they are compared with each other. The hashes of a data file's rows stand in the folder of a load; those of any range
+are read without the rest.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from headrace.config import Table
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.faults import GOOD
-from headrace.lake.landing.key_hashes import (
-    I64,
-    Mask,
-    hashes_of_share,
-    key_hashes,
-    load_hashes,
-    save_array,
-    save_hashes,
-)
 from headrace.schema import quoted_names
 from headrace.storage import Location
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+
+if TYPE_CHECKING:  # Tasks that read lines import this module, but no classes of specs: they take long to make.
+    from headrace.config import Table
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+#: Of the file's name: the same hashes in ascending order, of rows that have a key.
+_SORTED = ".sorted.npy"
+
+
+def key_hashes(columns: Sequence[pa.ChunkedArray | pa.Array]) -> tuple[I64, npt.NDArray[np.bool_]]:
+    """Return (hash, whether the row has a key: none of its columns is null) of scalar key columns. int64, bool [rows].
+
+    Raises:
+        UserError: the library of column functions was not built.
+    """
+    seed: I64 | None = None
+    has_key = np.ones(len(columns[0]), np.bool_)
+    for column in columns:
+        array = _single_array(column)
+        if array.null_count:
+            has_key &= array.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_string(array.type):
+            seed = xxhash64_strings(array, seed)
+        else:
+            seed = xxhash64_integers(_integers(array), seed)
+    assert seed is not None
+    return seed, has_key
+
+
+def _single_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+
+
+def _integers(array: pa.Array) -> I64:
+    """Return numbers, booleans and times as int64; doubles by their bits, 0.0 and -0.0 alike."""
+    if pa.types.is_floating(array.type):
+        values = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+        return np.ascontiguousarray(values).view(np.int64)
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.int32())
+    numbers: I64 = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def save_hashes(folder: Location, hashes: Sequence[I64], keyed: Sequence[Mask]) -> str:
+    """Save the hashes of a file's rows, given in pieces (headrace.lake.landing.repeats). Returns their name."""
+    name = f"hashes-{uuid.uuid4()}.npz"
+    every, of_key = np.concatenate([np.zeros(0, np.int64), *hashes]), np.concatenate([np.zeros(0, np.bool_), *keyed])
+    with (folder / name).new_file() as place, open(place, "wb") as file:
+        np.savez(file, hashes=every, keyed=of_key)
+    ordered = every if of_key.all() else every[of_key]
+    ordered.sort()
+    save_array(folder / (name + _SORTED), ordered)
+    return name
+
+
+def save_array(place: Location, values: I64) -> None:
+    """Save an array in NumPy's format, under just that name."""
+    with place.new_file() as path, open(path, "wb") as file:
+        np.save(file, values)
+
+
+def load_hashes(folder: Location, name: str) -> tuple[I64, Mask]:
+    """Return (hash, whether it has a key) of each row. int64, bool [rows]."""
+    with np.load((folder / name).local_path()) as saved:
+        return saved["hashes"], saved["keyed"]
+
+
+def hashes_of_share(folder: Location, name: str, share: int, shares: int) -> I64:
+    """Return the hashes of rows with a key in one of `shares` equal ranges of all hashes; int64, ascending, mapped."""
+    ordered = np.load((folder / (name + _SORTED)).local_path(), mmap_mode="r")
+    first, last = (
+        len(ordered) if k == shares else int(np.searchsorted(ordered, np.int64(k * (1 << 64) // shares - (1 << 63))))
+        for k in (share, share + 1)
+    )
+    hashes: I64 = ordered[first:last]
+    return hashes
+
 
 _NEVER = -(1 << 30)
 _DAYS = "struct<last:int,dropped:array<int>>"
@@ -47,7 +122,7 @@ def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> Da
     """Return the good rows to drop.
 
     Args:
-        rows: rows to load (headrace.lake.landing.judge).
+        rows: rows to load (headrace.lake.landing.frame).
         loaded: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
             those of `rows`; None: days are not compared with each other (snapshots).
         table: keys and late_days.
@@ -112,7 +187,7 @@ class KeyedFile:
     ds: str = ""
     #: Whether it has rows that Spark has typed, good and bad ones.
     is_typed: bool = False
-    #: The name of the hashes of its rows (headrace.lake.landing.key_hashes).
+    #: The name of the hashes of its rows (headrace.lake.landing.repeats).
     hashes: str = ""
 
 

@@ -1,18 +1,41 @@
-"""One source of a pipeline as `ingest` loads it: its declaration, and the two tables that it becomes."""
+"""One source of a pipeline as `ingest` loads it: its declaration, its two tables, and whether a day of it is complete.
+
+Markers and control files of `source.complete` are looked for before the day's files are listed: a writer puts them
+there last, so what is listed after they were seen is all of the day. A watermark and a control file's count need the
+rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import csv
+import io
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
 
-from headrace.config import LandingSource, Source, Table, TableSource, id_columns
-from headrace.errors import UserError
+from headrace.config import (
+    AnySource,
+    ControlFile,
+    LandingSource,
+    Source,
+    Table,
+    TableSource,
+    id_columns,
+    parse_duration,
+)
+from headrace.config.source import END_OF_DAY
+from headrace.errors import IncompleteError, UserError
+from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.files import file_patterns
+from headrace.lake.landing.files import day_folders, file_patterns, marker_places
 from headrace.lake.landing.load_history import LoadHistory
 from headrace.lake.scratch import task_folder
+from headrace.schema import path_steps
 from headrace.stage import Context
 from headrace.storage import Location, StoreRefused, is_uri
 from headrace.workspace import Workspace
@@ -118,3 +141,124 @@ def source_contexts(ctx: Context) -> Iterator[SourceContext]:
     yield SourceContext(ctx, None, spec.source, spec.table)
     for name, named in spec.sources.items():
         yield SourceContext(ctx, name, named.source, named.table)
+
+
+_LOG = logging.getLogger("headrace.lake")
+
+
+def missing_markers(source: AnySource, ws: Workspace, ds: str) -> list[str]:
+    """Return the markers and control files that a day still lacks, each as a clause for a message."""
+    complete = source.complete
+    if complete is None:
+        return []
+    clauses = []
+    if complete.success_file is not None:
+        folders = day_folders(source, ws, ds)
+        if not any((folder / complete.success_file).is_file() for folder in folders):
+            clauses.append(f"{complete.success_file} is not in {' nor '.join(map(str, folders))}")
+    if complete.marker is not None and _first(complete.marker, ws, ds) is None:
+        clauses.append(f"the marker {_place_texts(complete.marker, ws, ds)} is not there")
+    if complete.control is not None:
+        control = _first(complete.control.path, ws, ds)
+        size = None if control is None else _size(control)
+        if size is None:
+            clauses.append(f"the control file {_place_texts(complete.control.path, ws, ds)} is not there")
+        elif not size:
+            clauses.append(f"the control file {control} is still empty")
+    return clauses
+
+
+def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
+    """Return the number of rows that a day's control file states; None where the spec names none.
+
+    Raises:
+        UserError: the file is gone, or the number is not where the spec says.
+    """
+    if source.complete is None or source.complete.control is None:
+        return None
+    control = source.complete.control
+    path = _first(control.path, ws, ds)
+    missing_error = UserError(f"the control file {_place_texts(control.path, ws, ds)} of {ds} is gone")
+    if path is None:
+        raise missing_error
+    try:
+        return _number(path.read_text(), control)
+    except FileNotFoundError:  # removed just now
+        raise missing_error from None
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
+        place_of_number = (
+            f"key '{control.key}'" if control.key else f"column '{control.column}'" if control.column else "the number"
+        )
+        raise UserError(
+            f"control file {path}: {place_of_number} is no number of rows ({e}); deliver it again, or say where the "
+            f"number is (source.complete.control: key of a JSON object, or column of a CSV file)"
+        ) from None
+
+
+def wanted_watermark(source: AnySource, ds: str) -> datetime | None:
+    """Return what the greatest value of the watermark's column must reach (UTC); None where the spec names none."""
+    if source.complete is None or source.complete.watermark is None:
+        return None
+    at_least = source.complete.watermark.at_least
+    if at_least == END_OF_DAY:
+        return midnight(source, following(ds))
+    return midnight(source, ds) + parse_duration(at_least)
+
+
+def behind_watermark(source: AnySource, ds: str, greatest: datetime | None) -> str | None:
+    """Return why a day is not complete by its watermark, as a clause for a message; None: it is.
+
+    `greatest`: of the watermark's column (UTC, naive or aware alike not: aware); None: it has no value.
+    """
+    required = wanted_watermark(source, ds)
+    if required is None or (greatest is not None and greatest >= required):
+        return None
+    assert source.complete is not None
+    assert source.complete.watermark is not None
+    reached = "nothing" if greatest is None else greatest.isoformat()
+    return f"'{source.complete.watermark.column}' has reached {reached}, and {required.isoformat()} is wanted"
+
+
+def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
+    """Return the error that a day cannot be taken yet, with its reasons."""
+    day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
+    return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
+
+
+@lru_cache(maxsize=1 << 10)
+def warn_left_out(ds: str, reason: str) -> None:
+    """Say that a day before the run's own is not taken: once, however often a run looks at its days."""
+    _LOG.warning("%s is left out as it is not complete: %s", ds, reason)
+
+
+def _first(path: str, ws: Workspace, ds: str) -> Location | None:
+    return next((place for place in marker_places(path, ws, ds) if place.is_file()), None)
+
+
+def _size(file: Location) -> int | None:
+    """Return the bytes of a file; None where it was removed just now."""
+    with suppress(FileNotFoundError):
+        return file.size()
+    return None
+
+
+def _place_texts(path: str, ws: Workspace, ds: str) -> str:
+    return " or ".join(map(str, marker_places(path, ws, ds)))
+
+
+def _number(text: str, control: ControlFile) -> int:
+    text = text.removeprefix("\ufeff")
+    if control.key is not None:
+        value = json.loads(text)
+        for step in path_steps(control.key):
+            value = value[step]
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(f"it is {json.dumps(value)}")
+        number = int(value)
+    elif control.column is not None:
+        number = sum(int(row[control.column]) for row in csv.DictReader(io.StringIO(text, newline="")))
+    else:
+        number = int(text)
+    if number < 0:
+        raise ValueError(f"it is {number}")
+    return number

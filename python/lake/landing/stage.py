@@ -14,9 +14,8 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.lake.landing.check_days import TableCheck
-from headrace.lake.landing.commit import check_columns, create_tables
 from headrace.lake.landing.expectations import summed
-from headrace.lake.landing.load import Load
+from headrace.lake.landing.load import Load, check_columns, create_tables
 from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts
 from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declared_source, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts

@@ -1,6 +1,6 @@
 """Judgement of landing lines that Arrow is unsure of, in the task that reads them.
 
-Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.judge). The few lines with a value
+Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.frame). The few lines with a value
 that only Spark's rules decide (`Undecided`) are left to them.
 """
 
@@ -35,12 +35,22 @@ from headrace.lake.faults import (
     untimely_faults,
 )
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.block_reader import Declaration, TimeRange, event_micros
-from headrace.lake.landing.blocks import BOM, I64, TOO_LONG, LineBlock, Mask
+from headrace.lake.landing.blocks import BOM, I64, TOO_LONG, Declaration, LineBlock, Mask, TimeRange, event_micros
 from headrace.lake.landing.convert import arrow_type, element_type
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
-from headrace.lake.landing.exact_casts import Undecided, cast_texts, double_text, float_text, moment_text
-from headrace.lake.landing.json_members import DeclaredNames, Members, element_text, elements_of, members_of, text_of
+from headrace.lake.landing.exact_casts import (
+    DeclaredNames,
+    Members,
+    Undecided,
+    cast_texts,
+    double_text,
+    element_text,
+    elements_of,
+    float_text,
+    members_of,
+    moment_text,
+    text_of,
+)
 from headrace.lake.landing.json_paths import columns_with_halves, without_halves
 from headrace.schema import TableColumn
 
@@ -56,7 +66,7 @@ class _Line:
     text: str
     #: Why the line as a whole cannot be read.
     broken: str | None
-    #: Of each declared column its value: a text, or what headrace.lake.landing.json_members gives; None for null.
+    #: Of each declared column its value: a text, or what headrace.lake.landing.exact_casts gives; None for null.
     values: Sequence[Any]
     #: Declared columns that the line has a key (a field) for, be it null.
     present: Set[str]
@@ -126,7 +136,7 @@ class JudgedLines:
 
 
 def judged_schema(declaration: Declaration) -> pa.Schema:
-    """Return the columns of judged rows, a part of those of `headrace.lake.landing.judge.typed`."""
+    """Return the columns of judged rows, a part of those of `headrace.lake.landing.frame.typed`."""
     position = [("_file", pa.int32()), ("_ds", pa.string()), ("_source_file", pa.string()), ("_line", pa.int64())]
     columns = [(c.name, arrow_type(c.type)) for c in declaration.columns]
     texts = [("_extra", _EXTRA_TYPE), ("_raw", pa.string()), ("_reason", pa.string())]
