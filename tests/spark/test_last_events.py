@@ -113,6 +113,31 @@ def test_a_log_without_a_label_from_init_to_what_users_have_had(
     assert had == set(frame[["user_id", "item_id"]].itertuples(index=False, name=None))
 
 
+def test_a_time_of_day_beside_a_date_orders_a_days_events(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """The last event is that of the latest time of day, though the file has it elsewhere."""
+    rng = np.random.default_rng(4)
+    minutes = np.stack([rng.permutation(24 * 60)[:200] for _ in range(2)])
+    frame = pd.DataFrame({
+        "user_id": np.repeat(np.arange(20), 20),
+        "item_id": rng.integers(0, 30, 400),
+        "date": np.repeat(["01.12.2025", "13.12.2025"], 200),
+        "time": [f"{m // 60}:{m % 60:02d}" for m in minutes.reshape(-1)],
+    })  # fmt: skip
+    frame["minute"] = minutes.reshape(-1)
+    frame.drop(columns="minute").to_csv(tmp_path / "log.csv", index=False, sep=";")
+    write_pipeline(str(tmp_path / "log.csv"), tmp_path / "log.yaml", None, Named(), force=False)
+    spec = load_spec(tmp_path / "log.yaml", ["features.min_row_groups=1", "features.carried=[user_id, event_moment]"])
+    assert spec.ds is not None
+    run_stage(load_stage("ingest"), spec, ws, spec.ds)
+    built = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    valid = pd.read_parquet(ws.home / built.output("dataset").name / "valid")
+    last = pd.to_datetime(frame["date"] + " " + frame["time"], format="%d.%m.%Y %H:%M", utc=True)
+    expected = last.groupby(frame["user_id"]).max()
+    # The dataset has codes of users; no two events have one time.
+    moments = pd.to_datetime(valid["event_moment"].to_numpy(), unit="us", utc=True)
+    assert sorted(moments) == sorted(expected)
+
+
 @pytest.mark.parametrize(("split", "counts"), [({"by": "position"}, True), ({"by": "column", "column": "part"}, False)])
 def test_what_users_have_had_in_validation(
     spark: SparkSession, tmp_path: Path, split: dict[str, str], counts: bool
