@@ -194,7 +194,8 @@ def _show_undecided(path: str, sample: Sample, columns: Sequence[ColumnProfile])
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         rows_table.add_row(plain(c.name), plain(c.type), nulls, f"{c.distinct:,}", plain(c.fault or examples))
     out.print(rows_table)
-    command = f"  headrace init {shlex.quote(path)}"
+    quoted = shlex.quote(path)
+    command = f"  headrace init {quoted}"
     out.print("\nnothing says what is to be learned. Say it:\n", markup=False)
     for options, meaning in (
         ("--label COLUMN", "a column of 0 and 1, yes and no, or of two texts"),
