@@ -428,6 +428,6 @@ def expected_features(known: list[Row], row: Row) -> tuple[Any, ...]:
 def test_every_operator_is_tested() -> None:
     """A new operator comes with its comparison of both engines."""
     tested = {name for op in [*PAST, *OTHER_OPS, NEGATIVES] for name in op} | {"lambda"}
-    # Beside sources, in test_features_sources.
-    tested |= {"attribution"}
+    # Beside sources, in test_features_sources; beside pandas, in test_last_events.
+    tested |= {"attribution", "last_events"}
     assert tested == set(TABLE_OPERATORS.builtin)
