@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from headrace import __version__
 from headrace.cli import app, json_schema
-from headrace.jobs.check_specs import fault_of
+from headrace.jobs.check_specs import answer_of
 
 
 def headrace(*words: object) -> Result:
@@ -44,7 +44,7 @@ def test_the_pipeline_of_a_new_folder_runs(project: Path, monkeypatch: pytest.Mo
     assert planned.exit_code == 0, planned.output
     assert "9 of 9 stages would run" in planned.output
     assert run == dry_run[:-1]
-    assert fault_of("pipelines/shop.yaml") is None
+    assert answer_of("pipelines/shop.yaml")["fault"] is None
     ignored = (project / ".gitignore").read_text().splitlines()
     assert sorted(p.name for p in project.iterdir()) == [
         ".github", ".gitignore", "Dockerfile", "README.md", "dags", "pipelines", "var"
