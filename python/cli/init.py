@@ -148,7 +148,7 @@ def _checked(file: Path, text: str) -> Spec:
             check_columns(spec, spec.score)
     except UserError:
         if previous is None:
-            file.unlink()
+            local(file).remove_quietly()
         else:
             local(file).put_text(previous)
         raise

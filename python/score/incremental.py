@@ -27,7 +27,7 @@ from headrace import __version__
 from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.spark.tasks import gpu_profile
+from headrace.lake.spark.gpus import gpu_profile
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.models.predictor import model_digest
 from headrace.score.day_table import rows_of_day, verify_day, write_day

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.spark.tasks import gpu_addresses, show_assigned_gpu
+from headrace.lake.spark.gpus import gpu_addresses, show_assigned_gpu
 from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.score.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location

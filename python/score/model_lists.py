@@ -18,7 +18,7 @@ from headrace.config.experiments import PARTS
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.preparation import ExternalReader
 from headrace.lake.spark.exchange import bounded_batches
-from headrace.lake.spark.tasks import gpu_profile
+from headrace.lake.spark.gpus import gpu_profile
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.candidates.source import CandidateContext, stored

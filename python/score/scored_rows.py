@@ -20,7 +20,8 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.lake.spark.exchange import bounded_batches
-from headrace.lake.spark.tasks import gpu_profile, report_peak_memory
+from headrace.lake.spark.gpus import gpu_profile
+from headrace.lake.spark.tasks import report_peak_memory
 from headrace.logs import Progress, report_progress
 from headrace.score.incremental import UsersToScore
 from headrace.score.joined_tables import Partitioning, ReceivedRows

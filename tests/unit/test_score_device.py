@@ -18,7 +18,7 @@ from pyspark.resource import ResourceInformation
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.lake.spark.tasks import gpu_addresses, gpu_profile
+from headrace.lake.spark.gpus import gpu_addresses, gpu_profile
 from headrace.models import categorical
 from headrace.models.categorical import moved_in_one_copy
 from headrace.models.predictor import load_predictor

@@ -38,7 +38,7 @@ def rank_main(job_json: str) -> str:
     if job.train.device == "cuda":
         from horovod.spark.task import get_available_devices
 
-        from headrace.lake.spark.tasks import show_assigned_gpu
+        from headrace.lake.spark.gpus import show_assigned_gpu
 
         show_assigned_gpu(get_available_devices())
 
