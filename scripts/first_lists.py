@@ -119,16 +119,18 @@ def retail(folder: Path, seed: int, inter: Path | None) -> Source:
     price = np.round(rng.gamma(2.0, 2.0, 400) + 0.2, 2)
     colours = rng.choice(["RED", "WHITE", "BLUE", "CREAM"], 400)
     things = rng.choice(["MUG", "LANTERN", "CAKE TIN", "BUNTING", "CLOCK", "JIGSAW"], 400)
-    frame = pd.DataFrame({
-        "InvoiceNo": 536_365 + minutes // 7,
-        "StockCode": [f"{22_000 + i}{'ABC'[i % 3] if i % 5 == 0 else ''}" for i in item],
-        "Description": [f"{colours[i]} {things[i]}" for i in item],
-        "Quantity": rng.geometric(0.25, rows) * np.where(rng.random(rows) < 0.02, -1, 1),
-        "InvoiceDate": [f"{t.month}/{t.day}/{t.year} {t.hour}:{t.minute:02d}" for t in moment],
-        "UnitPrice": price[item],
-        "CustomerID": pd.Series(12_346.0 + user).where(rng.random(rows) > 0.1),
-        "Country": np.array(["United Kingdom", "France", "Germany", "EIRE"])[user % 7 % 4],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "InvoiceNo": 536_365 + minutes // 7,
+            "StockCode": [f"{22_000 + i}{'ABC'[i % 3] if i % 5 == 0 else ''}" for i in item],
+            "Description": [f"{colours[i]} {things[i]}" for i in item],
+            "Quantity": rng.geometric(0.25, rows) * np.where(rng.random(rows) < 0.02, -1, 1),
+            "InvoiceDate": [f"{t.month}/{t.day}/{t.year} {t.hour}:{t.minute:02d}" for t in moment],
+            "UnitPrice": price[item],
+            "CustomerID": pd.Series(12_346.0 + user).where(rng.random(rows) > 0.1),
+            "Country": np.array(["United Kingdom", "France", "Germany", "EIRE"])[user % 7 % 4],
+        }
+    )
     frame.to_csv(folder / "online_retail.csv", index=False)
 
     def pairs(path: Path) -> pd.DataFrame:
@@ -148,15 +150,17 @@ def german(folder: Path, seed: int, inter: Path | None) -> Source:
     moment = pd.Timestamp("2025-12-01") + pd.to_timedelta(hours, unit="h")
     price = np.round(rng.gamma(2.0, 9.0, 250) + 1, 2)
     likes = np.where(user % 8 == item % 8, 0.5, 0.12)
-    frame = pd.DataFrame({
-        "Kunden-Nr.": 100_000 + user,
-        "Artikelnummer": [f"A-{i:05d}" for i in item],
-        "Warengruppe": np.array(["Küche", "Garten", "Bücher", "Spielwaren"])[item % 4],
-        "Preis": [f"{p:.2f}".replace(".", ",") for p in price[item]],
-        "Zeitpunkt": moment.strftime("%d.%m.%Y %H:%M"),
-        "Bundesland": np.array(["Bayern", "Hessen", "Berlin", "k.A."])[user % 5 % 4],
-        "gekauft": np.where(rng.random(rows) < likes, "ja", "nein"),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "Kunden-Nr.": 100_000 + user,
+            "Artikelnummer": [f"A-{i:05d}" for i in item],
+            "Warengruppe": np.array(["Küche", "Garten", "Bücher", "Spielwaren"])[item % 4],
+            "Preis": [f"{p:.2f}".replace(".", ",") for p in price[item]],
+            "Zeitpunkt": moment.strftime("%d.%m.%Y %H:%M"),
+            "Bundesland": np.array(["Bayern", "Hessen", "Berlin", "k.A."])[user % 5 % 4],
+            "gekauft": np.where(rng.random(rows) < likes, "ja", "nein"),
+        }
+    )
     frame.to_csv(folder / "export.csv", index=False, sep=";", encoding="utf-8-sig")
 
     def pairs(path: Path) -> pd.DataFrame:
@@ -178,12 +182,14 @@ def nested(folder: Path, seed: int, inter: Path | None) -> Source:
         u, i = user[of_day], item[of_day]
         seconds = np.sort(rng.integers(0, 86_400, of_day.sum()))
         ds = pd.Timestamp("2026-01-05") + pd.Timedelta(days=k)
-        rows = pa.table({
-            "event_time": pa.array(ds.tz_localize("UTC") + pd.to_timedelta(seconds, unit="s")),
-            "user": pa.array([{"id": f"u{n:05d}", "country": ("DE", "FR", "US")[n % 3]} for n in u.tolist()]),
-            "item": pa.array([{"id": n + 1, "category": f"c{n % 8}", "price": 5.0 + n % 17} for n in i.tolist()]),
-            "device": pa.array(rng.choice(["phone", "tablet", "desktop"], of_day.sum())),
-        })  # fmt: skip
+        rows = pa.table(
+            {
+                "event_time": pa.array(ds.tz_localize("UTC") + pd.to_timedelta(seconds, unit="s")),
+                "user": pa.array([{"id": f"u{n:05d}", "country": ("DE", "FR", "US")[n % 3]} for n in u.tolist()]),
+                "item": pa.array([{"id": n + 1, "category": f"c{n % 8}", "price": 5.0 + n % 17} for n in i.tolist()]),
+                "device": pa.array(rng.choice(["phone", "tablet", "desktop"], of_day.sum())),
+            }
+        )
         target = folder / "events" / f"dt={ds.date()}"
         target.mkdir(parents=True)
         pq.write_table(rows, target / "part-0.parquet")

@@ -11,8 +11,8 @@
 | 130, 143 | stopped by Ctrl-C, by SIGTERM | |
 
 `translate` tells what an exception means (`exit_message`), by the patterns of `spark`, `stores`, `databases` and
-`files`; `packages` tells which extra of the wheel brings a module that is not installed. This module imports nothing
-but the standard library: Airflow's environment reads it by its path.
+`files`, and which extra of the wheel brings a module that is not installed. This module imports nothing but the
+standard library: Airflow's environment reads it by its path.
 """
 
 from __future__ import annotations

@@ -39,15 +39,17 @@ def events(rows: int, seed: int, users: int = 25) -> pd.DataFrame:
     """Events with ties of times, and some without a user or a time."""
     rng = np.random.default_rng(seed)
     hours = rng.integers(0, 40, rows)
-    frame = pd.DataFrame({
-        "user": pd.array(rng.integers(0, users, rows), "Int64"),
-        "item": rng.integers(0, 30, rows),
-        "ts": pd.Timestamp("2026-01-01", tz="UTC") + pd.to_timedelta(hours, unit="h"),
-        "clock": rng.integers(0, 3, rows),
-        "click": 1,
-        FILE: [f"f{k}" for k in rng.integers(0, 3, rows)],
-        LINE: np.arange(rows),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "user": pd.array(rng.integers(0, users, rows), "Int64"),
+            "item": rng.integers(0, 30, rows),
+            "ts": pd.Timestamp("2026-01-01", tz="UTC") + pd.to_timedelta(hours, unit="h"),
+            "clock": rng.integers(0, 3, rows),
+            "click": 1,
+            FILE: [f"f{k}" for k in rng.integers(0, 3, rows)],
+            LINE: np.arange(rows),
+        }
+    )
     frame.loc[rng.random(rows) < 0.04, "user"] = None
     frame.loc[rng.random(rows) < 0.04, "ts"] = None
     return frame
@@ -117,12 +119,14 @@ def test_a_time_of_day_beside_a_date_orders_a_days_events(spark: SparkSession, w
     """The last event is that of the latest time of day, though the file has it elsewhere."""
     rng = np.random.default_rng(4)
     minutes = np.stack([rng.permutation(24 * 60)[:200] for _ in range(2)])
-    frame = pd.DataFrame({
-        "user_id": np.repeat(np.arange(20), 20),
-        "item_id": rng.integers(0, 30, 400),
-        "date": np.repeat(["01.12.2025", "13.12.2025"], 200),
-        "time": [f"{m // 60}:{m % 60:02d}" for m in minutes.reshape(-1)],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "user_id": np.repeat(np.arange(20), 20),
+            "item_id": rng.integers(0, 30, 400),
+            "date": np.repeat(["01.12.2025", "13.12.2025"], 200),
+            "time": [f"{m // 60}:{m % 60:02d}" for m in minutes.reshape(-1)],
+        }
+    )
     frame["minute"] = minutes.reshape(-1)
     frame.drop(columns="minute").to_csv(tmp_path / "log.csv", index=False, sep=";")
     write_pipeline(str(tmp_path / "log.csv"), tmp_path / "log.yaml", None, Named(), force=False)

@@ -47,8 +47,14 @@ def test_the_pipeline_of_a_new_folder_runs(project: Path, monkeypatch: pytest.Mo
     assert answer_of("pipelines/shop.yaml")["fault"] is None
     ignored = (project / ".gitignore").read_text().splitlines()
     assert sorted(p.name for p in project.iterdir()) == [
-        ".github", ".gitignore", "Dockerfile", "README.md", "dags", "pipelines", "var"
-    ]  # fmt: skip
+        ".github",
+        ".gitignore",
+        "Dockerfile",
+        "README.md",
+        "dags",
+        "pipelines",
+        "var",
+    ]
     assert "/var/" in ignored
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import EXIT_USER_ERROR
-from headrace.errors.packages import _EXTRAS, missing_package
-from headrace.errors.translate import exit_message
+from headrace.errors.translate import _EXTRAS, exit_message, missing_package
 from headrace.workspace import checkout
 
 #: Packages of extras, and what they bring: none of them can be imported in the process of a test.

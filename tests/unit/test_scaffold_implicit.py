@@ -41,11 +41,13 @@ def written(path: Path, target: Path, format_: str | None = None, **named: Any) 
 def log(rows: int = 400, seed: int = 1) -> pd.DataFrame:
     """Users, items and times without a label."""
     rng = np.random.default_rng(seed)
-    return pd.DataFrame({
-        "user_id": rng.integers(1, 40, rows),
-        "item_id": rng.integers(1, 30, rows),
-        "timestamp": 1_600_000_000 + np.sort(rng.integers(0, 10**6, rows)),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "user_id": rng.integers(1, 40, rows),
+            "item_id": rng.integers(1, 30, rows),
+            "timestamp": 1_600_000_000 + np.sort(rng.integers(0, 10**6, rows)),
+        }
+    )
 
 
 def csv_of(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
@@ -223,11 +225,23 @@ def test_codes_by_their_shape(digits: int, seed: int, as_float: bool) -> None:
 
 _FORMATS = st.tuples(
     st.sampled_from(
-        ["%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%y", "%m/%d/%y", "%Y/%m/%d", "%Y.%m.%d",
-         "%d %b %Y", "%b %d, %Y", "%d-%b-%Y"]
+        [
+            "%d.%m.%Y",
+            "%m/%d/%Y",
+            "%d/%m/%Y",
+            "%d-%m-%Y",
+            "%m-%d-%Y",
+            "%d.%m.%y",
+            "%m/%d/%y",
+            "%Y/%m/%d",
+            "%Y.%m.%d",
+            "%d %b %Y",
+            "%b %d, %Y",
+            "%d-%b-%Y",
+        ]
     ),
     st.sampled_from(["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]),
-)  # fmt: skip
+)
 _TIMES = st.lists(
     st.datetimes(datetime(1990, 1, 1), datetime(2040, 1, 1)).map(lambda t: t.replace(microsecond=0)),
     min_size=1,

@@ -26,8 +26,15 @@ _CLOCK = r"^([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?$"
 _Mark = Literal[".", ","]
 _Between = Literal[".", ",", " ", "'"]
 _STYLES: tuple[tuple[_Mark, _Between | None], ...] = (
-    (".", None), (",", None), (",", "."), (".", ","), (",", " "), (".", " "), (",", "'"), (".", "'"),
-)  # fmt: skip
+    (".", None),
+    (",", None),
+    (",", "."),
+    (".", ","),
+    (",", " "),
+    (".", " "),
+    (",", "'"),
+    (".", "'"),
+)
 
 _DAY_FIRST, _MONTH_FIRST = "day first", "month first"
 #: (format of a date, its order where day and month could be taken for each other).
@@ -39,9 +46,23 @@ _DATES: tuple[tuple[str, str], ...] = (
     *((form, "") for form in ("%d-%b-%y", "%a %b %d %Y", "%a, %d %b %Y", "%Y%m%d")),
 )
 _CLOCKS = (
-    "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", "T%H:%M", ", %H:%M",
-    ", %H:%M:%S", " %H:%M:%S %z", ":%H:%M:%S %z", " %H:%M:%S UTC", " %H:%M UTC", "%H%M%S", " %H.%M",
-)  # fmt: skip
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+    "T%H:%M:%S",
+    "T%H:%M",
+    ", %H:%M",
+    ", %H:%M:%S",
+    " %H:%M:%S %z",
+    ":%H:%M:%S %z",
+    " %H:%M:%S UTC",
+    " %H:%M UTC",
+    "%H%M%S",
+    " %H.%M",
+)
 
 
 @dataclass(frozen=True)

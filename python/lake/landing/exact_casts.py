@@ -62,8 +62,11 @@ _WHOLE_DIGITS = 20
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 #: Digits before and behind the point of the decimal that a number since 1970 is read as.
 _EPOCH_DIGITS = {
-    "epoch_seconds": (18, 6), "epoch_milliseconds": (21, 3), "epoch_microseconds": (21, 3), "epoch_nanoseconds": (28, 3)
-}  # fmt: skip
+    "epoch_seconds": (18, 6),
+    "epoch_milliseconds": (21, 3),
+    "epoch_microseconds": (21, 3),
+    "epoch_nanoseconds": (28, 3),
+}
 #: Years whose local times all releases of time zones agree on.
 _FIRST_ZONED, _LAST_ZONED = 1970, 2036
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
