@@ -180,8 +180,26 @@ DRAWN: tuple[str, ...] = (
     "tests/unit/test_train_resume.py::test_killed_and_run_again_equals_undisturbed",
     "tests/unit/test_models_mapped.py::test_workers_share_one_copy",
     "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[sasrec",
+    "tests/dags/test_service.py::test_a_good_day",
+    "tests/spark/test_source_types.py",
+    "tests/spark/test_features_learned.py",
+    "tests/spark/test_ingest_forgotten.py",
+    "tests/spark/test_source_tables.py::test_a_mapped_table_with_deletion_vectors",
+    "tests/spark/test_features_engines.py::test_by_time",
+    "tests/reported/test_21_case_twins.py::test_both_of_a_pair_are_read_in_every_format",
+    "tests/spark/test_source_damage.py::test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again",
+    "tests/unit/test_registry_server.py::test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are",
+    "tests/spark/test_features_sources_day.py",
+    "plugins/headrace-hdfs/tests/test_hdfs.py::test_the_nth_call",
+    "tests/spark/test_ingest_damage.py::test_what_is_empty_is_loaded_again_and_said",
+    "tests/dist/test_horovod_collective.py::test_four_ranks_are_two_machines_of_two",
+    "tests/spark/test_ingest_sources.py::test_a_named_source_becomes_what_it_would_as_the_main_one",
+    "tests/reported/test_17_names.py::test_a_day_of_hostile_names",
+    "tests/spark/test_publish_stage.py::test_persons_are_erased_from_every_kind_of_warehouse",
+    "tests/spark/test_ingest_bad_files.py::test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again",
+    "tests/spark/test_ingest_bad_files.py::test_more_of_them_than_the_spec_allows",
 )
-DRAWN_PARTS = 3
+DRAWN_PARTS = 4
 
 #: What a test says that skips because an installation is missing: a target of the Makefile.
 _MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
