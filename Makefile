@@ -16,14 +16,14 @@
 #   make hdfs-day  the same with lake and store in HDFS; make yarn-day: and the tasks and ranks in containers of YARN (81 MB)
 #   make hadoop    HDFS and YARN of one machine for tests (81 MB)
 #   make rack      (root) three hosts as namespaces of this machine that share nothing but S3, a day over them, a day
-#                  from headrace pack's archive alone (RACK=packed), a host that is cut off (RACK=all): docs/cluster.md
+#                  from headrace pack's archive alone (RACK=packed), a host that is cut off (RACK=all): docs/measured-clusters.md
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make quality   models on real data sets beside published figures: docs/quality.md (PARTS=beauty,adult SEEDS=1,2,3)
-#   make month     30 days of generated clicks that move, trained anew every day: docs/retrain.md (make year: 365 short ones)
+#   make month     30 days of generated clicks that move, trained anew every day: docs/month.md (make year: 365 short ones)
 #   make month-replay  the same days with rows of older days in their steps: what is forgotten with and without
-#   make disk-use  disk use over 60 simulated days, with headrace gc after each and without: docs/housekeeping.md
+#   make disk-use  disk use over 60 simulated days, with headrace gc after each and without: docs/measured-operation.md
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
@@ -32,8 +32,8 @@
 #   make airflow   Airflow's own environment (.venv-airflow)
 #   make onnx      what `headrace export` needs: ONNX, onnxruntime
 #   make serve     what `headrace serve` needs besides: gRPC, httptools, uvloop; Triton's client for its tests
-#   make wheel     headrace as a wheel with its conf, jars and native libraries, and a wheel of each of plugins/: build/dist (docs/cluster.md)
-#   make export-parity     exports of all models beside torch, by format and precision: docs/export.md
+#   make wheel     headrace as a wheel with its conf, jars and native libraries, and a wheel of each of plugins/: build/dist (docs/pack.md)
+#   make export-parity     exports of all models beside torch, by format and precision: docs/measured-scores.md
 #   make clean     remove build/, the environments and ./var; keep the caches
 
 SHELL := /bin/bash

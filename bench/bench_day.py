@@ -144,7 +144,7 @@ def main(sizes: list[float]) -> None:
                 if part != "total"
             ]
         figures.append(Figure(f"day {size:g} M rows", shared.seconds, "s", peer=isolated.seconds))
-        # 5 % of the day is what waiting for the disk may take (docs/storage.md).
+        # 5 % of the day is what waiting for the disk may take (docs/power-cuts.md).
         figures.append(Figure(f"day {size:g} M rows, syncs", synced(shared), "s", peer=shared.seconds * MOST_SYNCED))
         print(table(size, shared, isolated))
     figures += of_pairs(min(sizes), measure_pairs(min(sizes), PAIRS))

@@ -28,7 +28,7 @@ version = "1.0"
 [tool.setuptools]
 packages = ["my_package"]
 """
-#: The example of docs/training.md, with a sequence and a loss of its own.
+#: The example of docs/models.md, with a sequence and a loss of its own.
 _NETS = '''\
 """Factors of users and items, and what a row's tags say of its item."""
 

@@ -242,7 +242,7 @@ def estimate_arms(
     if spec.train.evaluation.off_policy is None:
         raise UserError(
             "no model can be measured as a policy: the log needs the propensity of each row's action; name its column "
-            "in train.evaluation.off_policy (docs/training.md)"
+            "in train.evaluation.off_policy (docs/evaluation.md)"
         )
     day = parse_ds(ds) if ds is not None else _newest(ws, spec, "features")
     if day is None:

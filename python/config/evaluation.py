@@ -120,8 +120,8 @@ class Evaluation(Section):
     The split `valid`, the split `test` where the dataset has one (`features.split`), and the lists of the split `rank`.
     """
 
-    #: Further metrics (docs/training.md). Those of users need `user`, those at k `rank_group`, popularity, novelty and
-    #: coverage `item` too.
+    #: Further metrics (docs/evaluation.md). Those of users need `user`, those at k `rank_group`, popularity, novelty
+    #: and coverage `item` too.
     metrics: tuple[ClickMetric | UserMetric | RankingMetric | CatalogueMetric, ...] = ()
     #: A carried column: whose rows belong together, in metrics of users and in intervals.
     user: str | None = None
@@ -137,7 +137,7 @@ class Evaluation(Section):
     bootstrap: Bootstrap | None = None
     #: Rankings of all items, seen ones left out; null: none.
     full_ranking: FullRanking | None = None
-    #: The value of the model as a policy, by the logged propensities: ips, snips, dm, dr (docs/training.md).
+    #: The value of the model as a policy, by the logged propensities: ips, snips, dm, dr (docs/evaluation.md).
     off_policy: OffPolicy | None = None
 
     def wants(self, *kinds: Any) -> list[str]:

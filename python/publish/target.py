@@ -136,7 +136,7 @@ class Target(Protocol):
     """An open warehouse, for the scores table of one pipeline. A reader sees a day as it was, or as it is published.
 
     What changes it raises LeaseLost, and changes nothing, where a later holder of the pipeline's lease has been at work
-    there: docs/storage.md says how far each warehouse can hold to that.
+    there: docs/consistency.md says how far each warehouse can hold to that.
     """
 
     #: The table as people write it, such as `schema.table` or a path.

@@ -16,7 +16,7 @@
 - **User and item**, each user's lines in the order of time, are the files of SASRec's and BERT4Rec's authors. They
   become what leave-one-out evaluation of next-item models takes: of each user one row a split, whose item is the one
   to be found and whose `history` is all that came before it, the oldest item first: `test` has the last item, `valid`
-  the one before it, `train` the one before that. A model that learns all places of a history (docs/training.md) sees
+  the one before it, `train` the one before that. A model that learns all places of a history (docs/sequences.md) sees
   in the row of `train` the user's whole training sequence, so that an epoch is one pass over the users.
 """
 

@@ -45,7 +45,7 @@ def _check_append(spec: Spec, workflow: Workflow) -> None:
     if spec.features.prepare and (step_name := spark_alone(spec)) is not None:
         raise UserError(
             f"{step_name}: features.append works on the lake's files, to which only filter, dropna, rename and such "
-            f"lambda expressions are applied as Arrow evaluates like Spark (docs/features.md); leave features.append "
+            f"lambda expressions are applied as Arrow evaluates like Spark (docs/time.md); leave features.append "
             f"or the operator out"
         )
     if engine_of(spec) != "arrow":

@@ -62,7 +62,7 @@ def _files() -> Iterator[tuple[str, Path]]:
             yield f"build/native/{path.relative_to(native)}", path
 
 
-#: The module that opens the artifact (docs/storage.md).
+#: The module that opens the artifact (docs/mlflow.md).
 LOADER = "headrace.library.pyfunc"
 #: Folder below the run's artifacts.
 FOLDER = "model"

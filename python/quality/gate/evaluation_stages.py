@@ -269,7 +269,7 @@ class EstimatePolicies(Stage):
         if policy is None:
             raise UserError(
                 "no model can be measured as a policy: the log needs the propensity of each row's action; name its "
-                "column in train.evaluation.off_policy (docs/training.md)"
+                "column in train.evaluation.off_policy (docs/evaluation.md)"
             )
         arms, gate = models_of_arms(ctx), gate_or_default(ctx.spec)
         if [model for model in arms.values() if model.input not in ctx.inputs]:
