@@ -196,12 +196,12 @@ SEEDS = (1, 2, 3)
 
 _HEAD = """# Quality
 
+How good headrace's models are: the pipelines in `conf/pipelines`, trained on splits that papers report on, and on
+generated clicks whose best AUC is known.
+
     make quality                               # all parts and seeds 1, 2, 3: an hour or two on 2 cores
     make quality PARTS=beauty,adult SEEDS=1,2  # some
     python -m bench.quality.page               # writes this page from the results
-
-Models of the pipelines in `conf/pipelines`, trained on splits that papers report on, and on generated clicks whose best
-AUC is known.
 
 Each case runs the product as a user would: landing files, lake, features, training and evaluation over all ranks.
 Training is `headrace train` on Horovod's ranks, or `headrace baseline` for XGBoost.
