@@ -20,11 +20,11 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from headrace.config import Spark
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.workspace import Workspace, checkout, s3_dir
 from headrace.lake.spark.session import iceberg_jars, session, spark_settings
-from headrace.manifest import Manifest, Output, fingerprint
-from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.workspace import Workspace, checkout, s3_dir
+from headrace.stage.manifest import Manifest, Output, fingerprint
 from tests.hadoop_servers import Hdfs, hdfs
 from tests.lanes import SEED, VARIABLE, LanePlugin
 from tests.support import DAY, GENERATED, INTERPRETED, NEXT_DAY, Run, headrace

@@ -28,10 +28,10 @@ from pathlib import Path
 
 from bench.report import Figure, publish
 from headrace.config import load_spec
+from headrace.config.stages import ORDER
+from headrace.config.workspace import Workspace, checkout
 from headrace.lake.generate import days_between
-from headrace.manifest import Manifest
-from headrace.stages import ORDER
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 
 DAYS = 8
 DS = "2026-01-08"

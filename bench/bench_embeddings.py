@@ -44,6 +44,7 @@ from bench.report import Figure, publish
 from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding
+from headrace.config.workspace import checkout
 from headrace.embeddings import EmbeddingCollection, EmbeddingFeature, JaggedTensor
 from headrace.embeddings.dynamic.rows import DynamicReport, dynamic_table_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec
@@ -52,7 +53,6 @@ from headrace.embeddings.kernels.id_map import mix
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import OtherMemory, Workload, plan_load
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for, row_wise
-from headrace.workspace import checkout
 
 TABLES, ROWS, DIM, BATCH, IDS = 4, 1_000_000, 64, 8_192, 4
 TURNS = 12

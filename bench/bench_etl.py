@@ -42,6 +42,7 @@ from bench.etl_peers import APART, decode, decode_and_write, differences, run_ap
 from bench.report import Figure, FigureParts, publish
 from bench.usage import cpu_of_tree, peak_of_tree
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -49,7 +50,6 @@ from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.session import session
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
-from headrace.workspace import Workspace, checkout
 
 #: Of the copies and of ours each; the best counts, as of NVTabular's two schedulers.
 REPEATS = 3

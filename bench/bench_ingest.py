@@ -45,11 +45,11 @@ from pyspark.sql import SparkSession
 from bench.report import Figure, FigureParts, publish
 from bench.usage import Peak, peak_of_tree
 from headrace.config import Spark, Spec, build_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.session import session
 from headrace.stage import run_stage
-from headrace.workspace import Workspace, checkout
 from headrace_datasets.readers import CRITEO
 
 DAY = "2026-03-01"

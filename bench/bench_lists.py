@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from bench.report import Figure, publish
 from headrace.config import Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.dataset import lists
 from headrace.dataset.layout import open_split
 from headrace.dataset.loaders import TrainLoader
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
 ROUNDS = 3

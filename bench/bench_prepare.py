@@ -24,12 +24,12 @@ from unittest import mock
 from bench.bench_append import DS, headrace
 from bench.report import Figure, publish
 from headrace.config import Spec, build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.lake.spark.session import session
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 
 PREPARE: list[dict[str, Any]] = [
     {"history": {"keys": ["user_id"], "values": ["item_id"], "length": 20}},

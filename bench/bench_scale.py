@@ -34,8 +34,8 @@ import yaml
 from bench.criteo_data import CATEGORIES, COUNTS, DAYS, DS, FIRST_DAY, MIN_COUNT, table_of_day
 from bench.report import Figure, FigureParts, publish
 from bench.usage import limited_memory, peak_of_tree
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 _PARTS = FigureParts.named("scale")
 _ROWS_PER_FILE = 500_000

@@ -40,11 +40,11 @@ from bench.score_ranking import ITEM, USER, in_a_process, items_of, task_of, use
 from bench.score_retrieval import COLUMNS, drawn, write_items
 from bench.score_retrieval import items_of as vectors_of
 from bench.usage import peak_of_tree
+from headrace.config.workspace import checkout
 from headrace.score.loaded_model import loaded_model
 from headrace.score.ranking import ITEMS, TaskInputs, score_batches
 from headrace.score.top_k import best_items, top_k
 from headrace.storage import local
-from headrace.workspace import checkout
 
 USERS, N_ITEMS, CANDIDATES, RANKED_ITEMS = 1_000_000, 1_000_000, 500, 10
 #: Users of a part, of a search, and of a batch that is ranked.

@@ -28,8 +28,8 @@ from pyspark.sql import functions as F
 from bench.criteo_data import DAYS, FIRST_DAY, Lake, spec_of, write_days
 from bench.report import Figure, publish
 from headrace.config import Chain, Spark, Spec
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import session
-from headrace.workspace import Workspace
 
 _TURNS = 3
 _HEAP = "512m"

@@ -61,10 +61,10 @@ from bench.serve_load import (
     write_dlrm,
     write_exact,
 )
+from headrace.config.workspace import checkout
 from headrace.export.serve.delta import write_delta
 from headrace.export.serve.repository import push, push_deltas
 from headrace.storage import local
-from headrace.workspace import checkout
 
 _QUEUE_REQUESTS = 2_000_000
 #: Of the utilisation that is found.

@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 from bench.peers.torchrec_step import TrainingStep
 from bench.report import Figure, publish
 from bench.train_ranks import model_of, schema_of, train_of
-from headrace.manifest import Manifest, Output
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import local, location_of
 from headrace.train.job import Job
-from headrace.workspace import Workspace
 from tests.s3_server import BUCKET, s3_server
 
 #: Rows of a file, 5 MB.

@@ -26,10 +26,10 @@ from pyspark.sql import functions as F
 
 from bench.report import Figure, publish
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import session
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
-from headrace.workspace import Workspace
 
 ROWS, TURNS = 400_000, 3
 N, BUCKETS, HASHES, MOST = 3, 1 << 20, 16, 64

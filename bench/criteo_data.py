@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.arrow.decode import LakeFile
 from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build.lake_files import files_of_day, fit_files
@@ -32,7 +33,6 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

@@ -32,11 +32,11 @@ from bench.peers.torchrec_step import Meter, TrainingStep, draw_ids, is_installe
 from bench.report import Figure, publish
 from headrace.comm.base import Collective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
+from headrace.config.workspace import checkout
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import plan_load
 from headrace.embeddings.planner.search import Planned, plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
-from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
 #: A machine of CPUs: the planner's choice between rows and sums follows from it.

@@ -37,9 +37,9 @@ from pyspark.sql import functions as F
 
 from bench.criteo_data import CATEGORIES, COUNTS, Lake
 from bench.usage import cpu_of_children, peak_of_tree
-from headrace.schema import FIRST_CODE
+from headrace.config.schema import FIRST_CODE
+from headrace.config.workspace import checkout
 from headrace.udfs.xxhash64 import xxhash64_integers
-from headrace.workspace import checkout
 
 
 def seconds(work: Callable[[], object]) -> float:

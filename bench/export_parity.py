@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace import config
 from headrace.comm.base import Collective, LocalCollective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.files import Precision
@@ -34,7 +35,6 @@ from headrace.models.predictor import ONLY_TASK
 from headrace.models.retrieval import query_vectors, row_item_vectors
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 
 Batch = Mapping[str, NDArray[Any]]

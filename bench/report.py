@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from headrace.config.workspace import checkout
 from headrace.storage import local
-from headrace.workspace import checkout
 
 
 @dataclass(frozen=True)

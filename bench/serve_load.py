@@ -28,9 +28,9 @@ import psutil
 
 from headrace import config
 from headrace.comm.base import LocalCollective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
 #: Criteo's columns: 13 numbers, 26 codes; tables of 50,000 rows of 16 numbers.

@@ -27,14 +27,14 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.collect import collect
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.manifest import Input, Manifest, Output
 from headrace.models import registry
 from headrace.stage import identity
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 FIRST = "2026-01-01"
 _FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("user_id", "long"), ("ds", "string"))]

@@ -38,6 +38,8 @@ from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
 from headrace.compute.jagged import JaggedArray
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import checkout
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import open_split
 from headrace.dataset.loaders import TrainLoader
@@ -48,12 +50,11 @@ from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.embeddings.storage import empty_table
 from headrace.embeddings.update_rules import fused_step
-from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.inputs import Inputs
 from headrace.models.layers import pairwise_dots
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsLog
 from headrace.train.callbacks.progress import LoopProgress, ProgressEvent, ProgressReporter
@@ -63,7 +64,6 @@ from headrace.train.job import Job
 from headrace.train.loop.trainer import Trainer
 from headrace.train.optim import DenseOptimizer
 from headrace.train.setup.state import TrainState
-from headrace.workspace import checkout
 
 
 class NoMessages:

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config import OpSpec
+from headrace.config.schema import ColumnType, TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops.selection import Chains, Selection
 from headrace.features.table_ops.base import FILE, LINE, QUERY, TableOp
@@ -32,8 +34,6 @@ from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared
 from headrace.library.frames import columns_of
 from headrace.library.workflow import FittedWorkflow, Workflow
-from headrace.schema import ColumnType, TableColumn
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -26,9 +26,9 @@ import psycopg
 import yaml
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace, checkout
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
-from headrace.workspace import Workspace, checkout
 from scripts.warehouse_reader import TABLE, look, publish
 from tests.dags import stub
 from tests.dags.service import Service

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import session
-from headrace.workspace import Workspace
 
 
 def work(spark: SparkSession, folder: Path) -> None:

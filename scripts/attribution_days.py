@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from headrace.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace, checkout
 
 SAMPLE = checkout().parent / "shared" / "data" / "talkingdata" / "train_sample.csv"
 KEYS = ("ip", "app", "device", "os", "channel")

@@ -79,10 +79,8 @@ HELD: tuple[str, ...] = (
     "python/plugins.py",
     "python/publish",
     "python/quality",
-    "python/schema.py",
     "python/score",
-    "python/stage.py",
-    "python/stages.py",
+    "python/stage",
     "python/storage",
     "python/testing.py",
     "python/train",
@@ -121,7 +119,7 @@ SERIALIZED = {
     ("python/cli/doctor.py", "found"),
     ("python/cli/doctor.py", "what"),
     ("python/lake/generate/site.py", "shown"),  # a field of site/<ds>.json
-    ("python/schema.py", "of"),  # a method of the datasets' public schema
+    ("python/config/schema.py", "of"),  # a method of the datasets' public schema
     ("python/library/workflow.py", "before"),  # an argument of `Workflow.fit`
     ("python/jobs/observe/running.py", "began"),  # a field of the status file
     ("python/models/inputs.py", "of"),  # an argument of models' inputs, part of their contract
@@ -130,6 +128,8 @@ SERIALIZED = {
     ("python/quality/drift/stage.py", "what"),  # a field of drift's facts
     ("python/embeddings/jagged.py", "without"),  # a method of the public `JaggedTensor`
     ("python/embeddings/lookup/handle.py", "found"),  # a property of prepared inputs, which loops of users read
+    ("python/config/workspace.py", "of"),  # a method of the public `Workspace`
+    ("python/stage/manifest.py", "at"),  # a field of manifests
     # Keys of pipelines in YAML.
     ("python/config/candidates.py", "where"),
     ("python/config/experiments.py", "shown"),

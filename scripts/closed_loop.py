@@ -28,15 +28,15 @@ from matplotlib.figure import Figure
 from headrace.cli.experiment import show_experiment
 from headrace.cli.generate import generate_days, simulate_day
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.stages import load_stage
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.generate.click_model import ClickModel, probability
 from headrace.lake.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.lake.spark.session import shared_session
-from headrace.manifest import Manifest
 from headrace.score.experiments.assignment import Stop, stopped
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 START = date(2026, 1, 1)
 _RANDOM_DAYS = 3

@@ -35,8 +35,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.config import Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.publish.postgres.server import connect
-from headrace.workspace import Workspace
 
 #: Seconds from `init` to the first list, at most.
 LIMIT = 600.0

@@ -35,8 +35,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from bench.usage import peak_of_tree
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.unit.test_features_kernels import xxh64
 
 DAYS = ("2026-01-01", "2026-01-02")

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import load_spec
-from headrace.stages import ORDER, STAGES
+from headrace.config.stages import ORDER, STAGES
 from tests.fault.power_cuts import (
     FIFTEEN,
     TINY,

@@ -33,9 +33,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Warehouse
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace, checkout
 from headrace.publish.postgres.server import connect
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 from tests.warehouses import COLUMNS, Warehouses
 
 DS = "2026-01-08"

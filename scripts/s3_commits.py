@@ -22,9 +22,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import session
-from headrace.workspace import Workspace
 from tests.s3_server import BUCKET, s3_server
 
 _DELTAS = {f"spark.delta.logStore.{s}.impl": "io.delta.storage.S3SingleDriverLogStore" for s in ("s3", "s3a")}

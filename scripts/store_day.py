@@ -27,12 +27,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from headrace.config.stages import ORDER
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import spark_home
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Manifest
-from headrace.stages import ORDER
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 from tests.hadoop_servers import hdfs, yarn
 from tests.s3_server import BUCKET, s3_server
 

@@ -31,11 +31,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.config import load_spec
 from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import session
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import local, location_of
-from headrace.workspace import Workspace
 from scripts.published_scores import headrace
 
 DS = "2026-01-04"

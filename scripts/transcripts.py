@@ -21,8 +21,8 @@ from pathlib import Path
 
 import yaml
 
+from headrace.config.workspace import pipeline_file
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
-from headrace.workspace import pipeline_file
 
 _PIPELINE, _FIRST, _SECOND = "shop.yaml", "2026-01-04", "2026-01-05"
 #: Of a day's run, what is about the verdict: these lines, and all from the last one on.

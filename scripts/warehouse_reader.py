@@ -27,10 +27,10 @@ import psycopg
 import pyarrow as pa
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
-from headrace.workspace import Workspace
 
 DAYS = ("2026-01-10", "2026-01-11")
 TYPES = {

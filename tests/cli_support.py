@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from headrace.cli import app, screen
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.jobs import stages, submit
 from headrace.jobs.output import StageEvent
 from headrace.jobs.stages import days_of, turns
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, RunPlan, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 from tests.support import CLICKS_STAGES
 
 DS = "2026-01-03"

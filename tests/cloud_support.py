@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.logs import is_secret
 from headrace.publish.opening import open_target
@@ -22,7 +23,6 @@ from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
-from headrace.workspace import Workspace
 from tests.publish_support import DS, TYPES, good_rows, holding, staged
 
 COLUMNS = [name for name, _ in TYPES]

@@ -13,13 +13,13 @@ import xgboost as xgb
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace.config import Chain
+from headrace.config.schema import Feature, Kind, TableColumn
 from headrace.export.features.columns import raw_columns, to_tensors
 from headrace.export.record import ExportedGraph, ExportRecord, GraphTensor, file_sizes, write_record
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.models.xgboost_model import matrix, save
-from headrace.schema import Feature, Kind, TableColumn
 from headrace.storage import local
 
 COLUMNS = [

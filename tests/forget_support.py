@@ -17,17 +17,17 @@ import torch
 from bench.simulated_days import day, save
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.data_files import statistics
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.manifest import Output
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.stage.manifest import Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 #: Everybody, and those who are forgotten: one at each end of the range, so that statistics have them.
 USERS = [f"user-{n:04d}" for n in range(20)]

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import Outcome, run_stage
-from headrace.workspace import Workspace
 
 D1, D2, D3, D4 = "2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04"
 COLUMNS = [

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from typing import Any
 
 from headrace.config import Spec, load_spec
-from headrace.manifest import Input, Manifest, Output
+from headrace.config.workspace import Workspace
 from headrace.quality.report.blocks import Day
 from headrace.stage import identity
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 from tests.support import CLICKS_STAGES
 
 DS = "2026-01-08"

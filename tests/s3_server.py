@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.workspace import checkout
 from headrace.storage import local
-from headrace.workspace import checkout
 
 #: Any values: the server is of this machine alone, and gone with its test.
 KEY, SECRET = "rackkey", "not-a-secret-of-anybody"

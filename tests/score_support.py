@@ -13,16 +13,16 @@ from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Spec, build_spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.features.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import TableColumn
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 
 
 def shop_spec(types: Mapping[str, str], features: Mapping[str, Any], **sections: Any) -> Spec:

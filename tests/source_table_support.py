@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.lake.landing.stage import Ingest
-from headrace.manifest import Manifest
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 D1, D2, D3, D4 = "2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04"
 DDL = "id bigint, ts timestamp, user string, item bigint, price double, click int, dt date"

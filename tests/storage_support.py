@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.workspace_state import CleanupStep
 from headrace.storage import Location, local, location, system
 from headrace.storage.objects.store import ObjectStore
 from headrace.storage.objects.tree import is_unfinished
-from headrace.workspace import Workspace
 from tests.hadoop_servers import Hdfs
 
 

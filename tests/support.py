@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 from safetensors.numpy import load_file
 
 from headrace.config import Warehouse, load_spec
-from headrace.manifest import Manifest
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace
 from headrace.publish.postgres.server import connect
-from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.train_support import padded
 
 DAY = "2026-01-03"

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from headrace.config import OpSpec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
-from headrace.schema import TableColumn
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 TYPES = {
     "user": "bigint",

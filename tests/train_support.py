@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.config.schema import DatasetSchema, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
-from headrace.manifest import Manifest
 from headrace.models.saved import load_model
-from headrace.schema import DatasetSchema, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
-from headrace.workspace import Workspace
 
 TRAIN = Train(
     batch_size=200,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from headrace.config.workspace import checkout
 from headrace.plugins import offered
-from headrace.workspace import checkout
 
 _PROJECT = """\
 [build-system]

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import iceberg_jars
 from headrace.lake.tables.iceberg_metadata import newest_metadata, snapshot_files
 from headrace.publish.postgres.server import connect
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 COLUMNS = ["ds", "user_id", "item_id", "rank", "score", "model_version"]
 #: Of a frame of scores, with the types of the keys left open.

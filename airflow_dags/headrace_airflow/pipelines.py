@@ -157,7 +157,7 @@ class Pipeline:
         return f"headrace_{self.name}_{kind}"
 
     def stages(self, kind: str) -> list[Any]:
-        """Return its stages of a kind of DAG, in order: entries of `headrace.stages`."""
+        """Return its stages of a kind of DAG, in order: entries of `headrace.config.stages`."""
         entries = [entry for entry in self.described_stages or STAGES.values() if entry.dag == kind]
         return [e for e in entries if e.section is None or self.spec.get(e.section) is not None]
 

@@ -112,8 +112,8 @@ def _by_path(name: str) -> Any:
     return module
 
 
-_STAGES = _by_path("stages")
-#: `STAGES` and `StageEntry` of `headrace.stages`, `headrace.errors` and `headrace.jobs.hand_over`.
+_STAGES = _by_path("config/stages")
+#: `STAGES` and `StageEntry` of `headrace.config.stages`, `headrace.errors` and `headrace.jobs.hand_over`.
 STAGES, STAGE_ENTRY = _STAGES.STAGES, _STAGES.StageEntry
 ERRORS = _by_path("errors/__init__")
 HAND_OVER = _by_path("jobs/hand_over")

@@ -194,10 +194,10 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     """Measure steps from ids on the host to the last optimizer; on a GPU the dense part as a graph."""
     from headrace.comm.base import LocalCollective
     from headrace.config import EmbeddingOptimizer, Model, Optimizer
+    from headrace.config.schema import DatasetSchema, Feature, Kind
     from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
     from headrace.models.categorical import CategoricalBatch
     from headrace.models.sharded_model import ShardedModel
-    from headrace.schema import DatasetSchema, Feature, Kind
     from headrace.train.loop.trainer import EagerForward, GraphedForward
     from headrace.train.micro_batch import MicroBatch
     from headrace.train.optim import DenseOptimizer

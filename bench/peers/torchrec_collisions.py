@@ -31,11 +31,11 @@ from torch import Tensor
 from bench.peers.torchrec_step import FOLDERS
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
+from headrace.config.workspace import checkout
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Plan
-from headrace.workspace import checkout
 
 _MODULE = "bench.peers.torchrec_collisions"
 _NO_OWNER = -1

@@ -15,10 +15,10 @@ from typing import Any
 
 from bench.usage import peak_of_tree
 from headrace.config import load_overlay, load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError, nearest
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 
 #: Modules of this package with `PARTS`, in the page's order.
 _MODULES = ("rankings", "clicks")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.quality.cases import CaseResult, Goal, PublishedResult, QualityCase, QualityPart, data_folder, pipeline_case
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.stage import read_truth
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 _ADULT_SOURCE = "Gorishniy et al., Revisiting Deep Learning Models for Tabular Data, 2021"
 #: Of the training rows that validate, and the seed by which they are drawn.

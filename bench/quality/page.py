@@ -22,9 +22,9 @@ from rich.table import Table
 
 from bench.quality.cases import CaseResult, Goal, QualityCase, QualityPart, load_parts
 from bench.report import checkout_version
-from headrace.manifest import fingerprint
+from headrace.config.workspace import checkout
+from headrace.stage.manifest import fingerprint
 from headrace.storage import local
-from headrace.workspace import checkout
 
 _FORM = 1
 

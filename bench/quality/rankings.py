@@ -22,10 +22,10 @@ from bench.quality.cases import (
     run_headrace,
 )
 from headrace.config import load_overlay, load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
-from headrace.workspace import Workspace, checkout
 
 _MOVIELENS_NEUMF = ("neumf.yaml",)
 _MOVIELENS_METRICS = ("hr_at_k", "ndcg_at_k")

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.rack.hosts import PRIVATE, Host, rack
+from headrace.config.workspace import checkout
 from headrace.publish.embedded.processes import program, reachable, server_account
 from headrace.storage import local
-from headrace.workspace import checkout
 from tests.s3_server import BUCKET, command, environ_of, prepare
 
 S3_PORT, POSTGRES_PORT, MASTER_PORT = 9000, 5432, 7077

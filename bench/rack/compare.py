@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from headrace.stages import ORDER
-from headrace.workspace import Workspace
+from headrace.config.stages import ORDER
+from headrace.config.workspace import Workspace
 from scripts.store_day import digests, manifests, rows_of
 
 #: Where a model or a dataset keeps its rows and weights; what stands beside them names places and times.

@@ -28,9 +28,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.config.workspace import checkout
 from headrace.jobs.submit import spark_home
 from headrace.storage import local
-from headrace.workspace import checkout
 
 #: Where a host's own files are, seen from within: its HOME, and the scratch of what runs there.
 PRIVATE = Path("/run/rack")

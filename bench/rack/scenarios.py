@@ -33,9 +33,9 @@ from bench.rack.cluster import (
     to_promote,
 )
 from bench.rack.hosts import MBIT, PRIVATE, Host
+from headrace.config.workspace import checkout
 from headrace.errors import EXIT_BUSY
 from headrace.storage import local
-from headrace.workspace import checkout
 from tests.s3_server import BUCKET
 
 HEAD = "| scenario | what was lost | seconds | undisturbed |\n|---|---|---:|---:|"

@@ -28,21 +28,21 @@ import torch
 import headrace as hr
 from headrace.compute.counter_random import Floats, Ints
 from headrace.config import Spec, load_overlay, load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.features.layout.split_rule import time_ranges
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
 from headrace.lake.generate.population import alive, items, users
 from headrace.lake.generate.truth import auc
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.stage import read_truth
 from headrace.stage import Context, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train_local
 from headrace.train.stage import Train
-from headrace.workspace import Workspace, checkout
 
 PIPELINE = "clicks"
 #: Days whose datasets are made before the first of them is trained.

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.retrain.days import PIPELINE, RetrainRun, TrainHere, ceiling_of, first_day_auc, manifest_of
+from headrace.config.workspace import checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.quality.report.facts import ceiling_share
 from headrace.stage import run_stage
 from headrace.train.setup.earlier_days import replay_days
-from headrace.workspace import checkout
 
 #: What the two runs read alike.
 _SHARED = ("landing", "lake", "datasets")

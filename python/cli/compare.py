@@ -13,13 +13,13 @@ import typer
 from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, print_json, table
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, UserError
 from headrace.quality.report import facts
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
 
 @app.command(
@@ -102,7 +102,7 @@ def compare_models(
     Raises:
         UserError: what the user can mend, found before anything was started.
     """
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     overrides = [*overrides, *_further(pipeline, overrides, models, against)]
     spec, day = resolve(pipeline, ds, overrides)
@@ -144,7 +144,7 @@ def compare_versions(
         UserError: what the user can mend, found before anything was started.
     """
     from headrace.config.load import flow
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     overrides = [*overrides, f"compare.versions={flow(list(versions))}"]
     spec, day = resolve(pipeline, ds, overrides)

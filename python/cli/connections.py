@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from headrace.config import Spec, Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 
 #: What all connections together may take.
 SECONDS = 1.0

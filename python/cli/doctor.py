@@ -19,8 +19,8 @@ import typer
 
 from headrace.cli.root import VAR, Home, Json, MaybePipeline, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
+from headrace.config.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 
 
 @app.command(rich_help_panel=Panel.SET_UP, epilog=examples("headrace doctor", "headrace doctor clicks"))

@@ -27,9 +27,9 @@ from headrace.cli.root import (
 )
 from headrace.cli.run import run_stages
 from headrace.cli.screen import out, plain, print_json, table
+from headrace.config.workspace import Workspace, pipeline_file
 from headrace.errors import EXIT_DONE, UserError, nearest
 from headrace.quality.report import facts
-from headrace.workspace import Workspace, pipeline_file
 
 if TYPE_CHECKING:
     from headrace.config import Experiment, Spec
@@ -235,7 +235,7 @@ def estimate_arms(
         UserError: no day has features, or the log has no propensities.
     """
     from headrace.config import parse_ds
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     path, spec, experiment = _experiment_of(name, pipeline, overrides)
     ws = ws.of(spec)

@@ -12,9 +12,9 @@ import typer
 
 from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import out
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.storage import Location, StoreAway, local
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.export.triton.config import Options

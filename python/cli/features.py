@@ -10,7 +10,7 @@ import typer
 from headrace.cli.root import Panel, Pipeline, Sets, StageGroup, app, examples
 from headrace.cli.run import stage_command
 from headrace.cli.screen import out
-from headrace.stages import STAGES
+from headrace.config.stages import STAGES
 
 features_app = typer.Typer(
     cls=StageGroup,

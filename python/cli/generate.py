@@ -11,9 +11,9 @@ import typer
 
 from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import err, log_to_screen, out, table
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec

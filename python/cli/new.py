@@ -11,9 +11,9 @@ import typer
 from headrace import __version__
 from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out, plain, table
+from headrace.config.workspace import pipeline_file
 from headrace.errors import UserError
 from headrace.storage import local
-from headrace.workspace import pipeline_file
 
 _TEMPLATES = Path(__file__).with_name("templates")
 #: The pipeline whose file is the new one's beginning: it generates its own data.

@@ -13,19 +13,19 @@ from rich.table import Table as Screen
 
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
+from headrace.config.workspace import Workspace, installation
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.storage import Location
-from headrace.workspace import Workspace, installation
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.schema import DatasetSchema
     from headrace.embeddings.dynamic.spec import DynamicSpec
     from headrace.embeddings.planner.search import Planned
     from headrace.embeddings.planner.tables import Popularity
     from headrace.embeddings.sharding_plan import Table
     from headrace.jobs.gpu_plan.explain import Explainer
     from headrace.jobs.gpu_plan.gate import StepPlans
-    from headrace.schema import DatasetSchema
 
 
 @app.command(
@@ -296,7 +296,7 @@ def _limit(raw: DynamicSpec, optimizer: str, world: int) -> str:
 
 
 def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Location, DatasetSchema]:
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     days = [d for d in reversed(ws.days(pipeline)) if ws.manifest(pipeline, d, "features").is_file()]
     day = ds or (days[0] if days else "")

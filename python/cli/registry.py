@@ -14,16 +14,16 @@ from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Panel, Pipeline, Se
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import show_verdict
+from headrace.config.stages import STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
-from headrace.stages import STAGES
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
-    from headrace.manifest import Manifest
     from headrace.models.registry.promotion import Promotion
     from headrace.models.registry.versions import Version
+    from headrace.stage.manifest import Manifest
 
 
 Reason = Annotated[
@@ -182,8 +182,8 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
 
 
 def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions: Mapping[str, str]) -> dict[str, Any]:
-    from headrace.manifest import Manifest
     from headrace.models.registry.promotion import DECIDED_AT, DECIDED_BY, REASON
+    from headrace.stage.manifest import Manifest
 
     gate = None if version.ds is None else Manifest.load(ws.manifest(spec.pipeline, version.ds, "gate"))
     tags = version.tags
@@ -210,7 +210,7 @@ def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions:
 
 def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None:
     """Bytes of the saved embeddings and of a whole copy, of a model that may hold changed rows alone."""
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     for stage in ("train", "challenger") if version.ds is not None else ():
         manifest = Manifest.load(ws.manifest(spec.pipeline, str(version.ds), stage))
@@ -287,7 +287,7 @@ def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[
     Raises:
         UserError: the stage before has not finished, or there is no section `gate`.
     """
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)

@@ -13,10 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from headrace import __version__, logs
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace, pipeline_file
 from headrace.logs import tell_error
-from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
-from headrace.workspace import Workspace, pipeline_file
 
 
 class Group(TyperGroup):

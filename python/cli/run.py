@@ -29,6 +29,8 @@ from headrace.cli.root import (
 )
 from headrace.cli.screen import out
 from headrace.cli.summary import tell_refusals
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import (
     EXIT_BUSY,
     EXIT_DONE,
@@ -39,15 +41,13 @@ from headrace.errors import (
     RefusedError,
     UserError,
 )
-from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.jobs.output import StageEvent
-    from headrace.manifest import Input, Output
     from headrace.stage import Stage
+    from headrace.stage.manifest import Input, Output
 
 
 @app.command(
@@ -407,8 +407,8 @@ def dry_run(
 
 
 def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, previous_plans: Sequence[PlannedStage]) -> PlannedStage:
-    from headrace.manifest import Manifest
     from headrace.stage import plan_run
+    from headrace.stage.manifest import Manifest
 
     needs, day_plans = [need.rstrip("?") for need in stage.needs], {p.stage: p for p in previous_plans if p.ds == ds}
     again = [name for name in needs if name in day_plans and day_plans[name].runs]

@@ -11,10 +11,10 @@ import typer
 from headrace.cli.root import VAR, Ds, Home, Model, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve
 from headrace.cli.screen import out
+from headrace.config.stages import STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.stages import STAGES
 from headrace.storage import is_uri, local, local_folder, location_of
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -85,9 +85,9 @@ def score_rows(
     Raises:
         UserError: what the user can mend.
     """
-    from headrace.manifest import Manifest
     from headrace.models.predictor import read_meta
     from headrace.stage import Context
+    from headrace.stage.manifest import Manifest
 
     place, folder = location_of(source, "--input").as_plain(), local(local_folder(target, "--output"))
     spec, day = resolve(pipeline, ds, overrides)

@@ -16,16 +16,16 @@ from rich.table import Table
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
+from headrace.config.stages import ORDER, STAGES, in_order
+from headrace.config.workspace import Workspace, pipeline_file
 from headrace.errors import UserError
 from headrace.quality.report import facts
-from headrace.stages import ORDER, STAGES, in_order
-from headrace.workspace import Workspace, pipeline_file
 
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.jobs.observe.running import RunningStage
-    from headrace.manifest import Manifest
     from headrace.stage import Stage
+    from headrace.stage.manifest import Manifest
 
 
 @app.command(

@@ -10,9 +10,9 @@ import typer
 
 from headrace.cli.root import VAR, Ds, Home, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.storage import Location, local, location_of
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from headrace.cli.screen import out, plain, table
+from headrace.config.stages import STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.quality.report import facts
-from headrace.stages import STAGES
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
 
 _SAMPLE_ROWS = 10
@@ -23,7 +23,7 @@ _SAMPLE_ROWS = 10
 
 def manifests_of(ws: Workspace, pipeline: str, ds: str, stages: Iterable[str]) -> dict[str, Manifest]:
     """Return the manifests of a day, in the order of the stages."""
-    from headrace.manifest import Manifest
+    from headrace.stage.manifest import Manifest
 
     return {s: m for s in stages if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
 
@@ -93,8 +93,8 @@ def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
 
 def warning_lines(spec: Spec, ws: Workspace, manifests: Mapping[str, Manifest]) -> list[str]:
     """Return the warnings about a finished day's results, as its report has them."""
-    from headrace.manifest import Manifest
     from headrace.quality.report.warnings import day_warnings, read_days
+    from headrace.stage.manifest import Manifest
 
     days = read_days(spec, manifests.get("features"))
     ingests: dict[str, Manifest] = {}
@@ -208,8 +208,8 @@ def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequen
     Returns:
         the exit code: refused, or done.
     """
-    from headrace.manifest import Manifest
     from headrace.models.registry.promotion import champion_of_day
+    from headrace.stage.manifest import Manifest
 
     if "gate" not in stages or not STAGES["gate"].applies(spec):
         return EXIT_DONE

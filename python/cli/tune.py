@@ -16,8 +16,8 @@ from rich.table import Table
 from headrace.cli.root import VAR, Ds, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve
 from headrace.cli.screen import log_to_screen, out, table
+from headrace.config.workspace import Workspace
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Search, Spec

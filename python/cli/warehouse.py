@@ -8,8 +8,8 @@ import typer
 
 from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Panel, Pipeline, app, examples, workspace
 from headrace.cli.screen import out, psql_table
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from headrace.config import Spec, Warehouse

@@ -18,7 +18,7 @@ from typing import Any
 from zipimport import zipimporter
 
 import headrace
-from headrace.workspace import installation
+from headrace.config.workspace import installation
 
 log = logging.getLogger("headrace.native")
 

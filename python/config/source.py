@@ -13,9 +13,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from headrace.config.formats import FILE_FORMATS, TABLE_FORMATS, FileFormat, TableFormat, check_format, is_table_format
+from headrace.config.schema import EpochUnit, TimeFormat, is_of_list, path_steps
 from headrace.config.section import LocationText, PatternText, Section, checked_days, names_day, path_of_day
 from headrace.errors import nearest
-from headrace.schema import EpochUnit, TimeFormat, is_of_list, path_steps
 
 #: In place of a duration: the end of the day, whatever its length.
 END_OF_DAY = "end_of_day"

@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from headrace.config.section import Section
+from headrace.config.workspace import installation
 from headrace.errors import UserError, nearest
 from headrace.logs import holds_secret
-from headrace.workspace import installation
 
 LOOPBACK = "127.0.0.1"
 

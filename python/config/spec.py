@@ -20,12 +20,12 @@ from headrace.config.score import Score, check_score_sources, score_entries, sco
 from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
+from headrace.config.stages import STAGES
 from headrace.config.table import NamedSource, Table, check_name
 from headrace.config.train import Challenger, Retrain, Train, check_labels_of_tasks, check_loss, check_retrain
 from headrace.config.variants import Compare, ModelVariant, check_search, with_keys
 from headrace.config.warehouse import Publish
 from headrace.errors import nearest
-from headrace.stages import STAGES
 from headrace.storage import is_uri, names_store
 
 

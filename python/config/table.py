@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.schema import TableColumn, decimal_digits, quoted
 from headrace.config.section import NAME, Section
 from headrace.config.source import Source
 from headrace.errors import nearest
-from headrace.schema import TableColumn, decimal_digits, quoted
 
 _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 

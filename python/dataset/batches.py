@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.compute.jagged import JaggedArray, concatenated
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.dataset import lists, native
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Feature, Kind
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from headrace import config
 from headrace.compute.counter_random import stream, uniform
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.dataset.batches import Batch
 from headrace.dataset.negatives import drawn_column
 from headrace.errors import UserError
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.config.schema import DatasetSchema, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Kind
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, StoreAway
-from headrace.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import Feature
 from headrace.dataset import native
 from headrace.errors import UserError
-from headrace.schema import Feature
 
 Array = npt.NDArray[Any]
 

@@ -17,15 +17,15 @@ import numpy as np
 from headrace import config
 from headrace.comm.world import World
 from headrace.compute.jagged import concatenated
+from headrace.config.schema import DatasetSchema, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch, BatchAssembler, MatrixColumns, run_streams
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, check_streams, split_of
 from headrace.dataset.negatives import NegativeSampler, UnknownIds, expanded_sizes
 from headrace.dataset.row_groups import ReadAhead
 from headrace.dataset.stream import Stream
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Kind
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 _ALONE = World()
 #: Of evaluation.

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from headrace import config
+from headrace.config.schema import FIRST_CODE, NULL_CODE, OOV_CODE, DatasetSchema, Feature, Kind
 from headrace.dataset.layout import RowGroup, SplitLayout
 from headrace.dataset.native import OutputColumns
 from headrace.errors import UserError, nearest
-from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE, DatasetSchema, Feature, Kind
 
 #: Draws that a user has seen are made again so often: a user who has seen half of all keeps 0.1 % of them.
 _TRIES = 10

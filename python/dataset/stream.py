@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset import native
 from headrace.dataset.batches import BatchAssembler, BatchSlice, write_features
 from headrace.dataset.layout import RowGroup, SplitLayout, stored_columns
@@ -23,7 +24,6 @@ from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.negatives import NegativeSampler, UnknownIds, expanded_sizes
 from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ArrivingRowGroup, ReadAhead, StoredRowGroup, StoredRowGroups
-from headrace.schema import DatasetSchema, Kind
 
 
 class Stream:

@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Literal
 
 from headrace.config import ShardingKind
+from headrace.config.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.errors import UserError
-from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: Storage types of rows. Arithmetic is float32 with all of them.
 Storage = Literal["fp32", "fp16", "bf16", "int8"]

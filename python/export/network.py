@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from headrace.config.schema import Feature, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.export.record import ITEM, MODEL, QUERY
@@ -21,7 +22,6 @@ from headrace.models.inputs import Inputs
 from headrace.models.lookups import EmbeddingLookup, lookups_of, table_name
 from headrace.models.predictor import ONLY_TASK
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import Feature, Kind
 
 #: Prefix of the names that a graph reserves.
 RESERVED = "lookup."

@@ -23,6 +23,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.export import record
 from headrace.export.files import (
@@ -51,7 +52,6 @@ from headrace.export.network import (
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
 #: Prefixes of the names that lookups and tables have in a graph.

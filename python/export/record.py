@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
+from headrace.config.schema import DatasetSchema
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
 RECORD = "export.json"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.config.schema import NULL_CODE, Feature, Kind
 from headrace.export import record
 from headrace.export.files import (
     FILE_BYTES,
@@ -42,7 +43,6 @@ from headrace.export.network import (
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import NULL_CODE, Feature, Kind
 from headrace.storage import Location
 
 

@@ -17,11 +17,11 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.export.record import MODEL, ExportedGraph, ExportRecord, GraphTensor, file_sizes, write_record
 from headrace.models.predictor import ONLY_TASK, read_meta
 from headrace.models.xgboost_model import KIND, load_booster, matrix_columns, matrix_features
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
 ROWS = "rows"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # For type checkers: the operators of each family.
+    from headrace.config.schema import TableColumn as TableColumn
     from headrace.features.ops.bins import *  # noqa: F403
     from headrace.features.ops.categories import *  # noqa: F403
     from headrace.features.ops.groups import *  # noqa: F403
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from headrace.features.spark.transform import transform as transform
     from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow.workflow import Workflow as Workflow
-    from headrace.schema import TableColumn as TableColumn
 
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
@@ -42,7 +42,7 @@ _MODULES = {
     "AddMetadata": "headrace.features.ops.selection",
     "AddTags": "headrace.features.ops.selection",
     "FittedWorkflow": "headrace.features.workflow.fitted",
-    "TableColumn": "headrace.schema",
+    "TableColumn": "headrace.config.schema",
     "Workflow": "headrace.features.workflow.workflow",
     "fit": "headrace.features.spark.fit",
     "transform": "headrace.features.spark.transform",

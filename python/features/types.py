@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
+from headrace.config.schema import TableColumn, decimal_digits
 from headrace.errors import UserError
 from headrace.plugins import Seam, faults_of
-from headrace.schema import TableColumn, decimal_digits
 
 #: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
 #: finds its row while the model is trained: int64, 0 for null. A `decimal` is one only up to the beginning of a chain:

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.errors.translate import exit_message
 from headrace.jobs.hand_over import take_secrets
@@ -31,9 +33,7 @@ from headrace.jobs.process import when_parent_ends
 from headrace.jobs.stages import days_of, turns
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage, stage_entry
-from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
-from headrace.workspace import Workspace
 
 
 @contextmanager

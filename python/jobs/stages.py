@@ -14,13 +14,13 @@ from typing import cast
 
 from headrace.config import Spark, Spec, parse_ds
 from headrace.config.spark import settings_agree, with_slots
+from headrace.config.stages import STAGES
 from headrace.errors import UserError
 from headrace.stage import Stage, package_stage, stage_entries, stage_entry
-from headrace.stages import STAGES
 
 
 def load_stage(name: str, spec: Spec | None = None) -> Stage:
-    """Load the stage of that name: one of `headrace.stages.STAGES`, or of the section `stages` of a spec.
+    """Load the stage of that name: one of `headrace.config.stages.STAGES`, or of the section `stages` of a spec.
 
     Raises:
         KeyError: there is none.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from headrace.config import LOOPBACK, Spark, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.hand_over import property_line
 from headrace.jobs.output import JsonLines, OnEvent, StageEvent, ignore
@@ -24,7 +25,6 @@ from headrace.lake.spark.requirements import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
 from headrace.stage import stage_entry
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 
 def spark_home() -> Path:

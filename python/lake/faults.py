@@ -6,7 +6,7 @@ the tasks that read by Arrow.
 
 from __future__ import annotations
 
-from headrace.schema import TableColumn
+from headrace.config.schema import TableColumn
 
 #: `_state` of a judged row.
 GOOD, BAD, SKIPPED = 0, 1, 2

@@ -36,9 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import AnySource
-from headrace.errors import UserError
-from headrace.lake.faults import AMBIGUOUS
-from headrace.schema import (
+from headrace.config.schema import (
     KEY_FIELD,
     Each,
     Element,
@@ -50,6 +48,8 @@ from headrace.schema import (
     quoted_names,
     unique_names,
 )
+from headrace.errors import UserError
+from headrace.lake.faults import AMBIGUOUS
 
 _STORED_NAME = "headrace.stored_name"
 
@@ -258,7 +258,7 @@ def declared_members(members: Column, declared: Iterable[str]) -> Column:
     """Return members of a JSON object with declared ones under their declared names: map<string,string>.
 
     A member that differs from a declared name in case alone stands for it where no member has the very name, as
-    headrace.schema.match_names says. Objects of which `ambiguous_member` says something stay as they are.
+    headrace.config.schema.match_names says. Objects of which `ambiguous_member` says something stay as they are.
 
     Args:
         members: map<string,string>; had better be a column, as it is looked at several times.

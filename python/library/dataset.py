@@ -12,13 +12,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Train
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import SavedWorkflow, workflow_file
-from headrace.schema import DatasetSchema, Kind
 from headrace.storage import local
 
 _MOST_STREAMS = 8

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import COLUMN_TYPES, ColumnType, TableColumn, decimal_digits
 from headrace.errors import UserError, nearest
 from headrace.features.types import declared
-from headrace.schema import COLUMN_TYPES, ColumnType, TableColumn, decimal_digits
 
 Library = Literal["spark", "pandas", "polars", "arrow"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.config import Chain
+from headrace.config.schema import DatasetSchema, TableColumn
 from headrace.errors import UserError
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import LakeRows
@@ -23,7 +24,6 @@ from headrace.features.workflow import fitted as pipeline
 from headrace.features.workflow.workflow import Workflow as CheckedWorkflow
 from headrace.library.frames import columns_of, library_of, like, to_arrow
 from headrace.library.staging import split_frame, staged_rows
-from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import local
 
 #: Rows that are transformed at a time.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.config.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.embeddings.jagged import JaggedTensor
-from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.compute.jagged import JaggedArray
-from headrace.schema import Feature
+from headrace.config.schema import Feature
 
 #: A feature of one value a row by its name, [n]; a list by its name as a JaggedArray, or padded with 0 as its physical
 #: columns `name__0 ...`, [n] each.

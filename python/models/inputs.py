@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from headrace.config import Task
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.errors import UserError, nearest
-from headrace.schema import DatasetSchema, Kind
 
 #: Population of an item's share: all rows of the split train, its positive ones, or draws of `train.negatives`.
 ShareOf = Literal["rows", "positives", "negatives"]

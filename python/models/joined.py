@@ -20,6 +20,7 @@ from torch import nn
 
 from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import NULL_CODE, Kind
 from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.mapped import MappedRows, SortedIds
 from headrace.embeddings.checkpoint.saved_rows import SavedFile, assemble, files_of
@@ -34,7 +35,6 @@ from headrace.models.lookups import lookups_of, model_tables, table_name
 from headrace.models.mapped import storages
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, read_card
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import NULL_CODE, Kind
 from headrace.storage import Location
 
 #: Codes by table: int64 [n], ascending, none twice.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import config
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.layer import ShardedEmbeddings
@@ -17,7 +18,6 @@ from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharding_plan import Lookup, Pooling, Table, tables_of
 from headrace.errors import UserError, nearest
 from headrace.models.categorical import BatchIds
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 
 @dataclass(frozen=True)

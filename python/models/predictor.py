@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from headrace.config import Spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError, nearest
 from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.host_scratch import OF_WORKSPACE, HostPlace, RunFolder
-from headrace.workspace import Workspace
 
 #: Name of the label of a model without `train.tasks`.
 ONLY_TASK = "label"

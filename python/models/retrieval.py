@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace.comm.base import Collective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import Inputs
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 
 
 class RetrievalNetwork(Protocol):

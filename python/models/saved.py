@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
+from headrace.config.schema import DatasetSchema
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.checkpoint.files import (
@@ -38,7 +39,6 @@ from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shar
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
 META = "model.json"

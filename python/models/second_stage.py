@@ -14,9 +14,9 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from headrace.config.schema import DatasetSchema
 from headrace.models.columns import FeatureColumns
 from headrace.models.xgboost_model import load_booster, matrix
-from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
 KIND = "second_stage"

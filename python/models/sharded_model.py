@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headrace import config
 from headrace.comm.base import Collective
+from headrace.config.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.layer import ShardedEmbeddings
@@ -26,7 +27,6 @@ from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures, Inputs, ShareOf
 from headrace.models.lookups import NetworkLookups, lookups_of, model_tables
 from headrace.models.objective import Tasks, spec_loss
-from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: (tables, lookups, ranks) -> plan.
 MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]

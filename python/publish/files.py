@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
+from headrace.config.schema import quoted
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.publish.target import Check, PublishedDay, StagedDay, Target, published_columns, table_name
-from headrace.schema import quoted
 from headrace.stage import RunLock
 from headrace.storage import Fence, Location, copies_folder
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

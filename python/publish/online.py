@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
+from headrace.config.schema import column
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.opening import client_library, password_of
 from headrace.publish.target import KeyLimits, LeftOut, lease_lost, table_name, without_unfit_keys
-from headrace.schema import column
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost, Location, local
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     import pyarrow as pa

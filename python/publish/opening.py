@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import cast
 
 from headrace.config import Online, Spec, Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.logs import hide, redact
 from headrace.plugins import resolve
 from headrace.publish.target import Target
 from headrace.stage import RunLock
-from headrace.workspace import Workspace
 
 
 @contextmanager

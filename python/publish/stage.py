@@ -11,12 +11,12 @@ from headrace.config import Score, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.spark.session import session
-from headrace.manifest import Input, Manifest, Output
 from headrace.publish.audit import Limits, day_checks, own_checks, reference_checks
 from headrace.publish.online import OnlineVersion, export, open_store
 from headrace.publish.opening import open_target
 from headrace.publish.target import Target, beyond_retention, table_name, without_unfit_keys
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -221,6 +221,6 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
 
 
 def _sections(spec: Spec) -> tuple[PublishSpec, Score]:
-    assert spec.publish is not None, "headrace.stages: no stage without the section"
+    assert spec.publish is not None, "headrace.config.stages: no stage without the section"
     assert spec.score is not None, "config refuses publish without score"
     return spec.publish, spec.score

@@ -41,8 +41,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
+from headrace.config.schema import column
 from headrace.errors import UserError
-from headrace.schema import column
 from headrace.storage import LeaseLost
 
 if TYPE_CHECKING:

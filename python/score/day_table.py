@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 
 from headrace.config import Score, Spec
+from headrace.config.schema import is_wider
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
@@ -15,11 +17,9 @@ from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.delta.protocol import sql_type
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.with_spark import save_delta
-from headrace.manifest import Output
-from headrace.schema import is_wider
 from headrace.stage import Context
+from headrace.stage.manifest import Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 #: Delta's names of the types that Spark names differently.
 _SQL_TYPES = {"int": "integer", "bigint": "long"}

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import Kind
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import NetworkPredictor, Predictor
-from headrace.schema import Kind
 from headrace.score.joined_tables import Partitioning
 from headrace.score.loaded_model import loaded_model
 from headrace.score.pair_features import Columns, PairFeatures

@@ -18,10 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import Feature
 from headrace.dataset import lists
 from headrace.features.functions.arrays import one_batch
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.schema import Feature
 
 #: Pairs in memory at once, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.

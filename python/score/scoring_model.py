@@ -8,10 +8,10 @@ from typing import Any
 
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import RefusedError, UserError
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.registry.promotion import champion_of_day
 from headrace.models.registry.versions import Version, champion, numbered, registered_name
 from headrace.stage import Context
+from headrace.stage.manifest import Input, Manifest, Output
 
 
 @dataclass(frozen=True)

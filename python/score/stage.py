@@ -25,7 +25,6 @@ from headrace.lake.delta.with_spark import read_version
 from headrace.lake.scratch import task_folder
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import worker_peak_memory
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import maps_of_tasks, read_meta
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.columns import check_columns, check_rule_columns
@@ -48,6 +47,7 @@ from headrace.score.rerank.reranker import UnmetByTask
 from headrace.score.scored_rows import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")

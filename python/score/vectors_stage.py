@@ -21,7 +21,6 @@ from headrace.features.build.rows import pinned_table
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.columns import check_columns, context_scalars
 from headrace.score.day_table import check_columns as check_table_columns
@@ -30,6 +29,7 @@ from headrace.score.entities import ActiveEvents
 from headrace.score.joined_tables import Partitioning, joined_tables, parts_of
 from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")

@@ -13,15 +13,15 @@ from datetime import date, timedelta
 from typing import Any
 
 from headrace.config import Challenger, Spec
-from headrace.manifest import Input, Manifest
+from headrace.config.workspace import Workspace
 from headrace.models import registry
 from headrace.models.predictor import damaged_model
 from headrace.models.registry.promotion import set_alias
 from headrace.models.registry.versions import lineage_of
 from headrace.stage import Context, Result, Stage, identity
+from headrace.stage.manifest import Input, Manifest
 from headrace.train.callbacks.progress import spec_monitor
 from headrace.train.stage import Train, run_parameters
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from headrace.config import Compare as Settings
 from headrace.config import ModelVariant, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.stage import Context, Result, RunPlan, Stage, execute, plan_run
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.evaluation.bootstrap import Difference, Replicates, difference, read_replicates
 from headrace.train.job import REPLICATES
 from headrace.train.stage import Train
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 

@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import config
 from headrace.config.section import OF_CHECKPOINTS, keys_with
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.errors.files import DiskFull
-from headrace.manifest import Manifest, fingerprint
+from headrace.stage.manifest import Manifest, fingerprint
 from headrace.storage import LeaseLost, Location
 from headrace.storage.uri import SCRATCH
 from headrace.train.carried_columns import DayDecay
-from headrace.workspace import Workspace
 
 
 class Job(BaseModel):

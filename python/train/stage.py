@@ -11,18 +11,19 @@ from typing import Any
 from headrace.config import Spec
 from headrace.config.section import OF_RUNS, keys_with
 from headrace.config.spark import with_slots
+from headrace.config.workspace import Workspace
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import TEST, check_streams, open_split
 from headrace.dataset.negatives import NegativeSampler, UnknownIds
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.spark.session import session
-from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models import registry
 from headrace.models.predictor import damaged_model
 from headrace.models.registry.client import missing_version
 from headrace.models.registry.versions import lineage_of, preload
 from headrace.stage import Context, Result, Stage, identity
+from headrace.stage.manifest import Input, Manifest, Output, fingerprint
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 from headrace.train.evaluation.request import Request
@@ -36,7 +37,6 @@ from headrace.train.setup.earlier_days import (
     find_warm_start,
     forgetting_day,
 )
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 

@@ -27,12 +27,13 @@ from optuna.trial import TrialState
 
 from headrace.config import Evaluation, Search, Spec
 from headrace.config.evaluation import ClickMetric, RankingMetric, UserMetric
+from headrace.config.schema import DatasetSchema
 from headrace.config.section import OF_CHECKPOINTS, keys_with
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.errors import UserError
-from headrace.manifest import Manifest, Output, fingerprint
-from headrace.schema import DatasetSchema
 from headrace.stage import run_lock
+from headrace.stage.manifest import Manifest, Output, fingerprint
 from headrace.storage import Location, local
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
 from headrace.train.job import Diverged, Job
@@ -40,7 +41,6 @@ from headrace.train.loop.run import train_local
 from headrace.train.search_space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
 from headrace.train.setup.earlier_days import find_pretrained, find_warm_start
 from headrace.train.stage import check_dataset
-from headrace.workspace import Workspace
 
 #: Row groups that a sample is spread over, where the split has them.
 _SPREAD = 64

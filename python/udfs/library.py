@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from headrace.config.workspace import installation
 from headrace.errors import UserError
-from headrace.workspace import installation
 
 _VERSION = 1
 #: Limits of the interface.

@@ -23,8 +23,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from headrace.config.workspace import Workspace, checkout
 from headrace.publish.embedded import roles, server
-from headrace.workspace import Workspace, checkout
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "airflow"
 DAGS = checkout() / "airflow_dags"

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: As headrace.stages: a lease of their own.
+#: As headrace.config.stages: a lease of their own.
 LEASE_STAGES = ("train", "baseline")
 
 

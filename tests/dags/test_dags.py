@@ -16,11 +16,11 @@ import yaml
 
 from headrace.cli.new import write_project
 from headrace.config import load_spec
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace, checkout, pipeline_file
 from headrace.jobs.submit import PROGRAM
-from headrace.manifest import Manifest
 from headrace.publish.postgres import server as warehouse
-from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace, checkout, pipeline_file
+from headrace.stage.manifest import Manifest
 from tests.dags import stub
 from tests.dags.standalone import standalone
 from tests.support import CLICKS_STAGES

@@ -20,6 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings
@@ -27,7 +28,6 @@ from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from tests.collective_support import most_in_flight
 

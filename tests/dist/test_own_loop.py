@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.workspace import checkout
+from headrace.config.workspace import checkout
 
 EXAMPLES = checkout() / "examples"
 

@@ -18,13 +18,14 @@ from pyspark.sql import SparkSession
 from headrace import config
 from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
-from headrace.manifest import Manifest
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.models import registry
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import numbered, versions
 from headrace.models.saved import load_model
-from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train import stage as module
 from headrace.train.callbacks.progress import ProgressEvent
@@ -32,7 +33,6 @@ from headrace.train.challenger import TrainChallenger
 from headrace.train.comparison import Compare
 from headrace.train.job import Job
 from headrace.train.loop.run import train
-from headrace.workspace import Workspace
 from tests.users_package import model_of
 
 DS = "2026-01-10"

@@ -20,15 +20,15 @@ from pyspark.sql import SparkSession
 from headrace.comm.base import LocalCollective
 from headrace.config import Warehouse
 from headrace.config.load import flow
+from headrace.config.stages import STAGES
+from headrace.config.workspace import Workspace
 from headrace.lake.generate import DayTruth, truth_path
-from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
 from headrace.models.saved import read_card, restore
 from headrace.models.sharded_model import ShardedModel
 from headrace.publish.postgres.server import connect
-from headrace.stages import STAGES
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.support import (
     CLICKS_STAGES,
     DAY,

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.support import headrace, manifests
 from tests.users_package import installed
 

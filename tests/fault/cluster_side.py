@@ -37,14 +37,14 @@ import psutil
 from pyspark.sql import SparkSession
 
 from headrace.config import Model, Spark, Train
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import environment, spark_home
 from headrace.lake.spark.session import session
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.launch.horovod_spark import launch
-from headrace.workspace import Workspace
 
 RANKS = 4
 #: Steps of each run, and between two checkpoints.

@@ -23,12 +23,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.config import load_spec
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.stages import load_stage
-from headrace.manifest import Manifest
 from headrace.stage import plan_run
-from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.fault.recorded_disk import Baseline, File, Folder, RecordedDisk, Recording, RecordKind, Survival, environment
 from tests.fault.warm_runs import in_fork
 from tests.support import DAY, SMALL, Run, assert_same, command, everything, headrace, manifests

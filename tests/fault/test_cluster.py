@@ -25,12 +25,12 @@ import pytest
 import torch
 
 from headrace.comm.base import run_ranks
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace, checkout
 from headrace.models.saved import load_model
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.job import PHASES, TrainingReport
 from headrace.train.loop.run import train
-from headrace.workspace import Workspace, checkout
 from tests.dags.standalone import standalone
 from tests.fault.cluster_side import CHECKPOINT_STEPS, FAULTS, RANKS, STEPS, job_of
 from tests.hadoop_servers import require_jars, yarn

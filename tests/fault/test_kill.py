@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.support import CLICKS_STAGES, DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
 
 #: How often a stage that got away is tried again.

@@ -13,10 +13,10 @@ import torch
 from headrace.comm.base import LocalCollective
 from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.loop.trainer import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim import DenseOptimizer

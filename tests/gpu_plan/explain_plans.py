@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from headrace.cli import plan
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import Elementwise, SparkOpContext
@@ -28,7 +29,6 @@ from headrace.jobs.gpu_plan import cases as gpu_cases
 from headrace.jobs.gpu_plan import gate as gpu_gate
 from headrace.jobs.gpu_plan.explain import Explainer, PhysicalPlan, explain_session
 from headrace.udfs import spark as udfs
-from headrace.workspace import Workspace
 
 
 class Quarter(Elementwise):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from headrace.config.workspace import checkout
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.jobs.gpu_plan.gate import ON_CPUS
 from headrace.lake.spark.session import rapids_jars
-from headrace.workspace import checkout
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 
 from headrace.cli import doctor
 from headrace.compute import native
+from headrace.config.workspace import checkout
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.update_rules import fused_step
 from headrace.models.dlrm import dot_interaction
-from headrace.workspace import checkout
 
 BUILD = checkout() / "build" / "native"
 #: By level, what its code may not have: registers, and names of instructions.

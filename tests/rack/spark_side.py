@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import session
-from headrace.workspace import Workspace
 from tests.rack.support import UNSHARED
 
 

@@ -23,8 +23,8 @@ from bench.rack.cluster import (
     warehouse_settings,
 )
 from bench.rack.hosts import PRIVATE, Host, rack
+from headrace.config.workspace import checkout, s3_dir
 from headrace.storage import local
-from headrace.workspace import checkout, s3_dir
 from tests.s3_server import BUCKET, jars
 
 SIDE = Path(__file__).with_name("spark_side.py")
@@ -80,7 +80,7 @@ import sys
 from pathlib import Path
 from headrace.config import load_spec
 from headrace.publish.postgres.server import connect
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 with connect(load_spec("clicks", sys.argv[1:]).publish.warehouse, Workspace(Path("/tmp/var"))) as conn:
     print(conn.execute("SELECT inet_client_addr()").fetchone()[0])
 """

@@ -10,8 +10,8 @@ import pytest
 from bench.rack.cluster import PIPELINE, Losses, RackCluster, RackTrial, start_s3, start_spark, store_environ
 from bench.rack.hosts import PRIVATE, rack
 from bench.rack.scenarios import ScenarioPlan
+from headrace.config.workspace import checkout, s3_dir
 from headrace.storage import local
-from headrace.workspace import checkout, s3_dir
 from tests.s3_server import jars
 
 DS = "2026-01-02"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.rack.hosts import Host, rack
+from headrace.config.workspace import checkout
 from headrace.jobs.submit import spark_home
-from headrace.workspace import checkout
 from tests.rack.support import SHARED, UNSHARED
 
 PORT = 8000

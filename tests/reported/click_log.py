@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, TableSource
+from headrace.config.workspace import Workspace
 from headrace.lake.tables.declared import PinnedTable
-from headrace.workspace import Workspace
 from tests.reported.support import ingest
 
 DAYS = ("2026-01-06", "2026-01-07", "2026-01-08")

@@ -12,12 +12,12 @@ import pandas as pd
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.jobs.stages import load_stage
 from headrace.lake.landing.stage import Ingest
-from headrace.manifest import Manifest
 from headrace.stage import Outcome, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 
 def pipeline(

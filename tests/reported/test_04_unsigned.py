@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, by_day, click_log, kept_rows, utc, write_days
 from tests.reported.support import pipeline, read_table
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, by_day, click_log, kept_rows, utc
 from tests.reported.support import ingest, pipeline, read_table
 

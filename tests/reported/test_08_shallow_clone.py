@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.cli.scaffold.table_sample import delta_rows
+from headrace.config.workspace import Workspace
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, click_log, kept_rows, utc
 from tests.reported.support import pipeline
 

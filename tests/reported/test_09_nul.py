@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported import support
 
 DAY = "2026-01-08"

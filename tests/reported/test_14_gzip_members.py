@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.config.schema import TableColumn
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.text_lines import ReadLines
 from headrace.lake.landing.write_rows import ReadTask, SourceFile
-from headrace.schema import TableColumn
 from headrace.storage import local
 
 DAY = "2026-01-06"

@@ -19,16 +19,16 @@ import yaml
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.forget.erase import forget
 from headrace.jobs.housekeeping.forget.persons import read_persons
 from headrace.jobs.stages import load_stage
-from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
 from headrace.score.score_table import score_table
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local, location_of
-from headrace.workspace import Workspace
 
 STAGES = ("ingest", "features", "drift", "train", "promote", "score", "publish", "report")
 DAYS = ["2026-01-06", "2026-01-07", "2026-01-08"]

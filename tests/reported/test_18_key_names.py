@@ -15,9 +15,9 @@ import yaml
 
 from headrace.cli.run import dry_run, run_stages
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.check_specs import check_spec
-from headrace.workspace import Workspace
 
 DAY = "2026-01-08"
 

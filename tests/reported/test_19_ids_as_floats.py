@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, by_day, click_log, kept_rows, utc, write_days
 from tests.reported.support import pipeline, read_table
 

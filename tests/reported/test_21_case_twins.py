@@ -16,8 +16,8 @@ from fastavro import parse_schema, writer
 from pyarrow import orc
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, by_day, click_log, kept_rows, utc, write_days
 from tests.reported.support import ingest, pipeline, read_table
 

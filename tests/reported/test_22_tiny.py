@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported import support
 
 #: Day -> rows.

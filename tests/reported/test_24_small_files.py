@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported import click_log as log
 from tests.reported.support import build_features, ingest, pipeline, read_table
 from tests.spark.test_features_stage import dataset, read

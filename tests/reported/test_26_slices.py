@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.reported import support
 
 DAYS = ["2026-01-06", "2026-01-07", "2026-01-08"]

@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.compact import join_files
 from headrace.lake.delta.erase import Change, erase
@@ -26,7 +27,6 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.score.day_table import check_columns, write_day
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.reported.support import build_features, ingest, pipeline, read_table, write
 from tests.spark.test_features_stage import assert_same_dataset, dataset, read
 

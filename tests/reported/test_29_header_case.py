@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 from tests.reported.support import ingest, pipeline, read_table, write
 
 D1, D2 = "2026-01-07", "2026-01-08"

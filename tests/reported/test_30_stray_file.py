@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 from tests.reported.click_log import COLUMNS, DAYS, by_day, click_log, kept_rows, utc, write_days
 from tests.reported.support import ingest, pipeline
 

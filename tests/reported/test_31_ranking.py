@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.stage import run_stage
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.workspace import Workspace
 from tests.reported import support
 
 DAYS = ("2026-01-06", "2026-01-07", "2026-01-08")

@@ -17,8 +17,8 @@ from headrace.cli import app
 from headrace.cli.init import write_pipeline
 from headrace.cli.scaffold.roles import Named
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 from tests.reported.init_inputs import FORMS, Form, GeneratedInput, generate
 from tests.reported.support import build_features, ingest
 

@@ -10,16 +10,16 @@ from pyspark.sql import SparkSession
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
-from headrace.manifest import Manifest, Output
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.udfs.xxhash64 import xxhash64_strings
-from headrace.workspace import Workspace
 from tests.score_support import DS, TYPES, draw, spec, to_spark
 
 

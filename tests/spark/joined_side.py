@@ -19,6 +19,7 @@ from pyspark import AccumulatorParam
 from pyspark.sql import DataFrame
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
 from headrace.models.predictor import network_of
@@ -27,7 +28,6 @@ from headrace.score import joined_rows, scored_rows
 from headrace.score.joined_rows import JoinedModel
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 from tests.score_support import DS, scores, spec
 from tests.support import FEW_ROWS
 

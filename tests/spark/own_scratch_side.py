@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features import transport
 from headrace.features.arrow import fit as arrow_fit
 from headrace.features.build.stage import BuildFeatures
@@ -36,7 +37,6 @@ from headrace.quality.drift.count_day import count_day
 from headrace.score import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 from tests.support import FEW_ROWS
 
 MASTER = "local-cluster[2,1,1024]"

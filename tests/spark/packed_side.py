@@ -13,10 +13,10 @@ import numpy as np
 import headrace
 from headrace.compute import native
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
 from headrace.udfs.xxhash64 import xxhash64_integers
-from headrace.workspace import Workspace
 
 
 def of_executor(numbers: Iterator[int]) -> Iterator[dict[str, object]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import session, shared_session
-from headrace.workspace import Workspace
 from tests.s3_server import BUCKET
 from tests.source_table_support import D3, DDL, dataset, frame, ingest, make_rows, make_spec
 

@@ -12,14 +12,14 @@ import pyarrow.dataset as pads
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.jobs.stages import days_of, turns
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.stage import Ingest
-from headrace.manifest import Manifest
 from headrace.stage import Stage, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location
-from headrace.workspace import Workspace
 from scripts.attribution_days import write_days
 from tests.ingest_support import jsonl, put
 

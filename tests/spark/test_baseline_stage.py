@@ -18,18 +18,18 @@ from pyspark.sql import SparkSession
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score, zero_one_loss
 
 from headrace.config import Spec, build_spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models import registry
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import versions
 from headrace.models.xgboost_model import matrix
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
-from headrace.workspace import Workspace
 from tests.train_support import read_padded
 
 DS = "2026-01-10"

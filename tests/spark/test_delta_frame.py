@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.session import executors_use
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 COLUMNS = "id bigint, ds string, v decimal(9,2), at timestamp, tags array<string>, s struct<x:int,y:string>"
 

@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.simulated_days import day, write_rows
+from headrace.config.schema import column
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.compact import crowded, join_files
 from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, ddl_fields
@@ -20,10 +22,8 @@ from headrace.lake.delta.retention import remove_days_before, unused_files, unus
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.with_spark import save_delta
 from headrace.lake.landing.load import commit_files
-from headrace.manifest import Manifest
-from headrace.schema import column
+from headrace.stage.manifest import Manifest
 from headrace.storage import Fence, LeaseLost, local
-from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 from tests.spark.test_features_stage import run as build
 

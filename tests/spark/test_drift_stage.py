@@ -13,16 +13,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.manifest import Manifest
 from headrace.quality.drift import columns as statistics
 from headrace.quality.drift.count_day import count_day
 from headrace.quality.drift.stage import JudgeDrift
 from headrace.stage import run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.spark.test_features_stage import clicks, land, make_clicks
 from tests.train_support import read_padded
 

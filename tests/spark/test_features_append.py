@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.features.build import run as build_run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
-from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 from tests.spark.test_features_stage import META, clicks, dataset, expected_split, make_clicks, read, run
 
 NUMBERS = ["user_age", "user_activity", "item_age_days", "item_price", "price", "unpriced", "clicked"]

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.features.ops.numbers import log1p
 from headrace.features.spark.fit import fit
 from headrace.features.spark.transform import transform
@@ -22,7 +23,6 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import partition_keys
-from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.arrow import fit
 from headrace.features.arrow.decode import LakeFile
 from headrace.features.arrow.scan import LakeRows
@@ -24,7 +25,6 @@ from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 from tests.spark.test_features_stage import (
     DS,
     SNAPSHOT,

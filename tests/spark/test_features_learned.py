@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features import transport
 from headrace.features.arrow.aggregate import aggregate_batch
@@ -40,7 +41,6 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow, table_file
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_strings
 

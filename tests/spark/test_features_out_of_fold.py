@@ -10,12 +10,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.learn.statistics import folds_of
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
-from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 
 

@@ -15,14 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import OpSpec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.table_ops.base import SourceRead, SourceTable
 from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
-from headrace.schema import TableColumn
-from headrace.workspace import Workspace
 from tests.spark.test_features_tables import as_frame
 from tests.tables_support import (
     COLUMNS,

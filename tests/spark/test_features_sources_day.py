@@ -11,10 +11,10 @@ import pyarrow.dataset as pads
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
-from headrace.manifest import Manifest, Output
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 
 START, DS = datetime(2026, 1, 1, tzinfo=UTC), "2026-01-08"
 TABLES: dict[str, dict[str, str]] = {

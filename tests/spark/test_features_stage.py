@@ -20,6 +20,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
+from headrace.config.schema import Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
@@ -30,12 +32,10 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
-from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.spark.test_features_stateless import crossed
 from tests.train_support import read_padded
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.features.spark.transform import transform
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from tests.spark.test_features_bodies import BIGS, BITS, INTS, REALS, TEXTS, as_batch, as_frame, assert_same_bits
 
 # Spark's own bodies are what is compared.

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops import TABLE_OPERATORS, sequences
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared
-from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
-from headrace.schema import TableColumn
 from headrace.score.entities import ActiveEvents
 from headrace.stage import Context, Result, check_stage, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 from tests.arrow_table_ops import by_arrow
 from tests.tables_support import (
     DAY,

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features.spark.fit import fit
 from headrace.features.spark.transform import transform
@@ -21,7 +22,6 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import LOG_RETENTION
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
 
 COLUMNS = [

@@ -17,20 +17,20 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cli import app
 from headrace.config import Challenger, Gate, Spec, Train
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
-from headrace.manifest import Manifest, Output
 from headrace.models import registry
 from headrace.models.registry.promotion import promote, roll_back
 from headrace.models.registry.versions import versions
 from headrace.quality.gate.evaluation_stages import EstimatePolicies, Evaluate
 from headrace.quality.gate.stage import JudgeModel, Promote
-from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import check_stage, plan_run, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.loop.run import train_local
-from headrace.workspace import Workspace
 from tests.score_support import shop_spec
 from tests.train_support import job_of
 

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.generate import DayTruth, GenerationProgress, generate, truth_path
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 DAYS = ["2026-01-01", "2026-01-03"]
 OVERRIDES = ["generate.rows_per_day=5000", "generate.files_per_day=5", "generate.malformed=0.02"]

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import spark_settings
 from headrace.publish.opening import open_target
 from headrace.publish.tables.iceberg import IcebergErasure, IcebergTarget, SnapshotExpiry
 from headrace.publish.tables.iceberg_fencing import change, load_table
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.storage_support import Killed
 from tests.warehouses import Warehouses
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.spark.session import spark_settings
 from headrace.publish.opening import open_target
@@ -21,7 +22,6 @@ from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.iceberg_fencing import change, claim, load_table
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
-from headrace.workspace import Workspace
 from tests.publish_support import holding
 from tests.storage_support import Killed
 from tests.warehouses import Warehouses

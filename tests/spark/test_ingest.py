@@ -19,9 +19,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import D1, D2, NAMES, POSITION, event, jsonl, make_spec, put, run, table, version
 
 # --- an independent reading, without Spark ---------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
+from headrace.config.workspace import Workspace
 from headrace.lake.faults import GOOD, SKIPPED
 from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, why_spark
 from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.profile import profiles
 from headrace.lake.landing.reader import LandingBatch
-from headrace.workspace import Workspace
 from headrace_datasets.readers import CRITEO
 from tests.ingest_lines import COLUMNS, INTEGERS, NAMES, TABLE, WORDS, csv_lines, json_lines, source
 

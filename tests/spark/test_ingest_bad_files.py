@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.summary import data_lines
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, version
 
 HEADER = b"id,ts,user,price,hour,tags,sizes,note\n"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.landing import arrow_rows, bzip2
-from headrace.workspace import Workspace
 from tests.ingest_lines import NAMES, TABLE, csv_lines, json_lines
 from tests.ingest_support import D1, D2, put, run
 

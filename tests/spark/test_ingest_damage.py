@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.errors.translate import exit_message
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, table
 
 EVENTS = {D1: ["e1", "e2"], D2: ["e3"]}

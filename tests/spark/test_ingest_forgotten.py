@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.forget.erase import forget
 from headrace.jobs.housekeeping.forget.persons import Persons
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.load_history import LoadHistory
-from headrace.workspace import Workspace
 from tests import source_table_support as table_support
 from tests.ingest_support import D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing import load
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import COLUMNS, D1, D2, D3, D4, NAMES, event, ids, jsonl, make_spec, put, run, table, version
 
 

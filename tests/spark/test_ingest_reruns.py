@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.landing import load, stage
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import COLUMNS, D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table, version
 
 

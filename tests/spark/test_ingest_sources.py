@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.landing import load
-from headrace.manifest import Manifest
 from headrace.quality.report import lineage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import D1, D2, jsonl, put, run, table
 
 MAIN = {

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace, s3_dir
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.spark.requirements import store_properties
 from headrace.lake.spark.session import spark_settings
 from headrace.storage import Location, local, location, location_of
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace, s3_dir
 from tests.ingest_support import D1, D2, make_spec, run, table
 from tests.s3_server import BUCKET, KEY, SECRET, s3_server
 

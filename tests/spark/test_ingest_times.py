@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from pyspark.sql import SparkSession
 
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 from tests.ingest_support import COLUMNS, D1, event, jsonl, make_spec, put, run, table
 
 ZONE = "spark.sql.session.timeZone"

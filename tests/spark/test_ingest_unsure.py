@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
+from headrace.config.workspace import Workspace
 from headrace.lake.faults import BAD, FORGOTTEN, GOOD, SKIPPED
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.arrow_rows import arrow_plan, with_judged
@@ -28,7 +29,6 @@ from headrace.lake.landing.files import find_files
 from headrace.lake.landing.profile import FileProfile, profiles
 from headrace.lake.landing.reader import LandingBatch
 from headrace.lake.landing.unsure_lines import JudgedCounts, LineJudge
-from headrace.workspace import Workspace
 from tests import csv_dialects
 from tests.ingest_lines import NAMES, SCALARS, TABLE, csv_lines, json_lines, source
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import write_properties
 from headrace.lake.spark.session import properties
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 def test_java_reads_back_what_was_written(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ from pyspark.sql import functions as F
 from headrace.cli.init import write_pipeline
 from headrace.cli.scaffold.roles import Named
 from headrace.config import OpSpec, load_spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import FILE, LINE
 from headrace.features.table_ops.preparation import Preparation
 from headrace.jobs.stages import load_stage
-from headrace.manifest import Manifest
-from headrace.schema import TableColumn
 from headrace.score.entities import ActiveEvents, seen
 from headrace.stage import Context, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.tables_support import NOWHERE
 
 _COLUMNS = [

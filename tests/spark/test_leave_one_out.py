@@ -8,13 +8,13 @@ import torch
 from pyspark.sql import SparkSession
 
 from headrace.config import load_overlay, load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.features.build.stage import BuildFeatures
 from headrace.lake.landing.stage import Ingest
 from headrace.models.predictor import load_predictor
 from headrace.stage import run_stage
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
-from headrace.workspace import Workspace, checkout
 from tests.train_support import read_padded
 
 USERS, ITEMS, CANDIDATES = 60, 80, 25

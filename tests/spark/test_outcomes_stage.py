@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.lake.landing.stage import Ingest
-from headrace.manifest import Manifest, Output
 from headrace.quality.outcomes.stage import MeasureOutcomes
 from headrace.score.day_table import rows_of_day, write_day
 from headrace.stage import Context, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 
 #: Lists that are published by now are there before these days are.
 FIRST = date(2126, 1, 1)

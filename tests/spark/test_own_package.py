@@ -15,17 +15,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.lake.landing.arrow_rows import why_spark
-from headrace.manifest import Manifest, Output
 from headrace.publish import target as contract
 from headrace.publish.audit import Limits, day_checks
 from headrace.publish.opening import open_target
 from headrace.publish.stage import Publish
 from headrace.publish.target import beyond_retention
 from headrace.stage import Outcome, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import LeaseLost
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, make_spec, put, run, table
 from tests.publish_support import holding
 from tests.users_package import installed

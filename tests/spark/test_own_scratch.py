@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace, checkout
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 from tests import ingest_support, score_support
 from tests.ingest_support import D1, D2, event, jsonl, make_spec, put
 from tests.spark.test_features_engines import FURTHER, PREPARE, PREPARED

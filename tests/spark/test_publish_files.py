@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark.session import spark_settings
 from headrace.publish.files import StagedFiles
@@ -21,7 +22,6 @@ from headrace.publish.tables.spark_table import Records
 from headrace.stage import RunLock
 from headrace.storage import Lease, LeaseLost
 from headrace.storage.lease import Holder
-from headrace.workspace import Workspace
 from tests.publish_support import holding
 from tests.storage_support import Killed
 from tests.warehouses import SCHEMA, Warehouses, same, scores

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.lake.spark.session import spark_settings
-from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
 from headrace.publish.opening import open_target
@@ -31,7 +31,7 @@ from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
 from headrace.stage import Outcome, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 from tests.publish_support import redis_server, served
 from tests.storage_support import Killed
 from tests.warehouses import SCHEMA, Warehouses, in_warehouse, same, scores

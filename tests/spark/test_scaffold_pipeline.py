@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 from headrace.cli.init import write_pipeline
 from headrace.cli.scaffold.roles import Named
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.stages import load_stage
 from headrace.lake.spark.session import iceberg_jars, spark_settings
 from headrace.stage import run_stage
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
 from tests.train_support import read_padded
 

@@ -17,13 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import BlockedFilter, CandidateTable, SeenFilter, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.rows import SourceRows
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
-from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.covisitation import share_of_users
 from headrace.score.candidates.shared_lists import read_table
@@ -31,7 +31,7 @@ from headrace.score.candidates.source import CandidateContext, pairs_of
 from headrace.score.entities import ActiveEvents
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 
 DS = "2026-01-05"
 END = datetime(2026, 1, 6, tzinfo=UTC)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace
 from headrace.score.items import row_hashes
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.score_support import DS, TYPES, manifest_of, scores, spec, to_spark
 
 

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.score.items import HASHES, ItemTable
 from headrace.stage import Context
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 @pytest.mark.parametrize(("limit", "listed"), [(None, None), (5000, None), (5000, "catalogue")])

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import EmbeddingOptimizer
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.models.joined import table_bytes
 from headrace.models.saved import Changes, load_model, save_model
@@ -25,7 +26,6 @@ from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, run_stage
 from headrace.storage import local
-from headrace.workspace import Workspace, checkout
 from tests.score_support import DS, manifest_of, scores, spec
 
 #: All pairs; candidates with a list by the model's vectors, for those alone whose inputs have changed.

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config.score import Rerank
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import CandidateContext
@@ -22,7 +23,6 @@ from headrace.score.rerank.select import RankedItems, Rule
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.udfs.xxhash64 import xxhash64_integers
-from headrace.workspace import Workspace
 from tests.score_support import DS, clicked_pairs, expected, scores, spec
 
 

@@ -15,17 +15,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headrace as hr
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import ExternalReader
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.registry import register
 from headrace.models.registry.promotion import settle
 from headrace.score.score_table import score_table
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, run_stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.score_support import DS, TYPES, expected, manifest_of, scores, sides, spec, to_spark
 
 

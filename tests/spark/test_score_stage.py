@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Task
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score import stage
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 from tests.score_support import DS, clicked_pairs, expected, manifest_of, scores, sides, spec
 
 

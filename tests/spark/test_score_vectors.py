@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import VectorSource
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.saved import load_model, read_card
 from headrace.score.candidates.source import FETCH, CandidateContext
@@ -28,7 +29,6 @@ from headrace.score.stage import ScoreCandidates
 from headrace.score.vectors_stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 from tests.score_support import DS, TYPES, expected, manifest_of, save_two_tower, scores, sides, spec, to_spark
 
 

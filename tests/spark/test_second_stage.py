@@ -16,17 +16,17 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.registry.versions import versions
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, identity, run_stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainSecondStage
-from headrace.workspace import Workspace
 from tests.train_support import read_padded
 
 DS = "2026-01-10"

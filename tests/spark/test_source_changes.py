@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.tables.change_feed import COPY, ROW, live_rows
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.source_table_support import D1, D2, D3, D4, DDL, dataset, expected, frame, ids, ingest, make_rows, make_spec
 
 

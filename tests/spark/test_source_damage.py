@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.cli.summary import data_lines
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.translate import exit_message
 from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
-from headrace.workspace import Workspace
 from tests.source_table_support import (
     D1,
     D2,

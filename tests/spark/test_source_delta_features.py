@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.source_table_support import (
     COLUMNS,
     D3,

@@ -9,9 +9,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.source_table_support import D3, arrow_rows, dataset, expected, ids, ingest, make_rows, make_spec
 
 SELECTED = "SELECT id, ts, price, click FROM events"

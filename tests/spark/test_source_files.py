@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.faults import BAD, GOOD, SKIPPED
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, event, jsonl, make_spec, put, run, table
 from tests.spark.test_source_types import spec_of
 from tests.spark.test_sources import read

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 from tests.source_table_support import (
     COLUMNS,
     D1,

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark.session import iceberg_jars, spark_settings
 from headrace.lake.tables.iceberg import IcebergSnapshot
 from headrace.lake.tables.iceberg_metadata import newest_metadata
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.source_table_support import (
     COLUMNS,
     D1,

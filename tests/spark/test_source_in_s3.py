@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.workspace import Workspace, checkout, s3_dir
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import iceberg_jars
 from headrace.lake.tables.snapshot import FILE, LINE
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, local, location
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace, checkout, s3_dir
 from tests.s3_server import BUCKET, S3Server, s3_server
 from tests.source_table_support import COLUMNS, D3, DDL, dataset, expected, frame, ingest, make_rows, make_spec
 from tests.spark.s3_source_side import CATALOG

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config.features import Append
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.source_table_support import (
     COLUMNS,
     D1,

@@ -18,15 +18,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, Table, TableSource
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops.numbers import decimal_doubles, decimal_texts
 from headrace.lake.faults import BAD, GOOD
 from headrace.lake.tables.declared import table_rows
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.values import extract
-from headrace.schema import TableColumn
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.spark.test_sources import ingest, read, shipped
 
 #: type -> what is written -> its value; and what is none.

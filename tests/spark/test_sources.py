@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.faults import BAD, GOOD, SKIPPED
 from headrace.lake.landing.files import find_files
@@ -26,7 +27,6 @@ from headrace.lake.landing.frame import typed
 from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
 from headrace_datasets.readers import CRITEO, RANK_NEGATIVES, VALID_NEGATIVES
 
 

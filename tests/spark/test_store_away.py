@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.errors.translate import exit_message
 from headrace.lake.spark.session import session
 from headrace.storage import LeaseLost, StoreAway, StoreError
-from headrace.workspace import Workspace
 
 
 def test_a_namenode_that_is_away(spark: SparkSession) -> None:

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.spark.transform import transform
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
 from headrace.udfs.library import udf_jars

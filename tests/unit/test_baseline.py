@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config import Baseline, load_spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import (

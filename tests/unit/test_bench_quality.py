@@ -28,10 +28,10 @@ from bench.quality.cases import (
 from bench.quality.clicks import ceiling_share
 from bench.quality.page import Results, lines_of, page
 from bench.quality.rankings import popularity, write_split
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.quality.report.stage import truth_file
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 
 class Model:

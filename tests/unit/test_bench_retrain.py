@@ -17,12 +17,12 @@ from bench.retrain.days import DayResult, RetrainRun, TrainHere, knowable_auc, r
 from bench.retrain.replay import Replayed, compare, days_with_replay, replayed_of, with_overrides
 from bench.retrain.replay import table as replay_table
 from headrace.config import Generate, build_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.generate.click_model import ClickModel, events
-from headrace.manifest import Manifest
 from headrace.stage import check_stage, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.train.stage import Train
-from headrace.workspace import Workspace, checkout
 
 _OVERLAY = checkout() / "conf" / "overlays" / "month.yaml"
 _DAYS = [

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from headrace import __version__
 from headrace.cli import app, doctor, plan
 from headrace.cli.root import Panel
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace, checkout
 from headrace.jobs.gpu_plan.gate import LOG, StepPlans
 from headrace.jobs.process import StopSignal
-from headrace.manifest import Manifest
 from headrace.stage import run_lock
-from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 from tests.cli_support import DS, Yard, make_yard
 from tests.support import CLICKS_STAGES
 

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.cli import doctor
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace, installation
 from headrace.errors import UserError
 from headrace.lake.spark import requirements as object_stores
-from headrace.workspace import Workspace, installation
 from tests.cli_support import Yard, make_yard
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from headrace.config import Spec
-from headrace.manifest import Input, Manifest, Output
+from headrace.config.workspace import Workspace
 from headrace.models import registry
 from headrace.models.registry.promotion import settle
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, Result
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
 
 RULES = [

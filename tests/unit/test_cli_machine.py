@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from headrace.cli.run import PlannedStage, dry_run
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.jobs.process import PROGRAM
 from headrace.lake.spark.requirements import java_program
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace, checkout
+from headrace.stage.manifest import Manifest
 from tests.cli_support import DS, Yard, make_yard
 from tests.support import CLICKS_STAGES, Run, command
 

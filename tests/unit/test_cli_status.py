@@ -16,14 +16,14 @@ import pytest
 from headrace.cli.status import describe
 from headrace.cli.summary import quality_lines
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.observe import running
 from headrace.jobs.observe.application import Observation
 from headrace.jobs.observe.running import RunningFile, RunningStage
 from headrace.logs import Progress, report_progress
-from headrace.manifest import Manifest
 from headrace.stage import run_lock, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location
-from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
 from tests.support import CLICKS_STAGES
 

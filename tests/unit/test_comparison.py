@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 from headrace.cli import app, screen
 from headrace.cli import compare as command
 from headrace.config import ModelVariant, Spec, build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.quality.report.blocks import Day
 from headrace.quality.report.report import page
 from headrace.stage import check_stage, execute, identity, plan_run, run_stage
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train import stage as train_stage
 from headrace.train.comparison import Compare, _differences
@@ -33,7 +34,6 @@ from headrace.train.evaluation.click import click_metrics
 from headrace.train.job import Job, TrainingReport
 from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local
-from headrace.workspace import Workspace
 from tests.evaluation_support import on_any_ranks, rows_of
 from tests.train_support import read_padded
 

@@ -27,8 +27,8 @@ from headrace.config import (
     spark_profile,
 )
 from headrace.config.features import OpSpec
+from headrace.config.workspace import checkout, pipeline_file
 from headrace.errors import UserError
-from headrace.workspace import checkout, pipeline_file
 from tests.source_table_support import make_spec
 
 SHIPPED = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))

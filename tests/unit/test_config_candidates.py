@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from headrace.config import Candidates, Entity, Popular, Score, Spec, build_spec
+from headrace.config.workspace import pipeline_file
 from headrace.errors import UserError
-from headrace.workspace import pipeline_file
 
 BLOCKED: dict[str, Any] = {
     "source": {"format": "jsonl", "path": "blocked/{ds}/*"},

@@ -13,9 +13,9 @@ import pytest
 from headrace.cli import connections
 from headrace.cli.connections import SECONDS, check_connections
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.storage import StoreAway
-from headrace.workspace import Workspace
 from tests.cli_support import Yard, make_yard
 
 

@@ -18,16 +18,16 @@ from scipy.stats import chisquare
 from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Negatives, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.candidates import AliasTable, CandidateSampler
 from headrace.dataset.layout import SplitLayout, split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.loop.training_rows import ItemShares
-from headrace.workspace import Workspace
 
 ITEMS, FIRST = 12, 3
 SCHEMA = DatasetSchema(

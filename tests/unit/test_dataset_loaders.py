@@ -17,16 +17,16 @@ import pytest
 from headrace.comm.world import World
 from headrace.compute.jagged import concatenated
 from headrace.config import Negatives, Train
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ReadAhead, StoredRowGroup
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.train_support import padded_codes, read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]

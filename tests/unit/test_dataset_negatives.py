@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from headrace.config import Negatives, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import SplitLayout, split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.dataset.negatives import NegativeSampler, SeenPairs
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.train_support import read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]

@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 
 from headrace.comm.world import World
 from headrace.config import Train
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, RowGroup, SplitLayout, split_of
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.dataset.row_groups import BufferPool, ReadAhead
 from headrace.errors import UserError
 from headrace.errors.stores import StoreError
-from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Manifest
 from headrace.storage import location, release_copy
 from headrace.storage.objects import calls, copies
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace
 from tests.storage_support import memory_home
 
 TRAIN = Train(batch_size=64, streams=4, seed=3, read_ahead_mib=1)

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Train
+from headrace.config.workspace import Workspace
 from headrace.dataset import native
 from headrace.dataset.layout import split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 _TYPES = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.int16(), pa.date32(), pa.bool_(), pa.string())
 PLAIN = {"compression": "none", "use_dictionary": False}

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from headrace.comm.world import World
 from headrace.config import Negatives, Train
 from headrace.config.load import build_spec, load_spec
+from headrace.config.schema import OOV_CODE, DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import SplitLayout, open_split, split_of
 from headrace.dataset.loaders import EvalLoader, ReplayLoader, ReplayRows, TrainLoader
 from headrace.dataset.native import OutputColumns
 from headrace.dataset.negatives import UnknownIds
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.saved import load_model
-from headrace.schema import OOV_CODE, DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.loop.run import train_local
 from headrace.train.stage import Train as TrainStage
-from headrace.workspace import Workspace
 from tests.train_support import MODEL, TRAIN, job_of
 
 Split = tuple[SplitLayout, DatasetSchema]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from headrace.config import LandingSource, TableSource
 from headrace.config.section import day_groups, day_regex, names_day, path_of_day
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.landing.files import day_folders, find_files
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 DAYS = st.dates(date(1970, 1, 1), date(2399, 12, 31))
 FORMATS = ["%Y/%m/%d", "%Y%m%d", "%Y-%-m-%-d", "year=%Y/month=%-m/day=%-d", "y%Y.m%m.d%d", "%d.%m.%Y", "100%%"]

@@ -10,10 +10,10 @@ import pytest
 
 from headrace.cli import summary
 from headrace.config import Spec, load_spec
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace
 from headrace.quality.report.report import page
 from headrace.quality.report.warnings import day_warnings
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from tests.report_support import DS, make_day, make_manifests, save
 
 Days = dict[str, Manifest]

@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 
 from headrace.compute.psi import EPSILON, ks, psi
 from headrace.config import Drift, Spec, build_spec, load_spec
+from headrace.config.schema import Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
-from headrace.manifest import Manifest, Output
 from headrace.quality.drift.column_statistics import ColumnStatistics, NumberBins, ValueBins, describe
 from headrace.quality.drift.columns import MeasuredColumn, feature_columns, input_columns
 from headrace.quality.drift.count_day import SCHEMA
 from headrace.quality.drift.stage import JudgeDrift, judge
 from headrace.quality.report.lineage import find, load_runs, trace
-from headrace.schema import Feature, Kind
 from headrace.stage import check_stage, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 
 DS = "2026-01-08"
 COUNTS = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12)

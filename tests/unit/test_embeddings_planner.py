@@ -20,16 +20,16 @@ from headrace.cli.plan import plan_sharding, show_sharding
 from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
 from headrace.embeddings.planner.search import Planned, plan_tables
 from headrace.embeddings.planner.tables import Popularity, load_tables
 from headrace.embeddings.sharding_plan import Lookup, Table, tables_of
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.setup.state import sampled_popularity
-from headrace.workspace import Workspace
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 

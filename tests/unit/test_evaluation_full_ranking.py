@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from headrace.comm.base import run_ranks
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Evaluation, Model, Train
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Manifest
 from headrace.train.evaluation import full_ranking
 from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.full_ranking import RelevantRows, RowsOfUsers, rank_all_items
@@ -29,7 +30,6 @@ from headrace.train.evaluation.ranking import LIST_METRICS, metrics_of_places, r
 from headrace.train.evaluation.ranks import Dimension, Ranks
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.evaluation_support import list_metrics
 from tests.train_support import TRAIN, job_of, read_padded
 

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.comm.base import run_ranks
 from headrace.config.evaluation import OffPolicy
+from headrace.config.schema import Feature, Kind
 from headrace.dataset.layout import RowGroup, SplitLayout
 from headrace.errors import UserError
-from headrace.schema import Feature, Kind
 from headrace.storage import local
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.policy import Actions, Choices, Policy, find_actions, off_policy_metrics

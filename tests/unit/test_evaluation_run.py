@@ -17,16 +17,16 @@ from sklearn import metrics as reference
 
 from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest, fingerprint
 from headrace.models.predictor import load_predictor
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest, fingerprint
 from headrace.train.evaluation.predict import GrowingColumn
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import OTHER_VALUES, Request, carried_ids, make_dimension, slice_values
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of, read_padded
 
 SETTINGS = {

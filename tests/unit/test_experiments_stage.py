@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import Spec, load_spec
-from headrace.manifest import Manifest, Output
+from headrace.config.workspace import Workspace
 from headrace.quality.report.blocks import Day
 from headrace.quality.report.report import page
 from headrace.quality.report.stage import Report
@@ -26,7 +26,7 @@ from headrace.score.experiments.assignment import RULE, live_experiments, pinned
 from headrace.score.experiments.comparison import Totals, first_day, served_outcomes
 from headrace.score.experiments.stage import JudgeExperiments, figures
 from headrace.stage import Outcome, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Output
 
 FIRST = date(2026, 1, 1)
 USERS = 900

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain
+from headrace.config.schema import Kind, TableColumn
 from headrace.errors import UserError
 from headrace.export.features.columns import LENGTH, MISSING, raw_columns, to_batch, to_tensors
 from headrace.features.ops.groups import TargetEncoding
@@ -21,7 +22,6 @@ from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Kind, TableColumn
 from headrace.storage import local
 
 graph_file = pytest.importorskip("headrace.export.features.graph_file", reason="ONNX is not installed: `make onnx`")

@@ -18,15 +18,15 @@ from headrace import config
 from headrace.cli.export import export_model as export_command
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.compute.jagged import JaggedArray
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.mapped import load_mapped
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import register, registered_name
 from headrace.models.saved import read_card, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 
 onnx = pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
@@ -336,7 +336,7 @@ from headrace.comm.base import LocalCollective
 from headrace.embeddings.checkpoint.mapped import mapped_matrix
 from headrace.export.onnx_model import write_onnx
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 folder, precision = Path(sys.argv[1]), sys.argv[2]
 small = make_model(CASES["matrix_factorization"])

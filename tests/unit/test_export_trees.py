@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.models.xgboost_model import XGBoostPredictor, matrix
-from headrace.schema import DatasetSchema, Feature, Kind
 
 tree_graph = pytest.importorskip("headrace.export.tree_graph", reason="ONNX is not installed: run `make onnx`")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.export.record import read_record
 from headrace.export.triton.config import Batching, EnsembleStep, ModelConfig
@@ -18,7 +19,6 @@ from headrace.export.triton.publish import Model, publish
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import register, registered_name
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.storage_support import Killed, faulty
 from tests.triton_support import PbError, Repository, read_config
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.config import Spec, build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DatasetDay, base_input, link_kept, merge
 from headrace.features.build.plan import checked_workflow
@@ -16,10 +17,9 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, DatasetFile, WrittenDataset
 from headrace.features.layout.split_rule import TimeRule, day_number
 from headrace.features.table_ops.preparation import row_preparation, spark_alone
-from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
+from headrace.stage.manifest import Manifest, Output, fingerprint
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 def clicks(append: Any = True, workflow: tuple[Any, ...] = (), **features: Any) -> Spec:

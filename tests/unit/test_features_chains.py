@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import Chain, build_spec, load_spec
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features import (
     AddMetadata,
@@ -41,7 +42,6 @@ from headrace.features.ops import base
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.graph import draw, graph_of
-from headrace.schema import TableColumn
 from headrace.storage import local
 
 COLUMNS = [

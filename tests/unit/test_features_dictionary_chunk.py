@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.config.schema import TableColumn
 from headrace.dataset import native
 from headrace.dataset.layout import column_bytes
 from headrace.features.arrow import decode
 from headrace.features.arrow.decode import LakeFile, RowGroupLayout, row_groups
 from headrace.features.arrow.kernels import dictionary_columns
 from headrace.features.types import ValueType, declared
-from headrace.schema import TableColumn
 from headrace.storage import local
 
 TYPES = {"text": pa.string(), "small": pa.int32(), "large": pa.int64()}

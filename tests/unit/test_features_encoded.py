@@ -22,6 +22,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.features.arrow import write_lake as module
 from headrace.features.arrow.aggregate import TrainRows, aggregate, aggregate_batch
 from headrace.features.arrow.decode import FILE, LINE, LakeFile
@@ -42,9 +44,7 @@ from headrace.features.workflow.fitted import MAPPED_VALUES, FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.lake.spark.tasks import grouped
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 from tests.storage_support import memory_home
 from tests.train_support import read_padded
 

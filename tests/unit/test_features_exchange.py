@@ -16,6 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from headrace.config.workspace import Workspace
 from headrace.dataset import native
 from headrace.features import transport as module
 from headrace.features.arrow import kernels, transform
@@ -34,7 +35,6 @@ from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.lake.spark.exchange import ExchangedBlock
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
-from headrace.workspace import Workspace
 from tests.unit.test_features_encoded import FIRST, WORKFLOW, digests, land, make, run
 
 SPLITS = ("train", "valid")

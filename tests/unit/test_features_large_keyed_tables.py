@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.arrow.collect import by_key
 from headrace.features.learn.statistics import BatchRows, Partial
@@ -23,7 +24,6 @@ from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, MappedKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from headrace.storage import local
 
 floats = st.floats(allow_nan=False, width=64)

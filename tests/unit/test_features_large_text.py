@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain, TableSource, build_spec
+from headrace.config.schema import TableColumn
 from headrace.features.arrow import collect, decode, kernels
 from headrace.features.arrow.decode import FILE, LINE, HostFolder, LakeFile, RowGroupLayout, row_groups
 from headrace.features.arrow.fit import LakeFit
@@ -43,7 +44,6 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.parquet import shorten_batches
-from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
 

@@ -22,6 +22,8 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config import Chain, Spark
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import checkout
 from headrace.dataset import native
 from headrace.features.arrow import decode, kernels
 from headrace.features.arrow import write_lake as module
@@ -36,9 +38,7 @@ from headrace.features.vocabulary import delta_table, keyed_tables
 from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.keyed_tables import Pieces, TableWriter, VocabularyWriter
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
-from headrace.workspace import checkout
 from tests.unit.test_features_encoded import Codes
 
 TEXTS, NUMBERS = [f"c{i}" for i in range(6)], [f"n{i}" for i in range(6)]

@@ -18,7 +18,7 @@ from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.preparation import midnight
 from headrace.lake.landing.stage import Ingest
-from headrace.manifest import fingerprint
+from headrace.stage.manifest import fingerprint
 from headrace.udfs.xxhash64 import xxhash64_strings
 from tests.arrow_table_ops import by_arrow
 from tests.tables_support import (

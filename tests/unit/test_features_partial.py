@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.functions.keys import joint_key
@@ -36,7 +37,6 @@ from headrace.features.ops.base import EstimatorOp
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 
 REALS = st.none() | st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1e-310, 3.4e38, -1e300, 2.0**-126, 0.1])
 ROWS = st.lists(

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import ExternalReader, pin, prepared_columns
 from headrace.features.workflow.workflow import Workflow
 from headrace.score.columns import check_columns
-from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow
 from tests.arrow_table_ops.joins import read
 from tests.tables_support import (

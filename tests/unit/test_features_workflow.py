@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.config import Chain, load_spec
+from headrace.config.schema import Kind, TableColumn
 from headrace.errors import UserError
 from headrace.features.functions.arrays import input_values, is_missing
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Kind, TableColumn
 from headrace.storage import local
 
 COLUMNS = [

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.features.arrow import write
 from headrace.features.layout.files import carried_columns, plan_files
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.storage.host_scratch import HostScratch, RunFolder
 

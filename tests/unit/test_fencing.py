@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_BUSY, UserError
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.workspace_state import remove_all
@@ -24,12 +25,11 @@ from headrace.lake.delta.fence import application_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table
 from headrace.lake.forgotten import ForgottenValues, listed_in
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, RunLock, run_lock, run_stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Fence, Lease, LeaseLost, Location, local
 from headrace.storage.lease import Holder
 from headrace.storage.objects import lease as leases
-from headrace.workspace import Workspace
 from tests.storage_support import home_of, memory_home
 
 DS = "2026-01-03"

@@ -17,13 +17,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError, files
 from headrace.errors.translate import exit_message
 from headrace.lake.delta import data_files as data_file
 from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.spark import session as spark_session
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 def os_error(number: int, name: str | None = "/mnt/a") -> OSError:

@@ -21,6 +21,7 @@ from bench.simulated_days import day
 from headrace.cli import app
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Spark, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR, BusyError, IncompleteError, UserError
 from headrace.jobs.housekeeping.forget.erase import forget, found_places
 from headrace.jobs.housekeeping.forget.models import model_places
@@ -30,15 +31,14 @@ from headrace.jobs.housekeeping.workspace_state import WorkspaceState, manifests
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.load_history import LoadHistory, row_counts
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import read_card, restore
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.day_table import verify_day
 from headrace.stage import identity, run_lock
+from headrace.stage.manifest import Manifest
 from headrace.storage import StoreAway, local
 from headrace.storage.objects import calls, copies
-from headrace.workspace import Workspace
 from tests.forget_support import DAYS, FORGOTTEN, ROWS, USERS, events, make_home, put_rows, record, shop, tables
 from tests.storage_support import Killed, faulty, memory_home
 

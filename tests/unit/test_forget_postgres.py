@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.config import Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.publish.embedded import roles
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres.target import PostgresTarget, open_postgres
-from headrace.workspace import Workspace
 from tests.storage_support import Killed
 
 pytestmark = pytest.mark.service

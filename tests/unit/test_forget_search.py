@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.forget import places as places_module
 from headrace.jobs.housekeeping.forget.persons import Persons, read_persons
 from headrace.jobs.housekeeping.forget.proof import scan
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
-from headrace.workspace import Workspace
 from tests.forget_support import shop
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.forget.erase import forget, found_places
 from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.models import registry
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import versions
-from headrace.workspace import Workspace
 from tests.forget_support import FORGOTTEN, USERS, save_models, shop
 from tests.tracking_server import tracking_server
 

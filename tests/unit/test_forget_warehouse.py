@@ -15,20 +15,20 @@ import pytest
 
 from bench.simulated_days import save
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.forget.persons import Persons
 from headrace.jobs.housekeeping.forget.places import warehouse_places
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
-from headrace.manifest import Output
 from headrace.publish.files import Record, StagedFiles
 from headrace.publish.opening import open_target
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import ParquetTarget
 from headrace.publish.tables.spark_table import Records
 from headrace.publish.target import Publication
+from headrace.stage.manifest import Output
 from headrace.storage import LeaseLost, Location, local
-from headrace.workspace import Workspace
 from tests.forget_support import put_rows
 from tests.storage_support import Killed, faulty
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.config import Gate, Loss, Train, load_spec
 from headrace.config.gate import check_gate
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest, Output
 from headrace.quality.gate.rules import (
     CHALLENGER_KEY,
     PASSED,
@@ -25,8 +25,8 @@ from headrace.quality.gate.rules import (
 )
 from headrace.quality.gate.stage import JudgedModel, JudgeModel, challenger_to_evaluate
 from headrace.stage import Context, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.callbacks.progress import spec_monitor
-from headrace.workspace import Workspace
 
 
 def model(version: str, auc: float, log_loss: float = 0.4) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from sklearn.metrics import roc_auc_score
 from bench.simulated_days import day, run_day
 from headrace.config import Train
 from headrace.config.evaluation import OffPolicy
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.quality.gate import predictions
 from headrace.quality.gate.day_evaluation import model_facts, requested_metrics
 from headrace.quality.gate.evaluate import GateTask, ModelResult, _measured
 from headrace.quality.gate.predictions import KnownValues, RawActions, logits_of
+from headrace.stage.manifest import Manifest
 from headrace.train.evaluation.ranks import Ranks
-from headrace.workspace import Workspace
 
 
 def test_a_model_of_changed_rows_is_as_large_as_all_that_it_lies_upon(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.generate import DayTruth, GenerationProgress, days_between, generate, landing_files, truth_path
 from headrace.lake.generate.click_model import ClickModel, events
 from headrace.lake.generate.event_lines import COLUMNS
 from headrace.lake.generate.landing_files import MAX_FILE_ROWS, DayPlan
 from headrace.stage import run_lock
-from headrace.workspace import Workspace
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 SMALL = ("generate.rows_per_day=3000", "generate.users=200", "generate.items=60")
@@ -271,7 +271,7 @@ from pathlib import Path
 from headrace.config import load_spec
 from headrace.lake.generate import generate
 from headrace.storage import system
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 
 home, ds, at, *overrides = sys.argv[1:]
 left, calls = int(at), {name: getattr(system, name) for name in ('replace', 'exchange')}

@@ -12,11 +12,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Generate, load_spec
+from headrace.config.workspace import Workspace
 from headrace.lake.generate import days_between, generate
 from headrace.lake.generate.click_model import ClickModel, events, probability
 from headrace.lake.generate.population import TAGS
 from headrace.lake.generate.truth import auc, auc_of_histogram, histogram
-from headrace.workspace import Workspace
 
 
 def read(folder: Path) -> pd.DataFrame:

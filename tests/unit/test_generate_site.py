@@ -18,6 +18,7 @@ from headrace.cli.generate import published_lists
 from headrace.cli.generate import simulate_day as command
 from headrace.compute.counter_random import scatter_ids, stream
 from headrace.config import Spec, Warehouse, load_overlay, load_spec
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.lake.generate import generate, truth_path
 from headrace.lake.generate.click_model import ClickModel, Impressions, clicks, events, probability, purchases
@@ -25,7 +26,6 @@ from headrace.lake.generate.population import ITEM_ID_BITS, USER_ID_BITS
 from headrace.lake.generate.site import LIST, NO_LIST, RANDOM, examined, simulate_site, summary, visits_of
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
-from headrace.workspace import Workspace, checkout
 from tests.publish_support import publish
 from tests.storage_support import Killed, faulty
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.jobs.gpu_plan import cases as gpu_cases
 from headrace.jobs.gpu_plan.explain import PhysicalPlan
 from headrace.lake.spark import session
-from headrace.workspace import Workspace, checkout
 
 NTILE = """
 !Exec <WindowExec> cannot run on GPU because not all expressions can be replaced

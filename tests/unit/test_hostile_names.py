@@ -19,6 +19,8 @@ import pytest
 from headrace.cli.export import write_export
 from headrace.comm.base import LocalCollective
 from headrace.config import Chain, Model, build_spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -29,9 +31,7 @@ from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import Version
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 from tests.forget_support import put_rows, record
 
 USER, ITEM, CITY = "Kunden-Nr.", 'the "best" `item` 100%', "größe;cm, it's"

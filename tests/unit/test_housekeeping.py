@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from bench.simulated_days import day, run_day, save, users_at, write_rows
 from headrace.cli import app
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.jobs.housekeeping.folders import kept_models, versions_with_aliases
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState, manifests_of, size_of
@@ -26,7 +27,6 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unused_files
 from headrace.lake.delta.transaction import create_table
 from headrace.lake.landing.load_history import LoadHistory, last_change
-from headrace.manifest import Manifest, Output
 from headrace.models import registry
 from headrace.models.predictor import file_digest
 from headrace.models.registry.client import Client
@@ -34,8 +34,8 @@ from headrace.models.registry.promotion import Promotion, roll_back, settle
 from headrace.models.registry.versions import CHAMPION
 from headrace.quality.report.lineage import find, load_runs, trace
 from headrace.stage import identity, run_lock
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 from tests.cli_support import DS, make_yard
 from tests.storage_support import Killed, clicks, faulty, gc
 

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.folders import discard_unfinished
 from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceState
-from headrace.manifest import Manifest, Output
 from headrace.stage import run_lock
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import LeaseLost, Location
 from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
-from headrace.workspace import Workspace
 from tests.storage_support import clicks, left_over, memory_home
 
 DS = "2026-01-03"

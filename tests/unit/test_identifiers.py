@@ -12,9 +12,9 @@ from psycopg import sql
 from sqlalchemy import create_engine
 
 from headrace.config import Table
+from headrace.config.schema import quoted
 from headrace.publish.sql.column_stores import ClickHouseClient, DuckDbClient
 from headrace.publish.sql.sqlalchemy import client_of
-from headrace.schema import quoted
 from tests.identifier_support import HOSTILE, check_names, check_percent_signs, unquoted
 
 

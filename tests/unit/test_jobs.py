@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from headrace import storage
 from headrace.config import Spark, load_spec
 from headrace.config.spark import settings_agree
+from headrace.config.stages import ORDER, STAGES
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
 from headrace.jobs import run_stage, submit
 from headrace.jobs.output import MARK, StageEvent, copy_output
@@ -29,8 +31,6 @@ from headrace.jobs.process import PROGRAM, run_logged
 from headrace.jobs.stages import applications, load_stage, require_stage
 from headrace.lake.spark import session
 from headrace.stage import run_lock
-from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace, checkout
 from tests.support import CLICKS_STAGES
 
 DS = "2026-01-03"

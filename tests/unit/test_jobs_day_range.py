@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from headrace.cli.run import PlannedStage, dry_run
 from headrace.config import load_spec
+from headrace.config.stages import STAGES
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.stages import days_of, submissions, turns
 from headrace.jobs.submit import command
 from headrace.stage import Context, Result
-from headrace.stages import STAGES
-from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
 from tests.support import CLICKS_STAGES
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import TableSource
 from headrace.config.source import SourceDay
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
 from headrace.lake.landing.files import day_folders
@@ -24,7 +25,6 @@ from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import FIRST, LAST
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.unit.test_lake_log import SCHEMA, add, commit, remove
 
 FEED = {"delta.enableChangeDataFeed": "true"}

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config import LandingSource, TableSource, parse_duration
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_INCOMPLETE, IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.files import find_files
@@ -25,7 +26,6 @@ from headrace.lake.landing.source_context import (
 )
 from headrace.stage import Context
 from headrace.storage.local import LocalStore
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, make_spec
 
 

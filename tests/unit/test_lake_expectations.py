@@ -13,9 +13,9 @@ from headrace.config import Expectations, Table, load_spec
 from headrace.errors import UserError
 from headrace.lake.landing import expectations
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
-from headrace.manifest import Manifest
 from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
+from headrace.stage.manifest import Manifest
 
 DS = "2026-01-02"
 END = datetime.fromisoformat(DS).replace(tzinfo=UTC) + timedelta(days=1)

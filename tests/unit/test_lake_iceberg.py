@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.config import Spark, build_spec
 from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark import session
 from headrace.lake.tables.iceberg_metadata import (
@@ -25,7 +26,6 @@ from headrace.lake.tables.iceberg_metadata import (
     snapshot_files,
 )
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.source_table_support import make_spec
 
 

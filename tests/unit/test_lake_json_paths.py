@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.schema import path_steps
 from headrace.lake.landing.json_paths import ListPathsTask, Reached, parsed, reach, text_of
-from headrace.schema import path_steps
 
 EVENT = {
     "items": [{"id": "a", "price": 1.5, "tags": [{"t": 1}, {"t": 2}]}, {"ID": "b", "tags": [{"t": 3}]}, None],

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config import LandingSource, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.errors.stores import StoreRefused
 from headrace.errors.translate import exit_message
@@ -30,7 +31,6 @@ from headrace.storage import Location, StoreAway, location, location_of
 from headrace.storage.objects import calls
 from headrace.storage.objects import store as objects
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, make_spec
 from tests.storage_support import memory_home
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord, last_change
 from headrace.lake.landing.plan import LoadPlan, covered_days, declaration, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts
-from headrace.manifest import fingerprint
 from headrace.stage import Context
+from headrace.stage.manifest import fingerprint
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.unit.test_lake_log import add, commit, remove
 
 D1, D2, D3 = "2026-03-01", "2026-03-02", "2026-03-03"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.compact import join_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
@@ -20,7 +21,6 @@ from headrace.lake.landing.arrow_rows import PART_BYTES, part_size
 from headrace.lake.scratch import task_folder
 from headrace.stage import Context
 from headrace.storage import local
-from headrace.workspace import Workspace
 from tests.score_support import shop_spec
 from tests.storage_support import memory_home
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.config.schema import TableColumn
 from headrace.lake.faults import BAD
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.repeats import load_hashes
 from headrace.lake.landing.write_rows import ReadTask, SourceFile
-from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from tests.storage_support import home_of, left_over
 

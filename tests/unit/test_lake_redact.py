@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.lake.delta import erase as module
 from headrace.lake.delta.erase import Change, erase
@@ -27,7 +28,6 @@ from headrace.lake.delta.transaction import Transaction
 from headrace.lake.forgotten import BETWEEN, ForgottenValues, words_of
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.write_rows import PartCounts, ReadTask, SourceFile
-from headrace.schema import TableColumn
 from headrace.storage import Fence, LeaseLost, Location, local
 from tests.forget_support import put_rows
 from tests.storage_support import Killed, faulty

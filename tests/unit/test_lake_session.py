@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark import requirements as object_stores
 from headrace.lake.spark import session as spark_session
 from headrace.lake.spark.session import properties
 from headrace.storage import location_of
 from headrace.storage.objects import copies
-from headrace.workspace import Workspace
 from tests.source_table_support import COLUMNS, make_spec
 from tests.storage_support import memory_home
 

@@ -13,13 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import LandingSource, Table, build_spec
+from headrace.config.schema import TableColumn, TimeFormat
 from headrace.errors import UserError
 from headrace.lake.landing.arrow_rows import declaration_of, why_spark
 from headrace.lake.landing.blocks import Declaration, LineBlock, TimeRange, read_block
 from headrace.lake.landing.convert import from_text
 from headrace.lake.landing.delimited import STRAY, UNCLOSED, DelimitedForm, DelimitedReader, QuotedFields, in_rfc4180
 from headrace.lake.landing.spellings import Spelling, spellings_of
-from headrace.schema import TableColumn, TimeFormat
 from tests.csv_dialects import COLUMNS, Dialect, dialects, read, rows, written
 
 

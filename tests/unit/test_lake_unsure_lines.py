@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.schema import TableColumn
 from headrace.lake.landing.blocks import TOO_LONG, Declaration, LineBlock, TimeRange
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
 from headrace.lake.landing.exact_casts import (
@@ -26,7 +27,6 @@ from headrace.lake.landing.exact_casts import (
     text_of,
 )
 from headrace.lake.landing.unsure_lines import LineJudge
-from headrace.schema import TableColumn
 
 COLUMNS = (
     TableColumn(name="id", required=True),

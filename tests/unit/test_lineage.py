@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import lineage
-from headrace.workspace import Workspace
 from tests.report_support import DS, make_manifests, save
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.dataset.layout import open_split
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.features.arrow.decode import LakeFile
@@ -25,7 +26,6 @@ from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import PositionRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.storage import local
 from tests.train_support import padded_codes
 

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from headrace.comm.base import run_ranks
 from headrace.config import Loss, Model, Negatives
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.objective import hardest, spec_loss
 from headrace.models.predictor import load_predictor
 from headrace.models.sharded_model import all_gather_rows
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Manifest
 from headrace.train.carried_columns import ListColumn
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of, read_padded
 
 ROWS, DRAWN, ITEMS = 7, 5, 9

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compute.resources import PeakMemory
-from headrace.workspace import checkout
+from headrace.config.workspace import checkout
+from headrace.stage.resources import PeakMemory
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's files are Linux's")
 

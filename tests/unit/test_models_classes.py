@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import Model
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model, read_card
 from headrace.models.sharded_model import ShardedModel
+from headrace.stage.manifest import Manifest
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 SHORT = TRAIN.model_copy(update={"epochs": 1})

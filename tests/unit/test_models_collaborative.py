@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headrace.comm.base import Collective, run_ranks
 from headrace.config import Model
 from headrace.config.model_args import LightGCNArgs, MatrixFactorizationArgs, MultVAEArgs, NeuMFArgs, SimpleXArgs
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
@@ -22,7 +23,6 @@ from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lightgcn import LightGCN
 from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 
 USERS, ITEMS, D, ROWS = 6, 9, 4, 7
 NAMES = ("user", "item", "history")

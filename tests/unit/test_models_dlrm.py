@@ -12,12 +12,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import Model, Optimizer
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.models.dlrm import dot_interaction
 from headrace.models.layers import pairwise_dots
 from headrace.models.saved import load_model, read_card, restore, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
 CONTINUOUS = tuple(Feature(name=n, kind=Kind.CONTINUOUS, dtype="float32") for n in ("age", "price"))

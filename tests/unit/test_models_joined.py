@@ -12,6 +12,7 @@ import torch
 
 from headrace import config
 from headrace.comm.base import LocalCollective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.config.score import ScoreEmbeddings
 from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
@@ -19,7 +20,6 @@ from headrace.models.joined import needed_codes, null_codes, read_rows, set_rows
 from headrace.models.predictor import NetworkPredictor, load_predictor, maps_of, network_of, saved_rows_bytes
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.score.joined_tables import joined_tables
 from headrace.storage import Location, local
 

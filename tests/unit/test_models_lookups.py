@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Sharding, TableSharding
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.collection import gather_table
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.planner.search import plan_tables
@@ -22,7 +23,6 @@ from headrace.models.lookups import EmbeddingLookup
 from headrace.models.predictor import read_meta
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from tests.unit.test_models_dlrm import SCHEMAS, batch
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from headrace import config
 from headrace.comm.base import LocalCollective
 from headrace.config import Spark
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
@@ -23,10 +25,8 @@ from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.models.predictor import load_predictor, maps_of, maps_of_tasks
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.storage.host_scratch import RUN, on_this_host
-from headrace.workspace import Workspace
 from tests.score_support import shop_spec
 
 USERS = 200_000

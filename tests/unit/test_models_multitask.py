@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from headrace.config import Task, Train, build_spec
 from headrace.config.model_args import ESMMArgs, MMoEArgs, PLEArgs, SharedBottomArgs
+from headrace.config.schema import MICROSECONDS, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.multitask import ESMM, PLE, MMoE, SharedBottom
 from headrace.models.objective import Tasks, product_logits
-from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind
 from headrace.train.carried_columns import TaskLabels
 from headrace.train.stage import Train as TrainStage
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Model, Negatives
 from headrace.config.model_args import TwoTowerArgs
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.sharded_model import all_gather_rows
 from headrace.models.two_tower import TwoTower
+from headrace.stage.manifest import Manifest
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of
 
 USERS, ITEMS, D, ROWS, DRAWN = 6, 9, 4, 8, 5

@@ -22,6 +22,7 @@ from openlineage.client import event_v2
 from openlineage.client.generated import base
 
 from headrace.config import OpenLineage, Spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.jobs.observe.application import Observation, whole_run
 from headrace.jobs.observe.openlineage.names import (
@@ -33,9 +34,8 @@ from headrace.jobs.observe.openlineage.names import (
     of_warehouse,
 )
 from headrace.jobs.observe.openlineage.sender import is_enabled
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 from tests.report_support import DS, make_manifests
 
 #: By the address of its schema, the class of each facet that the client knows.

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.observe.application import Observation
 from headrace.jobs.observe.openlineage.names import Run
 from headrace.jobs.observe.prometheus import GaugeFamily, exposition, write_metrics
-from headrace.manifest import Resources
 from headrace.stage import run_stage
+from headrace.stage.manifest import Resources
 from headrace.storage import Location
-from headrace.workspace import Workspace
 from tests.cli_support import Fake
 from tests.report_support import DS, make_manifests
 

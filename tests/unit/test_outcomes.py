@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Outcomes, Spec, build_spec, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.generate.site import site_path
-from headrace.manifest import Manifest, Output
 from headrace.quality.outcomes.measure import Delays, Measure, final_rate
 from headrace.quality.outcomes.served import ServedPublication, Window, live, served_days
 from headrace.quality.outcomes.stage import judge
 from headrace.stage import Context
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.evaluation.bootstrap import Bootstrap
-from headrace.workspace import Workspace
 
 
 def spec(*settings: str) -> Spec:

@@ -20,10 +20,10 @@ from headrace.config import Spec, Warehouse, build_spec
 from headrace.config.formats import FILE_FORMATS
 from headrace.config.source import LandingSource, TableSource
 from headrace.config.warehouse import WAREHOUSES
+from headrace.config.workspace import Workspace, checkout, pipeline_file
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.storage import Location, location, location_of
 from headrace.storage.store import STORE_KINDS
-from headrace.workspace import Workspace, checkout, pipeline_file
 from tests.ingest_support import COLUMNS, D1
 from tests.users_package import installed, offering
 

@@ -18,15 +18,15 @@ from headrace.cli import app
 from headrace.cli.run import dry_run
 from headrace.config import Spec, build_spec, load_spec
 from headrace.config.model import Model
+from headrace.config.stages import ORDER
+from headrace.config.workspace import Workspace, pipeline_file
 from headrace.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from headrace.jobs.check_specs import answer_of
 from headrace.jobs.observe.openlineage.events import event
 from headrace.jobs.observe.openlineage.names import Run, new_run_id
 from headrace.jobs.observe.prometheus import newest
-from headrace.manifest import Manifest
 from headrace.stage import stage_entries, stage_entry, stage_order
-from headrace.stages import ORDER
-from headrace.workspace import Workspace, pipeline_file
+from headrace.stage.manifest import Manifest
 from tests.ingest_support import COLUMNS, D1
 from tests.users_package import installed, offering
 

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli import submitters
+from headrace.config.workspace import checkout, installation
 from headrace.errors import UserError
 from headrace.jobs.pack import archive
 from headrace.jobs.pack.archive import Packed, choose, installed
 from headrace.storage import Location, local, location_of
-from headrace.workspace import checkout, installation
 from tests.storage_support import memory_home
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

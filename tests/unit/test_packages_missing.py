@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.workspace import checkout
 from headrace.errors import EXIT_USER_ERROR
 from headrace.errors.translate import _EXTRAS, exit_message, missing_package
-from headrace.workspace import checkout
 
 #: Packages of extras, and what they bring: none of them can be imported in the process of a test.
 ABSENT = sorted({*(module for modules in _EXTRAS.values() for module in modules), "horovod", "triton", "scipy"})

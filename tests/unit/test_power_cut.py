@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
@@ -28,16 +29,15 @@ from headrace.lake.delta.log_files import newest_checkpoint, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_counts
-from headrace.manifest import Manifest, Output
 from headrace.models.predictor import damaged_model
 from headrace.models.registry.client import missing_version
 from headrace.publish.stage import Publish
 from headrace.score.day_table import verify_day
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, Stage, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location, local, system
 from headrace.storage.host_scratch import made_once
-from headrace.workspace import Workspace
 from tests.unit.test_delta_transaction import FIELDS, add
 from tests.unit.test_stage import DS, Fake
 

@@ -13,12 +13,12 @@ import xgboost as xgb
 
 from headrace import config
 from headrace.comm.base import LocalCollective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
 SCHEMA = DatasetSchema(

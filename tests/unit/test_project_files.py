@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.config.workspace import checkout
 from headrace.export.serve.metrics import Metrics
 from headrace.logs import is_secret
-from headrace.workspace import checkout
 from tests.lanes import part_of
 
 DASHBOARD = checkout() / "examples" / "grafana" / "headrace.json"

@@ -20,6 +20,7 @@ import pytest
 import headrace as hr
 from headrace import config
 from headrace.comm.base import LocalCollective
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.arrow.write_lake import write_lake_rows
@@ -33,7 +34,6 @@ from headrace.lake.landing.load import commit_files, forgotten_unless_refused
 from headrace.library.staging import staged_rows
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 from headrace.storage.objects import calls
 from tests.storage_support import Killed, faulty, left_over, memory_home

@@ -18,13 +18,13 @@ from psycopg import sql
 
 from headrace.cli.screen import psql_table
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.audit import Limits, day_checks
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import set_grants
 from headrace.publish.target import Check
-from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, TYPES, Row, day, fill, good_rows, publish, staging_tables
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.publish.files import Record
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.column_stores import ClickHouseClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.storage import LeaseLost
-from headrace.workspace import Workspace
 from tests.cloud_support import (
     COLUMNS,
     NAMES,

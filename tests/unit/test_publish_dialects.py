@@ -20,6 +20,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.schema import CreateTable
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.files import files_folder
 from headrace.publish.opening import open_target
@@ -28,7 +29,6 @@ from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.storage import Location, local
 from headrace.storage.objects import calls, copies
-from headrace.workspace import Workspace
 from tests.cloud_support import conf
 from tests.publish_support import DS, TYPES, good_rows, staged
 

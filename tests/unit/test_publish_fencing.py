@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from headrace.config import Spec, Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.publish.files import Record
 from headrace.publish.opening import open_target
@@ -26,7 +27,6 @@ from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
-from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, day, fill, good_rows, holding, overtaken, publish, staged, staging_tables
 
 NEXT = "2026-01-11"

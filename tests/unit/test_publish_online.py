@@ -15,10 +15,10 @@ import pytest
 import redis
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.online import VERSION_DATABASE, VERSION_KEY, OnlineVersion, RedisStore, open_store
 from headrace.storage import LeaseLost
-from headrace.workspace import Workspace
 from tests.publish_support import holding, redis_server
 
 OLD, NEW = OnlineVersion("2026-01-09", "old"), OnlineVersion("2026-01-10", "new")

@@ -13,12 +13,12 @@ import pytest
 from psycopg import sql
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import GRANTS, count_rows_with, erase_rows, set_grants
 from headrace.publish.target import Check, beyond_retention
-from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, TYPES, day, fill, good_rows, publish, staging_tables
 
 NEXT = "2026-01-11"

@@ -15,6 +15,7 @@ import duckdb
 import pytest
 
 from headrace.config import Spec, Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.files import FilesTarget
 from headrace.publish.opening import open_target
@@ -26,7 +27,6 @@ from headrace.publish.sql.target import STAGING_PREFIX, SqlTarget
 from headrace.publish.target import Check
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
-from headrace.workspace import Workspace
 from tests.publish_support import DS, TYPES, Row, good_rows, holding, staged
 
 NEXT = "2026-01-11"

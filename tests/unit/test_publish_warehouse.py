@@ -28,12 +28,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.embedded import processes as postgres_processes
 from headrace.publish.embedded import roles
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres import server as warehouse
-from headrace.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_the_server_listens_on_loopback_only_and_runs_as_no_root(home: Workspace
 def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Workspace) -> None:
     code = (
         "import sys, time; from pathlib import Path; from headrace.publish.embedded import server as embedded; "
-        "from headrace.workspace import Workspace\n"
+        "from headrace.config.workspace import Workspace\n"
         "with embedded.lease(Workspace(Path(sys.argv[1]))): print('ready', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models import registry
 from headrace.models.registry.client import Client
@@ -28,7 +29,6 @@ from headrace.models.registry.versions import (
     versions,
 )
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

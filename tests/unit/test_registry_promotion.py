@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models import registry
 from headrace.models.registry.client import Client
@@ -23,7 +24,6 @@ from headrace.models.registry.promotion import (
 )
 from headrace.models.registry.versions import aliases, numbered
 from headrace.storage import LeaseLost, local
-from headrace.workspace import Workspace
 from tests.publish_support import overtaken
 
 

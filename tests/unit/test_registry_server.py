@@ -28,6 +28,7 @@ from headrace.comm.base import LocalCollective
 from headrace.compute import native
 from headrace.config import Model
 from headrace.config.section import ServerText
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.pack.archive import _reach, installed
@@ -39,7 +40,6 @@ from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.top_k import RETRIEVAL
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 from tests.tracking_server import tracking_server
 
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_spec
-from headrace.manifest import Manifest, Resources
+from headrace.config.workspace import Workspace
 from headrace.quality.report import plots
 from headrace.quality.report.report import page
 from headrace.quality.report.stage import Report, truth_file
 from headrace.stage import run_stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest, Resources
 from tests.report_support import DS, STAGES, Checker, make_day, make_manifests, save
 
 TRUTH = {"ds": DS, "rows": 60_000, "auc_ceiling": 0.7816, "log_loss_floor": 0.4102, "base_rate": 0.1912}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import load_spec
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
 from headrace.quality.report.quality import lift_of
 from headrace.quality.report.report import page
+from headrace.stage.manifest import Manifest
 from tests.report_support import DS, Checker, make_day, make_manifests
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compute.resources import REMOTE, ResourceUse, Spent
-from headrace.manifest import Manifest, Resources
+from headrace.stage.manifest import Manifest, Resources
+from headrace.stage.resources import REMOTE, ResourceUse, Spent
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the kernel's files are Linux's")
 
@@ -65,7 +65,7 @@ def test_what_ended_children_wrote_counts(tmp_path: Path) -> None:
 
 def test_what_is_used_elsewhere_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = iter([Spent(5.0, 100, 10), Spent(905.0, 350, 30)])
-    monkeypatch.setattr("headrace.compute.resources.REMOTE", [*REMOTE, lambda: next(spent)])
+    monkeypatch.setattr("headrace.stage.resources.REMOTE", [*REMOTE, lambda: next(spent)])
     used = ResourceUse.begin().used()
     assert used is not None
     assert 900 <= used.core_seconds < 901
@@ -76,7 +76,7 @@ def test_what_cannot_be_told_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     def ended_source() -> Spent:
         raise ConnectionRefusedError("the JVM has ended")
 
-    monkeypatch.setattr("headrace.compute.resources.REMOTE", [ended_source, lambda: Spent(3.0)])
+    monkeypatch.setattr("headrace.stage.resources.REMOTE", [ended_source, lambda: Spent(3.0)])
     used = ResourceUse.begin().used()
     assert used is not None
     assert used.core_seconds < 1

@@ -13,13 +13,13 @@ import pytest
 
 from headrace.comm.base import run_ranks
 from headrace.config import Retrain, Spec, build_spec
+from headrace.config.schema import MICROSECONDS, DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
-from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.carried_columns import DayDecay, SampleWeights
 from headrace.train.loop.run import train
 from headrace.train.stage import Train
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of
 
 _DAY = 86_400_000_000

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import RowGroup, SplitLayout, split_of
 from headrace.embeddings.checkpoint import saved_rows as writing
 from headrace.embeddings.checkpoint.saved_rows import GrownTable, start_at_means
@@ -25,14 +27,12 @@ from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.sharding_plan import Table
 from headrace.embeddings.storage import decode, encode
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.saved import load_model
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.loop.run import train, train_local
 from headrace.train.setup import initial_weights
 from headrace.train.setup.initial_weights import segments_of
-from headrace.workspace import Workspace
 from tests.plans_support import KINDS, TABLES, full_tables, planned
 from tests.train_support import TRAIN, first_of, job_of
 

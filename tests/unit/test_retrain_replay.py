@@ -17,18 +17,18 @@ from headrace.comm.base import run_ranks
 from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Replay, Spec, build_spec
+from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import RowGroup, SplitLayout, split_of
 from headrace.dataset.loaders import ReplayLoader, ReplayRows, TrainLoader, WithReplay, joined
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.stage import plan_run
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.carried_columns import DayDecay
 from headrace.train.loop.run import train
 from headrace.train.setup.earlier_days import dataset_misfit, find_replay, replay_days
 from headrace.train.stage import Train as TrainStage
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
 DAYS = ("2026-01-03", "2026-01-04", "2026-01-05")

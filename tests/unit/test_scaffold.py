@@ -26,12 +26,12 @@ from headrace.cli.scaffold.columns import profile
 from headrace.cli.scaffold.roles import Named
 from headrace.config import Spec, load_spec
 from headrace.config.source import LandingSource
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.landing.files import find_files
 from headrace.storage import Location, local
 from headrace.storage.objects import calls, store
-from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
 from tests.storage_support import memory_home
 

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from headrace.config.schema import (
+    COLUMN_TYPES,
+    TableColumn,
+    how_to_declare,
+    match_names,
+    path_of,
+    path_steps,
+    unique_names,
+)
 from headrace.features.types import declared
-from headrace.schema import COLUMN_TYPES, TableColumn, how_to_declare, match_names, path_of, path_steps, unique_names
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), st.sampled_from("'\""))

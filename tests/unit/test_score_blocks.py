@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Chain, Spec, build_spec
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
-from headrace.schema import TableColumn
 from headrace.score.candidates.candidates import Quotas, unite
 from headrace.score.candidates.covisitation import Neighbors, best_neighbors
 from headrace.score.columns import check_columns, context_scalars

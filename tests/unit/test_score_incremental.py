@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model
-from headrace.manifest import fingerprint
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score import ranking
 from headrace.score.incremental import _Lists, _other_inputs
 from headrace.score.items import ItemTable
 from headrace.score.ranking import ITEMS, SOURCES, TaskInputs, score_batches, scores_stand_alone
+from headrace.stage.manifest import fingerprint
 from headrace.storage import local
 from tests.unit.test_score_blocks import fitted, items, make_job, rows_of, spec, users, with_candidates
 

@@ -12,11 +12,11 @@ import pytest
 
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Chain
+from headrace.config.schema import TableColumn
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.tasks import run_tasks
-from headrace.schema import TableColumn
 from headrace.score import item_features
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable

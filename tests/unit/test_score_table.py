@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headrace.config import load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.score.score_table import _with_columns, csv_rows
 from headrace.stage import Context
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 DS = "2026-01-03"
 NO_SPARK: Any = None

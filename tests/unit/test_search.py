@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 from headrace.cli import app, screen
 from headrace.config import Spec, build_spec, load_overlay, load_spec
 from headrace.config.load import flow
+from headrace.config.workspace import Workspace, checkout
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest
+from headrace.stage.manifest import Input, Manifest
 from headrace.storage import local
 from headrace.train import tuner as module
 from headrace.train.job import Diverged, Job
 from headrace.train.search_space import overlay_of, overrides_of
 from headrace.train.setup.earlier_days import PRETRAINED
 from headrace.train.tuner import SearchResult, Trial, Tuner, sample_dataset, sizes
-from headrace.workspace import Workspace, checkout
 from tests.train_support import read_padded
 
 DS = "2026-01-10"

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config import TableSource
 from headrace.config.source import SourceDay
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.arrow.decode import LakeFile
 from headrace.lake.delta.log import DeltaLog, commit_times
@@ -23,7 +24,6 @@ from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import Snapshot, TablePlace
 from headrace.storage import Location, local, missing
 from headrace.storage.objects import calls
-from headrace.workspace import Workspace
 from tests.source_table_support import make_spec
 from tests.storage_support import memory_home
 

@@ -18,6 +18,7 @@ from headrace.cli import app
 from headrace.cli.init import write_pipeline
 from headrace.cli.scaffold.roles import Named
 from headrace.config import LandingSource, Spec, TableSource, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR
 from headrace.features.table_ops.preparation import ExternalReader, Preparation, pin
 from headrace.jobs.observe.openlineage.names import DatasetName, name_of
@@ -29,7 +30,6 @@ from headrace.lake.tables.snapshot import TablePlace
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.stage import Context
 from headrace.storage import local, location_of
-from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
 from tests.storage_support import memory_home
 

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
-from headrace.manifest import Input, Manifest, Output, fingerprint
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import Context, Result, check_stage, identity, run_lock, run_stage
+from headrace.stage.manifest import Input, Manifest, Output, fingerprint
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 DS = "2026-01-03"
 
@@ -193,7 +193,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from headrace.stage import run_lock
-from headrace.workspace import Workspace
+from headrace.config.workspace import Workspace
 with run_lock(Workspace(Path(sys.argv[1])), "clicks"):
     print("held", flush=True)
     time.sleep(600)

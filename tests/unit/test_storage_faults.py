@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.workspace import checkout
 from headrace.storage import Location, local, system
-from headrace.workspace import checkout
 from tests.storage_support import Killed, faulty, fill_by_two, put_file, put_folder, seen
 
 
@@ -82,7 +82,7 @@ EXEMPT = ("python/storage/", "python/publish/embedded/")
 NO_FILES = {
     ("python/embeddings/dynamic/rows_cpu.py", "self._map.replace"),
     ("python/publish/online.py", "self._client.unlink"),
-    ("python/compute/resources.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
+    ("python/stage/resources.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
 }
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.cli.root import Group
 from headrace.config import LandingSource
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.errors.stores import StoreError
 from headrace.errors.translate import exit_message
@@ -29,7 +30,6 @@ from headrace.lake.landing.text_lines import open_plain
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace
 from tests.certificates import self_signed
 from tests.storage_support import memory_home
 

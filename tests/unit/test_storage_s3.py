@@ -13,17 +13,17 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.plan import covered_days
 from headrace.lake.landing.source_context import source_contexts
-from headrace.manifest import Manifest
 from headrace.stage import Context
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects.store import ObjectStore
-from headrace.workspace import Workspace
 from tests.ingest_support import D1, make_spec
 from tests.s3_server import BUCKET, SECRET, S3Server, s3_server
 from tests.storage_support import left_over
@@ -132,7 +132,7 @@ _HOLD = """
 import sys
 from pathlib import PurePosixPath
 from headrace.lake.delta.transaction import Transaction
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.stage import Context
 from headrace.storage import LeaseLost, Location
 from headrace.storage.lease import Held

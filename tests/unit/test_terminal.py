@@ -27,11 +27,11 @@ from typer.testing import CliRunner
 from headrace.cli import app, screen
 from headrace.cli.screen import psql_table
 from headrace.config import load_spec, parse_ds
+from headrace.config.workspace import checkout, pipeline_file
 from headrace.errors import UserError
 from headrace.jobs.output import copy_output
 from headrace.logs import TextFormatter, tell_error, visible
 from headrace.storage.objects import copies
-from headrace.workspace import checkout, pipeline_file
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x7f\r\u202e"
 

@@ -11,10 +11,10 @@ import torch
 
 from headrace.comm.base import run_ranks
 from headrace.config import Model, Negatives
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
 COMPARED = Model.model_validate({"class": "tests.plugin_models:Compared", "embedding_dim": 4})

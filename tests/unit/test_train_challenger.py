@@ -10,18 +10,18 @@ import pytest
 
 from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest, Output
 from headrace.models import registry
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.promotion import promote, roll_back, settle
-from headrace.schema import DatasetSchema
 from headrace.stage import plan_run, run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
 from headrace.train.loop.run import train
 from headrace.train.setup.earlier_days import find_forgetting_dataset, find_warm_start
 from headrace.train.stage import Train
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of, read_padded
 
 

@@ -13,16 +13,16 @@ import torch
 
 from headrace.comm.base import run_ranks
 from headrace.config import build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor, maps_of, needed_models, read_meta
 from headrace.models.saved import load_model
 from headrace.stage import Context
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train
 from headrace.train.setup.earlier_days import find_warm_start
 from headrace.train.stage import Train
-from headrace.workspace import Workspace
 from tests.train_support import MODEL, TRAIN, assert_same_weights, job_of
 
 _DAYS = range(10, 14)

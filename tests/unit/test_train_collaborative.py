@@ -11,16 +11,16 @@ import torch
 
 from headrace.comm.base import run_ranks
 from headrace.config import Model, Train, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model
+from headrace.stage.manifest import Manifest, Output
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.setup.earlier_days import find_pretrained
 from headrace.train.setup.initial_weights import check_pretrained
 from headrace.train.stage import Train as TrainStage
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 UI = {"user": "user", "item": "item"}

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Train
+from headrace.config.workspace import Workspace
 from headrace.embeddings.fused_optimizer import NonFiniteGradient
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.sharding_plan import Lookup, Table, row_wise
-from headrace.manifest import Manifest
 from headrace.models import dlrm
 from headrace.models import objective as losses
 from headrace.models.saved import load_model
+from headrace.stage.manifest import Manifest
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Diverged, Job
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import job_of
 
 TRAIN = Train(

@@ -15,20 +15,20 @@ import torch
 from headrace.cli.plan import plan_sharding
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.dataset.negatives import NegativeSampler
 from headrace.embeddings.dynamic.rows import DynamicReport, bytes_for
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.models.xgboost_model import matrix_columns
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
 from headrace.train.setup.earlier_days import model_misfit
-from headrace.workspace import Workspace
 from tests.train_support import Stopped, read_padded, stop_at
 
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))

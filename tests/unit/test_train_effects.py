@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, load_spec
 from headrace.config.section import Effect, Section, TrainedSection, keys_with
 from headrace.config.variants import SEARCHABLE
-from headrace.manifest import Manifest, fingerprint
 from headrace.quality.gate.day_evaluation import evaluation_settings
+from headrace.stage.manifest import Manifest, fingerprint
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.job import Job
 from headrace.train.setup.earlier_days import model_misfit

@@ -25,9 +25,10 @@ from pyspark.sql import SparkSession
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Train
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.errors.stores import StoreAway, StoreError
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
 from headrace.train.checkpoint.write import CheckpointWriter
@@ -50,7 +51,6 @@ from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import hosts, worker
 from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.hosts import count_from_start, count_slots, counting_from_start, watch_slots
-from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(
     sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4, pythonExec=sys.executable)

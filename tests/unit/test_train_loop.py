@@ -17,18 +17,18 @@ import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Negatives, Optimizer, Sharding, TableSharding
+from headrace.config.schema import Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model, read_card, restore
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import Kind
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Diverged, Job, TrainingReport
 from headrace.train.loop.run import train, train_local
 from headrace.train.setup import state as setup
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, first_of, job_of, read_padded, weights
 
 

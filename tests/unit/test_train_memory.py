@@ -11,8 +11,8 @@ from torch import Tensor
 from headrace.comm.base import LocalCollective
 from headrace.comm.world import World
 from headrace.config import Model, Sharding, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.setup.state import reserved_gib, tables_gib
 
 SCHEMA = DatasetSchema(

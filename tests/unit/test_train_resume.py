@@ -19,8 +19,9 @@ import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import LeaseLost, local
 from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
@@ -28,7 +29,6 @@ from headrace.train.checkpoint.read import RECORD, list_steps, restore, step_nam
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at
 
 

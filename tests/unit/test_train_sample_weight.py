@@ -11,19 +11,19 @@ import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import build_spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import split_of
 from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.carried_columns import SampleWeights, carried_weight, checked_weights
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
 from headrace.train.loop.trainer import EagerForward
 from headrace.train.micro_batch import prefetch_to_device
 from headrace.train.stage import Train as TrainStage
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of
 
 WEIGHTED = TRAIN.model_copy(update={"epochs": 1, "sample_weight": "query"})

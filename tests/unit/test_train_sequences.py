@@ -17,19 +17,19 @@ import torch
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Model, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import split_of
-from headrace.manifest import Manifest, Output
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model, read_card
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location, local
 from headrace.train.evaluation.evaluate import evaluate_basic
 from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.job import Job, TrainingReport
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
 ITEMS, LENGTH = 30, 6

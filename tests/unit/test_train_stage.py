@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from headrace.config import Model, Spark, Spec, build_spec
+from headrace.config.schema import DatasetSchema
 from headrace.config.spark import with_slots
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import StoreError
-from headrace.manifest import Input, Manifest, Output
-from headrace.schema import DatasetSchema
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location, local
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.earlier_days import find_warm_start
-from headrace.workspace import Workspace
 
 
 @pytest.fixture

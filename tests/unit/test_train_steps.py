@@ -19,10 +19,11 @@ from torch.optim import lr_scheduler
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train, build_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models import objective as losses
 from headrace.models.saved import load_model
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, lines_before, read_metrics
 from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
@@ -33,7 +34,6 @@ from headrace.train.job import Diverged, Job, Stopped, TrainingReport
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop.run import train, train_local
 from headrace.train.optim import CURVES, schedule_factor
-from headrace.workspace import Workspace
 from tests.train_support import job_of
 
 COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.embeddings.checkpoint.files import TOKEN
 from headrace.errors.stores import StoreAway
-from headrace.manifest import Manifest
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects import calls
 from headrace.storage.objects.store import ObjectStore
@@ -23,7 +24,6 @@ from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
-from headrace.workspace import Workspace
 from tests.storage_support import left_over, memory_home
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of
 

@@ -15,14 +15,14 @@ from sklearn import metrics as reference
 
 from headrace.comm.base import run_ranks
 from headrace.config import Model, Train
+from headrace.config.schema import DatasetSchema, Feature, Kind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import read_card
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.stage.manifest import Manifest
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, read_padded, stop_at, weights
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from headrace.config import load_spec
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from headrace.storage import local
 from headrace.storage.objects import copies
 from headrace.train.job import Job
 from headrace.train.launch.worker import place_copies
-from headrace.workspace import Workspace
 from tests.train_support import job_of
 
 STORE = "s3://bucket/folder"

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_overlay, load_spec
+from headrace.config.workspace import checkout
 from headrace.config.yaml_text import Nodes, YamlFault, parse_yaml
 from headrace.embeddings.planner.tables import load_tables
 from headrace.errors import UserError
-from headrace.workspace import checkout
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "2", "yes", "'x y'"])
 

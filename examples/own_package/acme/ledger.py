@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.target import (
     Check,
@@ -26,7 +27,6 @@ from headrace.publish.target import (
     table_name,
 )
 from headrace.stage import RunLock
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

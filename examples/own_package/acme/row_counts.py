@@ -6,8 +6,7 @@ from hashlib import sha256
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.manifest import Manifest, Output
-from headrace.stage import Context, PackageStage, Result
+from headrace.stage import Context, Manifest, Output, PackageStage, Result
 from headrace.storage import Location
 
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.opening import open_target
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.storage import LeaseLost, location_of
-from headrace.workspace import Workspace
 from headrace_bigquery import BigQueryClient
 from tests.cloud_support import (
     NAMES,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
+from headrace.config.workspace import Workspace
 from headrace.errors.databases import failures
 from headrace.publish.files import files_folder
 from headrace.publish.opening import client_library, connecting, password_of
@@ -20,7 +21,6 @@ from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_fol
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
-from headrace.workspace import Workspace
 
 
 class Databricks(WarehouseKind):

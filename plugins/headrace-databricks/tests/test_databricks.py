@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.publish.opening import open_target
-from headrace.workspace import Workspace
 from headrace_databricks import DatabricksClient
 from tests.cloud_support import (
     FILES,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import StoreAway, StoreError
 from headrace.lake.delta.log import DeltaLog
@@ -20,7 +21,6 @@ from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.storage import Location, location
 from headrace.storage.lease import Held
 from headrace.storage.objects import calls
-from headrace.workspace import Workspace
 from headrace_hdfs import rpc, store
 from headrace_hdfs.store import HdfsBucket, HdfsStore
 from tests.hadoop_servers import Hdfs

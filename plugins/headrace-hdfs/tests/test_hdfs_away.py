@@ -15,13 +15,13 @@ import pytest
 
 from headrace.cli import export
 from headrace.cli import export as export_triton
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.errors.stores import StoreError
 from headrace.export.triton.config import Options
 from headrace.jobs import run_stage
 from headrace.jobs.housekeeping.forget import proof
 from headrace.storage import StoreAway, local, location
-from headrace.workspace import Workspace
 from headrace_hdfs import rpc
 from headrace_hdfs.rpc import TimedClient
 from headrace_hdfs.store import HdfsStore, connect

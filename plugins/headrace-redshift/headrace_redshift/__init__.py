@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures
 from headrace.logs import redact
@@ -22,7 +23,6 @@ from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import StoreAway
-from headrace.workspace import Workspace
 
 
 class Redshift(WarehouseKind):

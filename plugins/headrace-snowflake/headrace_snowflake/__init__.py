@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.config.warehouse import Warehouse, WarehouseKind
+from headrace.config.workspace import Workspace
 from headrace.errors.databases import failures
 from headrace.publish.opening import client_library, connecting, password_of
 from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
-from headrace.workspace import Workspace
 
 
 class Snowflake(WarehouseKind):

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
-from headrace.workspace import Workspace
 from headrace_snowflake import SnowflakeClient
 from tests.cloud_support import (
     NAMES,

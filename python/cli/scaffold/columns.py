@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from headrace.cli.scaffold.names import is_identifier, is_item, is_numbered, is_time, is_user
 from headrace.cli.scaffold.spelled import NumberMarks, SpelledTimes, find_times, is_clock
+from headrace.config.schema import EpochUnit, path_of
 from headrace.lake.landing.convert import since_1970
-from headrace.schema import EpochUnit, path_of
 
 _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"

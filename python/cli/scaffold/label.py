@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from headrace.cli.scaffold.columns import ColumnProfile
 from headrace.cli.scaffold.names import LABELS, POSITIVE, amount_of, label_rank, words
+from headrace.config.schema import quoted_names as quote_names
 from headrace.errors import UserError, nearest
-from headrace.schema import quoted_names as quote_names
 
 #: Rows that a verdict about a leak takes.
 _ROWS, _POSITIVES = 100, 10

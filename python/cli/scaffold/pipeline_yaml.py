@@ -15,7 +15,7 @@ from headrace.cli.scaffold.label import Label
 from headrace.cli.scaffold.roles import Roles, Treatment, window_days
 from headrace.cli.scaffold.sample import Sample
 from headrace.config.load import flow
-from headrace.schema import quoted_names
+from headrace.config.schema import quoted_names
 
 _WIDTH = 118
 #: Rows that a split by position leaves for validation.

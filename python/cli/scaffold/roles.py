@@ -24,8 +24,8 @@ from headrace.cli.scaffold.names import (
     time_rank,
     words,
 )
+from headrace.config.schema import path_steps
 from headrace.errors import UserError, nearest
-from headrace.schema import path_steps
 
 #: How a column becomes features.
 Treatment = Literal["number", "skewed", "category", "id", "list", "time"]

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import TimeFormat
 from headrace.lake.landing.convert import dates, timestamps
 from headrace.lake.landing.spellings import Spelling
-from headrace.schema import TimeFormat
 
 #: Distinct values that a spelling is first tried on, and those that it must then fit.
 _PROBE, _TRIED = 8, 50_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.config import DynamicTable, EmbeddingOptimizer
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError, nearest
-from headrace.schema import DatasetSchema, Feature, Kind
 
 
 @dataclass(frozen=True)

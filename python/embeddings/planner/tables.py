@@ -148,8 +148,8 @@ def load_tables(path_or_name: str) -> DeclaredTables:
     Raises:
         UserError: no such file, or it is not of that form.
     """
+    from headrace.config.workspace import installation
     from headrace.config.yaml_text import YamlFault, parse_yaml
-    from headrace.workspace import installation
 
     path = Path(path_or_name)
     if path.suffix not in (".yaml", ".yml"):

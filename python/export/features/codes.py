@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.config.schema import FIRST_CODE, OOV_CODE
 from headrace.export.features.graph import INT64, UINT64, GraphWriter, Value, integers, zero_missing
 from headrace.export.features.operators import Step, Values, all_columns, each_column, nan_where
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.workflow import BoundOp
-from headrace.schema import FIRST_CODE, OOV_CODE
 
 #: Integer keys in the graph itself (about 75 bytes each in the runtime's memory); more are in a mapped file.
 MOST_INTEGERS = 1 << 20

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.config.schema import Feature, Kind
 from headrace.errors import UserError
 from headrace.features.types import ValueType
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Feature, Kind
 from headrace.storage import Location
 
 ROWS = "rows"

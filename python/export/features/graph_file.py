@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from headrace.config.schema import Feature, Kind
 from headrace.errors import UserError
 from headrace.export.features.codes import MOST_INTEGERS
 from headrace.export.features.columns import FEATURE, ROWS, RawColumn, RawTensor, made_of, raw_columns
@@ -38,7 +39,6 @@ from headrace.export.record import ExportedGraph, GraphTensor, file_sizes, read_
 from headrace.features.types import ValueType
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import BoundChain
-from headrace.schema import Feature, Kind
 from headrace.storage import Location
 
 #: Prefixes of the names that the graph reserves.

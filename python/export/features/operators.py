@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.config.schema import NULL_CODE
 from headrace.export.features.graph import (
     DOUBLE,
     FLOAT,
@@ -33,7 +34,6 @@ from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.workflow import BoundOp
 from headrace.plugins import resolve
-from headrace.schema import NULL_CODE
 
 Values = dict[str, Value]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.config.schema import Feature, Kind
 from headrace.export.features.columns import FEATURE, RawColumn
 from headrace.export.record import GraphTensor
-from headrace.schema import Feature, Kind
 
 #: Triton's types by NumPy's names; `object` for texts.
 TYPES = {

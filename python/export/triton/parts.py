@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config.schema import DatasetSchema
 from headrace.errors import UserError
 from headrace.export.features.columns import FEATURE, FeaturesStep, RawColumn
 from headrace.export.features.graph_file import faults, write_features
@@ -29,7 +30,6 @@ from headrace.export.triton.config import (
 )
 from headrace.export.triton.publish import Model
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.schema import DatasetSchema
 from headrace.storage import Location, local
 
 GRAPH_FILE, PYTHON_FILE = "model.onnx", "model.py"

@@ -27,7 +27,7 @@ from headrace.features.arrow.kernels import DictionaryColumn, dictionary_columns
 from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.table_ops.preparation import RowPreparation
 from headrace.features.types import ValueType
-from headrace.manifest import fingerprint
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostScratch, RunFolder
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings

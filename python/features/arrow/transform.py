@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import Feature
 from headrace.dataset import lists
 from headrace.features.arrow import kernels
 from headrace.features.arrow.decode import FILE, LINE, LakeRowGroup
@@ -26,7 +27,6 @@ from headrace.features.functions.arrays import doubles, is_missing, to_numpy
 from headrace.features.layout.files import FilePlan, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
-from headrace.schema import Feature
 
 Array = npt.NDArray[Any]
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from headrace.config.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.features.arrow.decode import of_run_here
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.files import (
@@ -28,7 +29,6 @@ from headrace.features.layout.files import (
 from headrace.features.layout.split import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow, stored_schema
 from headrace.lake.spark.exchange import bounded_batches
-from headrace.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.storage.host_scratch import RunFolder
 

@@ -20,15 +20,15 @@ from datetime import date, timedelta
 from functools import cached_property
 from typing import Any
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.arrow.scan import LakeRows
 from headrace.features.layout.files import ColumnCounts, DatasetFile, FilePlan, WrittenDataset, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name, day_number
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
+from headrace.stage.manifest import Input, Manifest, fingerprint
 from headrace.storage import Location, StoreAway
-from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
 

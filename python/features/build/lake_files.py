@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.features.arrow.decode import LakeFile
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
@@ -23,7 +24,6 @@ from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.tables.declared import PinnedTable
 from headrace.stage import Context
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, NamedSource, Spec, TableSource
+from headrace.config.schema import TableColumn, is_wider
 from headrace.errors import UserError
 from headrace.features.arrow.decode import numbered_name
 from headrace.features.build.plan import by_days, days_before_training, first_day
@@ -42,9 +43,8 @@ from headrace.lake.calendar import midnight as landing_midnight
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.declared import PinnedTable
-from headrace.manifest import Input, Output
-from headrace.schema import TableColumn, is_wider
 from headrace.stage import Context
+from headrace.stage.manifest import Input, Output
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")

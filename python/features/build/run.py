@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import TableSource
+from headrace.config.schema import Kind
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.arrow import write as arrow_write
@@ -42,12 +44,10 @@ from headrace.features.vocabulary.restoration import SavedCopies
 from headrace.features.workflow.fitted import FittedWorkflow, whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.scratch import KEYED_TABLES, VOCABULARIES, task_folder
-from headrace.manifest import Manifest, Output
-from headrace.schema import Kind
 from headrace.stage import Context, Result
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location
 from headrace.storage.host_scratch import RunFolder
-from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
 

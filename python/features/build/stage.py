@@ -19,8 +19,8 @@ from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.vocabulary.restoration import damage_of
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.spark.session import session
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import StoreAway, not_as_written
 
 _LOG = logging.getLogger("headrace.features")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from headrace.config.schema import column
 from headrace.features.types import ValueType
-from headrace.schema import column
 
 
 def col(name: str) -> Column:

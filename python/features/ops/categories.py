@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from headrace.config.schema import NULL_CODE, OOV_CODE
 from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.schema import NULL_CODE, OOV_CODE
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.config.schema import Feature, Kind, quoted
 from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.vocabulary.keyed_tables import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow, table_file, vocabulary_file
-from headrace.schema import Feature, Kind, quoted
 from headrace.storage import Location
 
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from headrace.config.schema import NULL_CODE, OOV_CODE, Feature, Kind
 from headrace.features.functions.spark_expressions import col, is_missing
 from headrace.features.layout.files import (
     ColumnCounts,
@@ -29,7 +30,6 @@ from headrace.features.layout.files import (
 from headrace.features.layout.split import SPLIT, identity, of_part, part_key, part_of
 from headrace.features.spark.transform import transform, zero_of
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")

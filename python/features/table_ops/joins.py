@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headrace.config.schema import ColumnType, TableColumn, quoted
 from headrace.config.section import LocationText
 from headrace.errors import UserError, nearest
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
@@ -23,7 +24,6 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.earlier_events import same_names
 from headrace.features.types import OpError, ValueType, declared
-from headrace.schema import ColumnType, TableColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

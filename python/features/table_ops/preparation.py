@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.config import NamedSource, OpSpec, Spec
+from headrace.config.schema import TableColumn
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError, nearest
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
 from headrace.features.table_ops import TABLE_OPERATORS
@@ -39,10 +41,8 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.types import OpError, ValueType, build, declared
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Input
-from headrace.schema import TableColumn
+from headrace.stage.manifest import Input
 from headrace.storage import Location, is_uri
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.config.schema import ColumnType, TableColumn, quoted
 from headrace.errors import UserError
 from headrace.features.functions.arrays import input_values, is_missing, one_chunk
 from headrace.features.table_ops.base import (
@@ -25,7 +26,6 @@ from headrace.features.table_ops.base import (
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
-from headrace.schema import ColumnType, TableColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -111,7 +111,7 @@ class Lag(EarlierEventsOp):
 
 #: Spark takes this many values by one expression each, and more by lists of so many: generated code has bounds.
 _CHUNK = 32
-#: Types whose lists a table may have (headrace.schema.ColumnType).
+#: Types whose lists a table may have (headrace.config.schema.ColumnType).
 _ELEMENTS = ("string", "int", "bigint", "float", "double")
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import OOV_CODE
 from headrace.errors import UserError
-from headrace.schema import OOV_CODE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.config.schema import FIRST_CODE
 from headrace.dataset.layout import column_bytes
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.lookup import (
@@ -28,7 +29,6 @@ from headrace.features.vocabulary.lookup import (
     file_batches,
     write_batches,
 )
-from headrace.schema import FIRST_CODE
 from headrace.storage import Location
 
 #: Of a row group at most: rows, and bytes of its texts. A row group is what a reader holds.

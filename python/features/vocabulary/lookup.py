@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.config.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 from headrace.dataset import native
 from headrace.dataset.layout import column_bytes
 from headrace.features.functions.arrays import one_chunk
-from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 

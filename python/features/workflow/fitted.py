@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
 from headrace.config import Chain
+from headrace.config.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.dataset import lists
 from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
@@ -34,7 +35,6 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, KeyedTable, MappedKeyedTable, write_table
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.host_scratch import made_once
 

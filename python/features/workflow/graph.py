@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.config import Spec
+from headrace.config.schema import Feature, Kind
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import BoundChain, Workflow
-from headrace.schema import Feature, Kind
 
 Format = Literal["text", "mermaid", "dot"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.config import Chain, Spec
+from headrace.config.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 from headrace.errors import UserError, nearest
 from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
@@ -16,7 +17,6 @@ from headrace.features.ops.numbers import FromDecimal
 from headrace.features.ops.selection import Chains, Selection, as_chains
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import OpError, ValueType, build, declared, least
-from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.schema import TableColumn
+from headrace.config.schema import TableColumn
 
 LABEL, TIME = "label", "ts"
 

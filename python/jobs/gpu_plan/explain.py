@@ -17,8 +17,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spark
+from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import held_scratch, properties, rapids_jars
-from headrace.workspace import Workspace
 
 #: Where the plugin's reports come from.
 _LOGGER = "com.nvidia.spark.rapids.GpuOverrides"

@@ -24,6 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain, OpSpec, Spec, Table
+from headrace.config.schema import TableColumn, quoted
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.functions.timestamps import spark_micros
@@ -42,12 +44,10 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.jobs.gpu_plan import cases as gpu_cases
 from headrace.jobs.gpu_plan.explain import Explainer, PhysicalPlan, PlanNode
-from headrace.manifest import Manifest, Output
 from headrace.quality.drift.count_day import count_day
-from headrace.schema import TableColumn, quoted
 from headrace.stage import run_stage
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 ROWS = 240
 

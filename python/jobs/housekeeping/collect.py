@@ -9,6 +9,7 @@ from functools import cache, partial
 from itertools import groupby
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.folders import (
     dataset_steps,
     decoded_steps,
@@ -24,10 +25,9 @@ from headrace.jobs.housekeeping.folders import (
 from headrace.jobs.housekeeping.tables import compaction_steps, history_steps, row_steps, vacuum_steps, warehouse_steps
 from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceState, remove_all, size_of
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Manifest, Output
 from headrace.stage import RunLock, run_lock
+from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 
 def manifest_steps(state: WorkspaceState) -> Iterator[CleanupStep]:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.workspace_state import (
     CleanupStep,
@@ -34,7 +35,6 @@ from headrace.storage.lease import HeldFolder
 from headrace.storage.objects.copies import abandoned, remove_abandoned
 from headrace.storage.store import Unfinished
 from headrace.train.setup.earlier_days import replay_days
-from headrace.workspace import Workspace
 
 #: Suffixes of registered models' names, after the pipeline's name.
 REGISTERED_SUFFIXES = ("", "-baseline", "-second_stage")

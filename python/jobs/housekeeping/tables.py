@@ -9,16 +9,16 @@ from datetime import date, timedelta
 from functools import partial
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceState, manifests_of, remove_all, size_of
 from headrace.lake.delta.compact import crowded, join_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unnamed_files, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, UnsupportedTable, claim
-from headrace.manifest import Input, Manifest, Output
 from headrace.publish.opening import open_target
 from headrace.publish.target import Target, beyond_retention
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.housekeeping")
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from headrace.config import Housekeeping, Spec
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace
 from headrace.stage import RunLock
+from headrace.stage.manifest import Manifest
 from headrace.storage import Fence, Location
-from headrace.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from headrace import logs
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.observe.openlineage.names import Run, new_run_id
 from headrace.jobs.observe.openlineage.runs import PARENT, ROOT, RunEvents, parent_of_process
 from headrace.jobs.observe.running import RunningFile, RunningStage
-from headrace.manifest import Manifest
 from headrace.stage import RunPlan
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 log = logging.getLogger("headrace.observe")
 

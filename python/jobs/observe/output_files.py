@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Output
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Output
 
 #: Kinds of outputs that are Delta tables; the version is that of the run's commit.
 DELTA = ("delta", "quarantine")

@@ -14,12 +14,12 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from headrace.config import Spec
+from headrace.config.stages import in_order
+from headrace.config.workspace import Workspace
 from headrace.jobs.observe.output_files import size_of
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
-from headrace.stages import in_order
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, local, local_folder
-from headrace.workspace import Workspace
 
 _MIB = 1 << 20
 

@@ -10,9 +10,9 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from headrace.config.workspace import Workspace
 from headrace.logs import Progress, listening_to_progress
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 #: Between two looks at Spark's tasks, and at most between two writes.
 _SECONDS = 2.0

@@ -22,9 +22,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from headrace.config.workspace import checkout, installation
 from headrace.errors import UserError
 from headrace.storage import Location
-from headrace.workspace import checkout, installation
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: Packages lie where Python looks for those of a virtual environment.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.config.schema import is_wider
 from headrace.errors import UserError
-from headrace.schema import is_wider
 from headrace.storage import Location
 
 #: Reader features that are understood. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`:

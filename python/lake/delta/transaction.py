@@ -15,12 +15,12 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from headrace.config.schema import quoted
 from headrace.errors import UserError
 from headrace.lake.delta.fence import application_of, check, is_of, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState, file_path
 from headrace.lake.delta.log_files import commit_file, newest_checkpoint, set_torn_aside
 from headrace.lake.delta.protocol import FEATURE, PROPERTY, widened_fields, with_feature
-from headrace.schema import quoted
 from headrace.storage import Fence, Location, sync_files
 
 #: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.

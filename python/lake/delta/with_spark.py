@@ -18,13 +18,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.readwriter import DataFrameWriter
 from pyspark.sql.types import StructType
 
+from headrace.config.schema import quoted
 from headrace.errors import UserError
 from headrace.lake.delta.erased import ROWS
 from headrace.lake.delta.fence import application_of, check, committed, next_version
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, check_files, file_path
 from headrace.lake.delta.log_files import commit_file, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
-from headrace.schema import quoted
 from headrace.storage import Fence, Location, sync_files
 
 _LOG = logging.getLogger("headrace.lake")

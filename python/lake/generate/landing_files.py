@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from headrace.compute.counter_random import Ints, stream
 from headrace.config import Spark, Spec, parse_ds
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.generate.click_model import ClickModel, events, purchases
 from headrace.lake.generate.event_lines import (
@@ -39,10 +40,9 @@ from headrace.lake.generate.event_lines import (
 )
 from headrace.lake.generate.population import alive
 from headrace.lake.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, summarise, tally
-from headrace.manifest import fingerprint
 from headrace.stage import run_lock
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,15 +21,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.compute.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
 from headrace.config import Site, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.generate.click_model import ClickModel, Events, Impressions, arrivals, clicks, probability, purchases
 from headrace.lake.generate.event_lines import lines, values
 from headrace.lake.generate.landing_files import truth_path, write_gzip
 from headrace.lake.generate.population import ITEM_ID_BITS, USER_ID_BITS, alive
-from headrace.manifest import fingerprint
 from headrace.stage import run_lock
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.generate")
 

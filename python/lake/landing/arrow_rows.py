@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
+from headrace.config.schema import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import COMPRESSIONS, Declaration, Part, TimeRange
@@ -30,7 +31,6 @@ from headrace.lake.landing.text_lines import ending
 from headrace.lake.landing.unsure_lines import JudgedCounts
 from headrace.lake.landing.write_rows import CountTask, Dropped, PartCounts, ReadTask, RewriteTask, SourceFile
 from headrace.lake.spark.tasks import cores_of, run_tasks
-from headrace.schema import quoted_names
 from headrace.storage import Location
 
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.

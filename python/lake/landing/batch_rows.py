@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headrace.config.schema import is_of_list, quoted_names
 from headrace.errors import UserError
 from headrace.lake.calendar import following
 from headrace.lake.delta.data_files import WrittenFile
@@ -39,7 +40,6 @@ from headrace.lake.landing.text_lines import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.spark.tasks import run_tasks
-from headrace.schema import is_of_list, quoted_names
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import EpochUnit, TableColumn
 from headrace.lake.landing import native
 from headrace.lake.landing.convert import lengths
 from headrace.lake.landing.spellings import Spelling
-from headrace.schema import EpochUnit, TableColumn
 from headrace.storage import Location, StoreAway
 
 Mask = npt.NDArray[np.bool_]

@@ -54,7 +54,7 @@ from headrace.lake.tables.declared import StoredColumns, table_rows
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.opened import open_table
 from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, Snapshot, files_of, is_at
-from headrace.manifest import fingerprint
+from headrace.stage.manifest import fingerprint
 from headrace.storage import StoreError, StoreRefused
 
 _LOG = logging.getLogger("headrace.lake")

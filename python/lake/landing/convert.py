@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import EpochUnit
 from headrace.lake.landing import native
-from headrace.schema import EpochUnit
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

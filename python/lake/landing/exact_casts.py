@@ -25,10 +25,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import EpochUnit
 from headrace.lake.faults import AMBIGUOUS
 from headrace.lake.landing.blocks import Mask
 from headrace.lake.landing.convert import ARROW_TYPES, TIMESTAMP, from_text
-from headrace.schema import EpochUnit
 
 
 class Undecided(Exception):
@@ -433,7 +433,7 @@ def _quoted(text: str) -> str:
 class DeclaredNames:
     """Names of declared columns, as the members of an object are matched with them.
 
-    The rules are those of headrace.schema.match_names.
+    The rules are those of headrace.config.schema.match_names.
     """
 
     def __init__(self, declared: Sequence[str]) -> None:

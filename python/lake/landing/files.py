@@ -14,10 +14,10 @@ from pathlib import PurePosixPath
 from headrace.config import AnySource, LandingSource, TableSource
 from headrace.config.section import path_of_day
 from headrace.config.source import SourceDay
+from headrace.config.workspace import Workspace, installation
 from headrace.errors import UserError
 from headrace.errors.stores import ChangedInPlace
 from headrace.storage import Location, StoreError, is_uri, local, location_of
-from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
 _NOT_DATA_PREFIXES = (".", "_")

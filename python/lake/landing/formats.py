@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.config.schema import match_names
 from headrace.errors import UserError
 from headrace.lake.faults import NOT_JSON, WRONG_FIELDS, half_pair
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields, QuotesTask
@@ -39,7 +40,6 @@ from headrace.lake.landing.text_lines import (
     without_ending,
 )
 from headrace.lake.values import EXTRA_TYPE, ambiguous_member, declared_members, only_object, parse_object
-from headrace.schema import match_names
 from headrace.storage import StoreError
 
 #: Bytes of a header that are read. Its names may have fewer (csv.field_size_limit).

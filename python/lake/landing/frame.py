@@ -22,8 +22,9 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace import schema
-from headrace.config import AnySource, Table
+from headrace.config import AnySource, Table, schema
+from headrace.config.schema import TableColumn, quoted_names
+from headrace.config.schema import TableColumn as Declared
 from headrace.lake.faults import (
     BAD,
     FORGOTTEN,
@@ -54,8 +55,6 @@ from headrace.lake.values import (
     only_object,
     parse_object,
 )
-from headrace.schema import TableColumn, quoted_names
-from headrace.schema import TableColumn as Declared
 
 #: Declared columns a bit mask.
 MASK_BITS = 60

@@ -1,7 +1,7 @@
 """Values that a declared path leads to in a JSON object, and halves of surrogate pairs among them.
 
-The steps are those of headrace.schema.path_steps. Names match as headrace.schema.match_names says. A name or a key
-behind a list of records is the first record whose field `key` has it.
+The steps are those of headrace.config.schema.path_steps. Names match as headrace.config.schema.match_names says. A
+name or a key behind a list of records is the first record whose field `key` has it.
 
 JSON may spell half a surrogate pair alone (`"\\ud83d"`): half an emoji that somebody has cut in two. It is no
 character, and no text in UTF-8 can have it. U+FFFD, the replacement character, takes its place. Two different ids may
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.schema import KEY_FIELD, Each, Element, is_of_list, match_names
+from headrace.config.schema import KEY_FIELD, Each, Element, is_of_list, match_names
 
 _ANY = rb"\\u[dD][89a-fA-F]"
 #: A pair; half of one; another escape, which may be a backslash before a `u`.

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Table
+from headrace.config.schema import is_wider, quoted_names
 from headrace.errors import UserError
 from headrace.lake.delta.data_files import WrittenFile, data_schema, ddl_fields, remove_files
 from headrace.lake.delta.log import DeltaLog
@@ -41,7 +42,6 @@ from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.reader import FileDamaged, FileRefused, LandingBatch, reader_of
 from headrace.lake.landing.source_context import SourceContext, behind_watermark, incomplete, warn_left_out
 from headrace.lake.landing.write_rows import QUARANTINE, Dropped
-from headrace.schema import is_wider, quoted_names
 from headrace.storage import Fence, Location, StoreRefused
 
 _LOG = logging.getLogger("headrace.lake")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import Source, Table, TableSource
+from headrace.config.schema import is_wider
 from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run, following
 from headrace.lake.delta.log import DeltaLog, damaged_file
@@ -20,8 +21,7 @@ from headrace.lake.faults import kind_unreadable
 from headrace.lake.landing.files import LandingDay, LandingFile, file_patterns, find_files
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.source_context import SourceContext, incomplete, missing_markers, warn_left_out
-from headrace.manifest import fingerprint
-from headrace.schema import is_wider
+from headrace.stage.manifest import fingerprint
 
 #: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
 _READERS = 4

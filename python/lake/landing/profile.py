@@ -10,12 +10,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
+from headrace.config.schema import quoted_names
 from headrace.lake.faults import BAD, FORGOTTEN, GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS, kind_unreadable
 from headrace.lake.landing.blocks import TOO_LONG
 from headrace.lake.landing.delimited import STRAY, UNCLOSED
 from headrace.lake.landing.frame import MASK_BITS, event_time, mask_names
 from headrace.lake.landing.reader import LandingBatch
-from headrace.schema import quoted_names
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Reasons that are about a line as a whole.

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from headrace.config.schema import quoted_names
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.faults import GOOD
-from headrace.schema import quoted_names
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 

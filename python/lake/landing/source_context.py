@@ -27,7 +27,9 @@ from headrace.config import (
     id_columns,
     parse_duration,
 )
+from headrace.config.schema import path_steps
 from headrace.config.source import END_OF_DAY
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog
@@ -35,10 +37,8 @@ from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.files import day_folders, file_patterns, marker_places
 from headrace.lake.landing.load_history import LoadHistory
 from headrace.lake.scratch import task_folder
-from headrace.schema import path_steps
 from headrace.stage import Context
 from headrace.storage import Location, StoreRefused, is_uri
-from headrace.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import TimeFormat, decimal_digits
 from headrace.lake.landing.convert import list_of
-from headrace.schema import TimeFormat, decimal_digits
 
 if TYPE_CHECKING:  # Tasks that read lines import this module, but no classes of specs: they take long to make.
     from headrace.config import AnySource, Table

@@ -21,8 +21,8 @@ from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declare
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.landing.table_days import TableLook, look, table_result, why_gone
 from headrace.lake.spark.session import session
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 
 _LOG = logging.getLogger("headrace.lake")
 

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
+from headrace.config.schema import TableColumn, quoted_names
 from headrace.errors import UserError
 from headrace.lake.calendar import days_of_run, midnight
 from headrace.lake.delta.log import DeltaLog
@@ -33,9 +34,8 @@ from headrace.lake.tables.declared import FAULTS
 from headrace.lake.tables.opened import find_table, open_table, table_name
 from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, TablePlace
 from headrace.lake.values import extract
-from headrace.manifest import Input, Output, fingerprint
-from headrace.schema import TableColumn, quoted_names
 from headrace.stage import Result
+from headrace.stage.manifest import Input, Output, fingerprint
 from headrace.storage.own_records import known_keys
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

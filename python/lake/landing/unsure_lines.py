@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import TableColumn
 from headrace.lake.faults import (
     BAD,
     FORGOTTEN,
@@ -52,7 +53,6 @@ from headrace.lake.landing.exact_casts import (
     text_of,
 )
 from headrace.lake.landing.json_paths import columns_with_halves, without_halves
-from headrace.schema import TableColumn
 
 _NUL, _QUOTE = "\0", '"'
 _EXTRA_TYPE = pa.map_(pa.string(), pa.string())

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.workspace import Workspace, checkout, installation, s3_dir
 from headrace.errors import UserError
 from headrace.errors.stores import DEFAULT_REGION, region_of
 from headrace.storage.objects.clients import HADOOP, endpoint_of
-from headrace.workspace import Workspace, checkout, installation, s3_dir
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 #: The property that says what opens `s3://...`.

@@ -17,18 +17,18 @@ from threading import Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from headrace.compute.resources import REMOTE, Spent
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.config.spark import read_properties
+from headrace.config.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 from headrace.errors import UserError
 from headrace.errors.files import require_room
 from headrace.errors.translate import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
+from headrace.stage.resources import REMOTE, Spent
 from headrace.storage import Location, location_of
 from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
-from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 
 #: Casts between texts, dates and timestamps obey it.
 _TIME_ZONE = "spark.sql.session.timeZone"

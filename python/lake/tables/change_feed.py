@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import Table, TableSource
+from headrace.config.schema import quoted_names
 from headrace.config.source import RowChange
 from headrace.errors import UserError
 from headrace.lake.calendar import following, midnight
@@ -28,7 +29,6 @@ from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_un
 from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
 from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, Snapshot, TableFile, TablePlace
 from headrace.lake.values import extract
-from headrace.schema import quoted_names
 from headrace.storage import Location, location_of, missing
 
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")

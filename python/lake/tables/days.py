@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import TableSource
+from headrace.config.schema import quoted_names
 from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.lake.calendar import following, midnight
 from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 from headrace.lake.values import stored_name
-from headrace.schema import quoted_names
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
 #: Delta's statistics cut times off after the milliseconds.

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
+from headrace.config.schema import TableColumn, quoted_names
 from headrace.errors import UserError
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.faults import a_type, kind_unreadable
@@ -25,7 +26,6 @@ from headrace.lake.tables.opened import open_table
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile, TablePlace, files_of
 from headrace.lake.values import AmbiguousColumn, Extracted, extract
-from headrace.schema import TableColumn, quoted_names
 from headrace.storage import Location
 
 #: Column of `table_rows` with what cannot be read as declared.

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import TableSource
+from headrace.config.schema import unique_names
 from headrace.errors import UserError
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, commit_times, newest_until
 from headrace.lake.delta.protocol import FEATURE, check_listable
@@ -35,7 +36,6 @@ from headrace.lake.tables.snapshot import (
     relative_file,
     relative_name,
 )
-from headrace.schema import unique_names
 from headrace.storage import Location
 
 _PHYSICAL = "delta.columnMapping.physicalName"

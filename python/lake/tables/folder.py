@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import Table, TableSource
+from headrace.config.schema import unique_names
 from headrace.errors import UserError
 from headrace.errors.translate import own_error
 from headrace.lake.spark.session import spark_settings
@@ -42,8 +43,7 @@ from headrace.lake.tables.snapshot import (
     relative_name,
 )
 from headrace.lake.values import has_twins, with_unique_names
-from headrace.manifest import fingerprint
-from headrace.schema import unique_names
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location, StoreError, StoreRefused, location_of
 from headrace.storage.store import Info
 

@@ -40,7 +40,7 @@ from headrace.lake.tables.snapshot import (
     TablePlace,
     one_spelling,
 )
-from headrace.manifest import fingerprint
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location, location_of
 
 _EPOCH = datetime(1970, 1, 1)

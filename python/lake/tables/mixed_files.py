@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headrace.config.schema import how_to_declare, quoted_names
 from headrace.errors import UserError
 from headrace.errors.spark import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
@@ -35,7 +36,6 @@ from headrace.lake.tables.parquet import (
 )
 from headrace.lake.tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
 from headrace.lake.values import with_unique_names
-from headrace.schema import how_to_declare, quoted_names
 from headrace.storage import Location, StoreError
 
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.

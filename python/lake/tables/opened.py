@@ -10,13 +10,13 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Table, TableSource
 from headrace.config.formats import TABLE_FORMATS
+from headrace.config.schema import quoted_names
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark.requirements import S3_FILES, S3A
 from headrace.lake.tables.snapshot import Snapshot, TablePlace
 from headrace.plugins import resolve
-from headrace.schema import quoted_names
 from headrace.storage import location_of
-from headrace.workspace import Workspace
 
 
 def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:

@@ -24,9 +24,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from headrace.config.schema import KEY_FIELD, is_of_list, quoted_names
 from headrace.lake.tables.days import Bounds
 from headrace.lake.tables.snapshot import FILE, LINE, READERS, TableFile, relative_file
-from headrace.schema import KEY_FIELD, is_of_list, quoted_names
 from headrace.storage import Location, StoreError
 
 _EPOCH = datetime(1970, 1, 1)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.lake.values import stored_name
-from headrace.manifest import fingerprint
+from headrace.stage.manifest import fingerprint
 from headrace.storage import Location, missing, not_as_written
 from headrace.storage.uri import other_schemes
 

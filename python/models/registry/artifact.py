@@ -26,10 +26,10 @@ import yaml
 from packaging.version import Version
 
 import headrace
+from headrace.config.workspace import Workspace, installation
 from headrace.errors import UserError
 from headrace.models.registry.client import first_line
 from headrace.storage import Location
-from headrace.workspace import Workspace, installation
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -17,12 +17,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import RegistryAway, registry_is_away
 from headrace.logs import redact
 from headrace.storage import Location, local
 from headrace.storage.lease import Held
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

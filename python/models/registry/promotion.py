@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.compute.resources import user_name
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.registry.client import Client, alias_holder, is_there, quoted
 from headrace.models.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of
-from headrace.workspace import Workspace
+from headrace.stage.resources import user_name
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

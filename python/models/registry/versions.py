@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.registry.artifact import FOLDER, log_model, staging
 from headrace.models.registry.client import Client, alias_holder, is_there, pages, quietly_import, quoted, store_file
 from headrace.stage import Context
 from headrace.storage import Location, local, location_of
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

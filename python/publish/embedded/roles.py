@@ -21,8 +21,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
 

@@ -34,6 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.files import full_disk_in
 from headrace.publish.embedded.processes import (
@@ -49,7 +50,6 @@ from headrace.publish.embedded.processes import (
 )
 from headrace.publish.embedded.roles import HOST, SUPERUSER, ensure_database, make_passwords
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
 

@@ -18,13 +18,13 @@ from typing import Any
 import psycopg
 
 from headrace.config import Warehouse
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import postgres_advice, reason_of_postgres
 from headrace.publish.embedded import server as embedded
 from headrace.publish.embedded.processes import program
 from headrace.publish.embedded.roles import HOST, password
 from headrace.publish.opening import password_of
-from headrace.workspace import Workspace
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from headrace.config.schema import column
 from headrace.errors import BusyError, UserError
 from headrace.errors.databases import reason_of_postgres
 from headrace.publish.postgres.server import Connection, Server
 from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
 from headrace.publish.target import PublishedDay
-from headrace.schema import column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.config import Score, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures, reason_of_postgres
 from headrace.publish.embedded.roles import erased_from_files, is_unfinished
@@ -23,7 +24,6 @@ from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim_in
 from headrace.publish.target import Check, Key, KeyLimits, Publication, StagedDay, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Fence
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

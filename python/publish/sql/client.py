@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from headrace.config.schema import quoted
 from headrace.logs import redact
 from headrace.publish.target import KeyLimits
-from headrace.schema import quoted
 
 log = logging.getLogger("headrace.publish")
 

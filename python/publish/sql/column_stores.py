@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures
 from headrace.publish.opening import client_library, connecting, password_of
@@ -21,7 +22,6 @@ from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 #: How long to wait for readers and other writers of the file, in seconds.
 _PATIENCE_SECONDS = 60.0

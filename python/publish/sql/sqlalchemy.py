@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures, reason_of_driver
 from headrace.publish.opening import connecting, password_of
@@ -16,7 +17,6 @@ from headrace.publish.sql.client import PARAMETER, SqlClient, cleaned_up
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
-from headrace.workspace import Workspace
 
 #: Characters of a text that can be a key.
 KEY_CHARACTERS = 255

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up
 from headrace.publish.target import SCORES, Key, KeyLimits, Publication, lease_lost
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
 

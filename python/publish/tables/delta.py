@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.erased import replaced, replacements
@@ -22,7 +23,6 @@ from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget, first
 from headrace.publish.target import SCORES, Key, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Location, local
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

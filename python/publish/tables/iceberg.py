@@ -20,6 +20,8 @@ from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
 from headrace.config import Spec
+from headrace.config.schema import quoted
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.translate import store_away
 from headrace.lake.spark.session import session, spark_settings
@@ -28,10 +30,8 @@ from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_fencing import load_table
 from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
 from headrace.publish.target import SCORES, Key, Target, table_name
-from headrace.schema import quoted
 from headrace.stage import RunLock
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
+from headrace.config.schema import quoted
 from headrace.errors import IncompleteError
 from headrace.lake.delta.fence import application_of
 from headrace.publish.target import lease_lost
-from headrace.schema import quoted
 from headrace.storage import Fence
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.tables.spark_table import TYPES, first_rows, rows_having, without_keys
@@ -26,7 +27,6 @@ from headrace.stage import RunLock
 from headrace.storage import Location, local
 from headrace.storage.lease import Held
 from headrace.storage.location import put_fenced
-from headrace.workspace import Workspace
 
 MANIFEST = "manifest.json"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.target import Key, Publication
@@ -18,7 +19,6 @@ from headrace.stage import RunLock
 from headrace.storage import Fence, Location
 from headrace.storage.location import put_fenced
 from headrace.storage.own_records import known_keys
-from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     import pyarrow as pa

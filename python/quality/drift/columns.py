@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.config.schema import NULL_CODE, OOV_CODE, Feature, Kind
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
 from headrace.features.ops.numbers import decimal_doubles
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.quality.drift.column_statistics import I64, Bins, ColumnStatistics, NumberBins, ValueBins, describe
-from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
 
 #: Rows that fix the bins.
 SAMPLE_ROWS = 65_536

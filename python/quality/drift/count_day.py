@@ -20,10 +20,10 @@ from headrace.features.layout.split import SPLIT
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.delta.with_spark import save_delta
 from headrace.lake.spark.exchange import arrow_frame
-from headrace.manifest import Output
 from headrace.quality.drift.columns import feature_columns, input_columns
 from headrace.quality.drift.count_rows import measure_dataset, measure_frame, measure_lake
 from headrace.stage import Context
+from headrace.stage.manifest import Output
 from headrace.storage import Fence, Location
 
 _LOG = logging.getLogger("headrace.features")

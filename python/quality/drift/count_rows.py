@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.config.schema import NULL_CODE, OOV_CODE
 from headrace.dataset import lists
 from headrace.features.arrow.decode import LakeFile, LakeRowGroup, row_groups
 from headrace.features.arrow.scan import LakeRows
@@ -31,7 +32,6 @@ from headrace.lake.spark.tasks import cores_of, grouped, run_tasks
 from headrace.quality.drift import columns
 from headrace.quality.drift.column_statistics import Bins, ColumnStatistics, NumberBins
 from headrace.quality.drift.columns import MeasuredColumn, SplitStatistics, StatisticsByColumn, bins_of
-from headrace.schema import NULL_CODE, OOV_CODE
 from headrace.storage import Location
 
 _MISSING = -1

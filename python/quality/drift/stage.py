@@ -17,8 +17,8 @@ from headrace.compute.psi import ks, psi
 from headrace.config import Drift, Spec
 from headrace.errors import UserError, nearest
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import StoreAway
 
 log = logging.getLogger("headrace.monitor")
@@ -216,7 +216,7 @@ def _stopped(ctx: Context, stops: Sequence[tuple[ColumnDrift, Breach]]) -> str:
 
 
 def _section(spec: Spec) -> Drift:
-    assert spec.drift is not None, "headrace.stages: no stage without the section"
+    assert spec.drift is not None, "headrace.config.stages: no stage without the section"
     return spec.drift
 
 

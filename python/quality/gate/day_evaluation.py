@@ -26,11 +26,11 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.session import session
-from headrace.manifest import Input
 from headrace.models.predictor import maps_of_tasks, needed_models
 from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, GateTask, ModelResult, batch_seconds, evaluate
 from headrace.quality.gate.predictions import RawActions, coarse_counts, inputs_of
 from headrace.stage import Context
+from headrace.stage.manifest import Input
 from headrace.storage import Location
 from headrace.train.evaluation.bootstrap import difference
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace import config
+from headrace.config.schema import DatasetSchema
 from headrace.dataset.layout import open_split
 from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.quality.gate.predictions import CollectedRows, OpenModel, RawActions, score_counts
-from headrace.schema import DatasetSchema
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator, Predictions

@@ -14,7 +14,6 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest
 from headrace.models.predictor import needed_models, read_meta
 from headrace.models.registry.versions import champion, numbered, registered_name
 from headrace.quality.gate.day_evaluation import (
@@ -36,6 +35,7 @@ from headrace.quality.gate.stage import (
 )
 from headrace.score.scoring_model import ScoringModel, scoring_model
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest
 from headrace.train.evaluation.policy import POLICY_METRICS
 
 log = logging.getLogger("headrace.gate")

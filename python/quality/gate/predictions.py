@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 
 from headrace.compute.jagged import JaggedArray
 from headrace.config.evaluation import OffPolicy
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.split import SPLIT
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor, maps_of
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.score.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host

@@ -10,12 +10,12 @@ from typing import Any
 
 from headrace.config import Gate, Spec
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest
 from headrace.models.registry.client import missing_version
 from headrace.models.registry.promotion import JUDGED_AGAINST, Promotion, champion_of_day, judged_against, settle
 from headrace.models.registry.versions import by_key, registered_name
 from headrace.quality.gate.rules import PASSED, REFUSED, judge, verdict_of, verdict_on_challenger
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest
 from headrace.train.callbacks.progress import spec_monitor
 
 log = logging.getLogger("headrace.gate")
@@ -49,7 +49,7 @@ class JudgedModel:
 
 def section(spec: Spec) -> Gate:
     """Return the section `gate`, which every pipeline with these stages has."""
-    assert spec.gate is not None, "headrace.stages: no stage without the section"
+    assert spec.gate is not None, "headrace.config.stages: no stage without the section"
     return spec.gate
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from headrace.config import Outcomes, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.generate.site import site_path
-from headrace.manifest import Input, Manifest, Output
 from headrace.score.day_table import verify_day
 from headrace.stage import Context
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 
 log = logging.getLogger("headrace.outcomes")
 
@@ -73,7 +73,7 @@ def window(ctx: Context, ds: str) -> Window | None:
     The days of a generated log are not calendar days: there the period is when the site was simulated for later days.
     """
     outcomes = ctx.spec.outcomes
-    assert outcomes is not None, "headrace.stages: no stage without the section"
+    assert outcomes is not None, "headrace.config.stages: no stage without the section"
     day = datetime.fromisoformat(ds).replace(tzinfo=UTC)
     if ctx.spec.generate is None:
         start = day + timedelta(days=1, hours=outcomes.starts_after_hours)
@@ -179,7 +179,7 @@ def pinned_days(ctx: Context) -> Served:
 
 def section(spec: Spec) -> Outcomes:
     """Return the section, which every pipeline with the stage has."""
-    assert spec.outcomes is not None, "headrace.stages: no stage without the section"
+    assert spec.outcomes is not None, "headrace.config.stages: no stage without the section"
     return spec.outcomes
 
 

@@ -15,10 +15,10 @@ from headrace.errors import RefusedError, UserError
 from headrace.features.build.rows import pinned_table
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.session import session
-from headrace.manifest import Input, Manifest, Output
 from headrace.quality.outcomes.served import Served, pinned_days, section, served_days, sources
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 from markupsafe import Markup
 
 from headrace.config import Spec
-from headrace.manifest import Manifest
+from headrace.config.stages import STAGES
 from headrace.quality.report import facts, lineage
 from headrace.quality.report.lineage import Node
-from headrace.stages import STAGES
+from headrace.stage.manifest import Manifest
 
 Tone = Literal["", "good", "bad", "dim"]
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.config.stages import ORDER, in_order
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError, nearest
-from headrace.manifest import Input, Manifest, Output
 from headrace.stage import identity
-from headrace.stages import ORDER, in_order
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 
 #: (pipeline, ds, stage) -> manifest.
 Runs = Mapping[tuple[str, str, str], Manifest]

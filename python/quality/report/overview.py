@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from headrace.manifest import Manifest
+from headrace.config.stages import ORDER
 from headrace.quality.report import facts, lineage, plots
 from headrace.quality.report.blocks import (
     Block,
@@ -25,7 +25,7 @@ from headrace.quality.report.blocks import (
     not_run,
 )
 from headrace.quality.report.warnings import day_warnings
-from headrace.stages import ORDER
+from headrace.stage.manifest import Manifest
 
 _PROCESSES = {"jvm": "JVM", "python": "Python", "children": "largest child", "rank0": "rank 0", "rank1": "rank 1"}
 _MIB = 1 << 20

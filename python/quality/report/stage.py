@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Spec
-from headrace.manifest import Input, Manifest, Output
+from headrace.config.workspace import Workspace
 from headrace.stage import Context, Result, Stage
+from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.monitor")
 

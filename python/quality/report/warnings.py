@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from headrace.config import Spec
-from headrace.manifest import Manifest
 from headrace.quality.report import facts
+from headrace.stage.manifest import Manifest
 
 #: Fewer validation rows than these say little.
 _FEW_ROWS = 100

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headrace.compute.resources import user_name
 from headrace.config import Experiment, Spec
 from headrace.config.experiments import PARTS
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Input, fingerprint
+from headrace.stage.manifest import Input, fingerprint
+from headrace.stage.resources import user_name
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
-from headrace.workspace import Workspace
 
 I64 = npt.NDArray[np.int64]
 #: Suffixes of an experiment's salt: for the arm, and for whether a user takes part.

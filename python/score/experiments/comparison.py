@@ -30,10 +30,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.config import Experiment, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Input, Manifest, Output
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 
 F64 = npt.NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.config import Experiment, Spec
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest, fingerprint
 from headrace.score.experiments.assignment import RULE, Stop, all_stopped, stop_arm, stopped
 from headrace.score.experiments.comparison import (
     Arm,
@@ -25,7 +25,7 @@ from headrace.score.experiments.comparison import (
     served_outcomes,
 )
 from headrace.stage import Context, Result, Stage
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, fingerprint
 
 log = logging.getLogger("headrace.experiments")
 
@@ -300,7 +300,7 @@ def known_of(
 
 def section(spec: Spec) -> Mapping[str, Experiment]:
     """Return the section, which every pipeline with the stage has."""
-    assert spec.experiments is not None, "headrace.stages: no stage without the section"
+    assert spec.experiments is not None, "headrace.config.stages: no stage without the section"
     return spec.experiments
 
 

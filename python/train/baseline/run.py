@@ -20,18 +20,18 @@ from pyspark.sql import SparkSession
 
 from headrace import config
 from headrace.config import Trees
+from headrace.config.schema import DatasetSchema
 from headrace.config.spark import with_slots
 from headrace.dataset.layout import TEST, open_split
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
-from headrace.manifest import Output
 from headrace.models import registry, xgboost_model
 from headrace.models.predictor import Predictor
 from headrace.models.registry.versions import lineage_of, preload, registered_name
-from headrace.schema import DatasetSchema
 from headrace.stage import Context, Result
+from headrace.stage.manifest import Output
 from headrace.storage import Location
 from headrace.train.baseline import xgboost_spark
 from headrace.train.baseline.xgboost_spark import (

@@ -9,10 +9,10 @@ from headrace.config import Spec, Trees
 from headrace.config.section import Effect, keys_with
 from headrace.dataset.layout import TEST
 from headrace.errors import UserError
-from headrace.manifest import Input, Manifest
 from headrace.models.predictor import ONLY_TASK, damaged_model, file_digest, read_meta
 from headrace.models.registry.client import missing_version
 from headrace.stage import Context, Result, Stage, identity
+from headrace.stage.manifest import Input, Manifest
 from headrace.train.carried_columns import is_weighted
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Trees
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.dataset.layout import open_split
 from headrace.dataset.lists import by_column
 from headrace.errors import UserError
@@ -31,7 +32,6 @@ from headrace.models.columns import FeatureColumns
 from headrace.models.predictor import Predictor, load_predictor
 from headrace.models.second_stage import SecondStagePredictor, stacked_matrix
 from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
-from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location
 from headrace.train.carried_columns import checked_weights
 from headrace.train.evaluation.request import hash_ids

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
+from headrace.config.schema import Feature
 from headrace.dataset.layout import SplitLayout
-from headrace.schema import Feature
 from headrace.train.evaluation.auc import user_metrics
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.click import (

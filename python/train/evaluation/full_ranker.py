@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 
 from headrace import config
 from headrace.comm.base import Collective
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.lists import pad
 from headrace.errors import UserError
 from headrace.models.retrieval import ItemFeaturesByCode, further_item_features, item_feature, item_vectors
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator
 from headrace.train.evaluation.full_ranking import rank_all_items, relevant_rows

@@ -20,13 +20,13 @@ from headrace.comm.base import Collective
 from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray, concatenated
 from headrace.config import FullRanking
+from headrace.config.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.dataset import lists
 from headrace.dataset.layout import SplitLayout
 from headrace.dataset.loaders import EvalLoader, streams_of
 from headrace.errors import UserError
 from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.ranking import Hits, RankedLists
 from headrace.train.evaluation.ranks import F32, F64, I64, Array, Ranks, by_id

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from headrace.config.evaluation import OffPolicy
+from headrace.config.schema import Feature
 from headrace.dataset.layout import SplitLayout
 from headrace.errors import UserError
-from headrace.schema import Feature
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sums_by_slice
 from headrace.train.evaluation.ranks import F64, I64, Dimension, Ranks, check_scores, sigmoid
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import SplitLayout
 from headrace.dataset.loaders import EvalLoader
 from headrace.models.categorical import CategoricalBatch
-from headrace.schema import DatasetSchema, Kind
 from headrace.train.carried_columns import TaskLabels
 from headrace.train.evaluation.evaluate import Predictions
 from headrace.train.evaluation.policy import Choices, Policy, ScoreAction

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.parquet as pq
 
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import SplitLayout
-from headrace.schema import DatasetSchema, Kind
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sum_by_cell
 from headrace.train.evaluation.ranks import (
     F64,

@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from headrace import config
+from headrace.config.schema import CARRIED_SUFFIX, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
 from headrace.features.table_ops.row_expression import RowExpression
-from headrace.schema import CARRIED_SUFFIX, DatasetSchema, Feature, Kind
 from headrace.train.carried_columns import carried_types, columns_of, evaluate_expression, parse_carried
 from headrace.train.evaluation.ranks import I64, Dimension, Ranks, by_id
 

@@ -7,11 +7,11 @@ import resource
 from typing import Any
 
 from headrace.comm.base import Collective, LocalCollective
+from headrace.config.schema import DatasetSchema
 from headrace.dataset.layout import TEST, SplitLayout, open_split
 from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.models import saved
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema
 from headrace.train.callbacks.metrics_log import MetricsLog
 from headrace.train.callbacks.progress import LoopProgress, OnProgress, ProgressEvent, ProgressReporter, monitor_of
 from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer, Tracer, collect_profile, show_profile

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace import config
 from headrace.comm.world import World
+from headrace.config.schema import DatasetSchema
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.loaders import EvalLoader, ReplayLoader, ReplayRows, TrainLoader, WithReplay
@@ -20,7 +21,6 @@ from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import ShareOf
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema
 from headrace.train.evaluation.ranking import Occurrences, count_occurrences
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import coded_feature

@@ -9,16 +9,16 @@ from datetime import date, timedelta
 from typing import Any
 
 from headrace.config import Model, Spec
+from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.config.section import OF_CHECKPOINTS, keys_with
+from headrace.config.workspace import Workspace
 from headrace.dataset.layout import open_split
 from headrace.errors import UserError
 from headrace.features.layout.split_rule import split_ranges
-from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
 from headrace.models.registry.promotion import OVERRIDDEN, ROLLED_BACK
 from headrace.models.registry.versions import numbered
-from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest
 
 log = logging.getLogger("headrace.train")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.comm.base import Collective
+from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.dataset.layout import SplitLayout
 from headrace.embeddings.checkpoint.files import load_tensors, read_chain, record_of
 from headrace.embeddings.checkpoint.saved_rows import GrownTable, start_at_means
@@ -23,7 +24,6 @@ from headrace.models.mapped import storages
 from headrace.models.predictor import read_meta
 from headrace.models.saved import DENSE, EMBEDDINGS, Changes, has_state_of, read_card
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 from headrace.train.job import Job
 

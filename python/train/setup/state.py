@@ -16,6 +16,7 @@ from headrace import config
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
 from headrace.comm.world import World
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
@@ -27,7 +28,6 @@ from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
 from headrace.models.lookups import ModelTables, lookups_of, model_tables, table_name
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.train.job import Job
 from headrace.train.optim import DenseOptimizer

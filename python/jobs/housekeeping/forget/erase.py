@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from headrace.config import LandingSource, Spec
+from headrace.config.schema import quoted
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.jobs.housekeeping.folders import discard_unfinished
 from headrace.jobs.housekeeping.forget import proof
@@ -27,10 +29,8 @@ from headrace.jobs.housekeeping.forget.places import (
 )
 from headrace.jobs.housekeeping.forget.proof import ErasureRequest, Scan, begin, is_erased, scan, scan_copies
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
-from headrace.schema import quoted
 from headrace.stage import run_lock
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 
 def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterator[Place]:

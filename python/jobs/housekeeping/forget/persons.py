@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config import Spec, TableSource
+from headrace.config.schema import TableColumn
 from headrace.errors import UserError, nearest
 from headrace.features.ops.categories import Categorify
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.forgotten import words_of
-from headrace.schema import TableColumn
 
 Mask = npt.NDArray[np.bool_]
 _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}

@@ -24,11 +24,11 @@ from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import claim
 from headrace.lake.scratch import STAGE_FOLDERS
-from headrace.manifest import Manifest
 from headrace.models.registry.artifact import staging
 from headrace.publish.online import open_store
 from headrace.publish.opening import open_target
 from headrace.publish.target import Key, Target
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location
 from headrace.storage.objects import copies
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace import __version__
-from headrace.compute.resources import user_name
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.folders import REGISTERED_SUFFIXES
 from headrace.jobs.housekeeping.forget.persons import Persons, Place
@@ -33,10 +33,10 @@ from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.lake.scratch import STAGE_FOLDERS
 from headrace.models.registry.artifact import staging
 from headrace.publish.target import table_name
+from headrace.stage.resources import user_name
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import copies
 from headrace.storage.own_records import newer_release
-from headrace.workspace import Workspace
 
 _ID_CHARS = 16
 

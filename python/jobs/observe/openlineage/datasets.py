@@ -19,13 +19,13 @@ from openlineage.client.facet_v2 import (
 )
 
 from headrace.config import Spec
+from headrace.config.schema import DatasetSchema
+from headrace.config.workspace import Workspace
 from headrace.jobs.observe.openlineage.names import DatasetName, name_of, of_warehouse
 from headrace.jobs.observe.output_files import DELTA, size_of
 from headrace.lake.delta.log import DeltaLog
-from headrace.manifest import Input, Manifest, Output
 from headrace.quality.report import facts
-from headrace.schema import DatasetSchema
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Input, Manifest, Output
 
 #: By kind, as the specification's examples write it.
 _TYPES = {"landing": "FILE", "file": "FILE", "dataset": "FILE", "replay": "FILE", "model": "MODEL"}

@@ -19,10 +19,10 @@ from openlineage.client.facet_v2 import (
 )
 
 from headrace import __version__
+from headrace.config.stages import StageEntry
 from headrace.jobs.observe.openlineage import names
 from headrace.jobs.observe.openlineage.names import job_name
 from headrace.logs import redact
-from headrace.stages import StageEntry
 
 #: What has made an event: a name of this program and its version.
 PRODUCER = f"https://pypi.org/project/headrace/{__version__}"

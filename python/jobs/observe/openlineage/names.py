@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from headrace.config import Spec, Warehouse
-from headrace.manifest import Manifest
+from headrace.config.workspace import Workspace
+from headrace.stage.manifest import Manifest
 from headrace.storage import Location, is_uri, location_of, names_store
-from headrace.workspace import Workspace
 
 
 def new_run_id() -> str:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.config import Spec
+from headrace.config.stages import StageEntry
+from headrace.config.workspace import Workspace
 from headrace.jobs.observe.openlineage.names import ParentRun, Run, job_name
 from headrace.jobs.observe.openlineage.sender import EventSender, is_enabled, namespace_of
-from headrace.manifest import Manifest
 from headrace.stage import RunPlan, stage_entry
-from headrace.stages import StageEntry
-from headrace.workspace import Workspace
+from headrace.stage.manifest import Manifest
 
 #: `namespace/job/run id` of the run that has started this process; the same of the outermost one.
 PARENT, ROOT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"

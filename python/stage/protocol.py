@@ -13,17 +13,17 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from headrace.compute.resources import PeakMemory, ResourceUse
 from headrace.config import Spec
+from headrace.config.schema import DatasetSchema
+from headrace.config.stages import ORDER, STAGES, StageEntry
+from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
-from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.plugins import Seam, faults_of
-from headrace.schema import DatasetSchema
-from headrace.stages import ORDER, STAGES, StageEntry
+from headrace.stage.manifest import Input, Manifest, Output, fingerprint
+from headrace.stage.resources import PeakMemory, ResourceUse
 from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held, Holder
 from headrace.storage.local import sync_seconds
-from headrace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,11 @@ class Result:
 
 
 class Stage(Protocol):
-    """One step of the day. Implementations are stateless. Headrace's own are listed in `headrace.stages`; a package's
-    extend `PackageStage`."""
+    """One step of the day.
+
+    Implementations are stateless. Headrace's own are listed in `headrace.config.stages`; a package's extend
+    `PackageStage`.
+    """
 
     name: str
     #: Raise it when the meaning of the output changes: runs that older code finished are then repeated.
@@ -108,6 +111,9 @@ class PackageStage(ABC):
     It comes behind the stages of `needs`, the first line of its docstring is its description. Import Spark and other
     large libraries in `run`: checks of a spec import the class.
     """
+
+    #: Others import it from the package: messages name it there.
+    __module__ = "headrace.stage"
 
     #: See `Stage`.
     version: int = 1
@@ -461,7 +467,7 @@ def run_lock(ws: Workspace, pipeline: str, lease: str | None = None) -> Iterator
     Args:
         ws: the workspace.
         pipeline: the pipeline.
-        lease: one of `headrace.stages.LEASES`; None: all of them, and the pipeline's.
+        lease: one of `headrace.config.stages.LEASES`; None: all of them, and the pipeline's.
 
     Raises:
         BusyError: another process holds one of them.

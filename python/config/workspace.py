@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 import headrace
+from headrace.config.stages import LEASES
 from headrace.errors import UserError
-from headrace.stages import LEASES
 from headrace.storage import Location, is_uri, local, local_folder, location_of, sync_all
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
 from headrace.storage.uri import SCRATCH, server_fault
@@ -297,7 +297,8 @@ class Workspace:
     def locks(self, pipeline: str, lease: str | None = None) -> list[Location]:
         """Return the lock files of a pipeline, whose leases name the process at work.
 
-        `lease`: one of `headrace.stages.LEASES`, for its file alone; None: the pipeline's file and those of all leases.
+        `lease`: one of `LEASES` (headrace.config.stages), for its file alone; None: the pipeline's file and those of
+        all leases.
         """
         folder = self.store / "locks"
         if lease is not None:

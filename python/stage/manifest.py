@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace import __version__
+from headrace.config.schema import DatasetSchema
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema
 from headrace.storage import Fence, Location
 from headrace.storage.location import put_fenced
 

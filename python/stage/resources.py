@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.manifest import Resources
+from headrace.stage.manifest import Resources
 
 log = logging.getLogger("headrace.resources")
 
