@@ -362,8 +362,8 @@ def gpu() -> Iterator[Finding]:
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     """Look for the embedded server's programs, or ask the pipeline's own warehouse for an answer."""
     from headrace.config import load_spec
-    from headrace.publish.embedded import processes, server
     from headrace.publish.opening import open_target
+    from headrace.publish.postgres import embedded, processes
     from headrace.publish.postgres.server import connect
 
     spec = load_spec(pipeline) if pipeline else None
@@ -391,6 +391,6 @@ def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
         except UserError as e:
             yield Finding("warehouse", "missing", str(e), "`make env`, or name a server in publish.warehouse")
             return
-        running = server.status(ws)
+        running = embedded.status(ws)
         state = f"runs on port {running.port}" if running.running else "starts when needed"
         yield Finding("warehouse", "ok", f"embedded PostgreSQL, {state} ({program})")

@@ -157,7 +157,7 @@ def _checked(file: Path, text: str) -> Spec:
 
 def _warn_of_warehouse(spec: Spec) -> None:
     """Say now what `publish` would say as the last but one stage: the embedded PostgreSQL is not installed."""
-    from headrace.publish.embedded.processes import program
+    from headrace.publish.postgres.processes import program
 
     if spec.publish is not None:
         try:

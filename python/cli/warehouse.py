@@ -22,11 +22,11 @@ app.add_typer(warehouse_app, name="warehouse", rich_help_panel=Panel.A_DAY)
 @warehouse_app.command("start", epilog=examples("headrace warehouse start"))
 def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     """Start the embedded PostgreSQL and leave it running; say how to open it."""
-    from headrace.publish.embedded import server
+    from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
     ws, conf = workspace(home), _embedded(pipeline)
-    state = server.start(ws, conf.port, conf.database, conf.user)
+    state = embedded.start(ws, conf.port, conf.database, conf.user)
     out.print(f"PostgreSQL runs on 127.0.0.1:{state.port} (process {state.pid}); data: {state.data}", soft_wrap=True)
     out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
     out.print("stop it:  headrace warehouse stop")
@@ -35,20 +35,20 @@ def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
 @warehouse_app.command("stop", epilog=examples("headrace warehouse stop"))
 def warehouse_stop(home: Home = VAR) -> None:
     """Stop the embedded PostgreSQL."""
-    from headrace.publish.embedded import server
+    from headrace.publish.postgres import embedded
 
-    state = server.stop(workspace(home))
+    state = embedded.stop(workspace(home))
     out.print("PostgreSQL is in use and stops with its last user" if state.running else "PostgreSQL is stopped")
 
 
 @warehouse_app.command("status", epilog=examples("headrace warehouse status"))
 def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     """Say whether the embedded PostgreSQL runs and how to open it."""
-    from headrace.publish.embedded import server
+    from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
     ws, conf = workspace(home), _embedded(pipeline)
-    state = server.status(ws)
+    state = embedded.status(ws)
     if not state.running:
         out.print(f"PostgreSQL does not run (data: {state.data}). Start it: headrace warehouse start", soft_wrap=True)
         return

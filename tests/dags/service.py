@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.config.workspace import Workspace, checkout
-from headrace.publish.embedded import roles, server
+from headrace.publish.postgres import embedded
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "airflow"
 DAGS = checkout() / "airflow_dags"
@@ -82,8 +82,8 @@ class Service:
 
     def start(self) -> None:
         """Make the database and the pools, start the processes, wait until the API answers."""
-        port = server.start(self._database, database="airflow", user="airflow").port
-        place = f"airflow:{roles.password(self._database)}@127.0.0.1:{port}/airflow"
+        port = embedded.start(self._database, database="airflow", user="airflow").port
+        place = f"airflow:{embedded.password(self._database)}@127.0.0.1:{port}/airflow"
         self.env |= {
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{place}",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{place}",
@@ -125,13 +125,13 @@ class Service:
             except subprocess.TimeoutExpired:
                 self.kill(name)
         self._processes.clear()
-        server.stop(self._database)
+        embedded.stop(self._database)
 
     def database_rows(self) -> dict[str, bytes]:
         """The rows of each table of Airflow's database, as PostgreSQL's COPY writes them."""
         contents: dict[str, bytes] = {}
-        place = {"host": "127.0.0.1", "port": server.status(self._database).port, "dbname": "airflow"}
-        with psycopg.connect(user="airflow", password=roles.password(self._database), **place) as conn:
+        place = {"host": "127.0.0.1", "port": embedded.status(self._database).port, "dbname": "airflow"}
+        with psycopg.connect(user="airflow", password=embedded.password(self._database), **place) as conn:
             for (table,) in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
                 statement = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
                 with conn.cursor() as cursor, cursor.copy(statement) as copy:

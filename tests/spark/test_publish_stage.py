@@ -25,10 +25,9 @@ from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.lake.spark.session import spark_settings
 from headrace.publish import stage as publish_stage
-from headrace.publish.embedded import server as embedded
 from headrace.publish.opening import open_target
+from headrace.publish.postgres import embedded, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
 from headrace.stage import Outcome, run_stage
 from headrace.stage.manifest import Manifest, Output

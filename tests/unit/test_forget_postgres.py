@@ -10,8 +10,7 @@ import pytest
 
 from headrace.config import Warehouse, load_spec
 from headrace.config.workspace import Workspace
-from headrace.publish.embedded import roles
-from headrace.publish.embedded import server as embedded
+from headrace.publish.postgres import embedded
 from headrace.publish.postgres.target import PostgresTarget, open_postgres
 from tests.storage_support import Killed
 
@@ -76,7 +75,7 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
             def killed(*_: object) -> None:
                 raise Killed
 
-            patch.setattr(roles, "superuser_connection", killed)
+            patch.setattr(embedded, "superuser_connection", killed)
             with pytest.raises(Killed):
                 target.erase("user_id", ERASED_USERS)
         assert target.rows_with("user_id", ERASED_USERS) == {}

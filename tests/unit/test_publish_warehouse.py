@@ -30,9 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from headrace.config import Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.publish.embedded import processes as postgres_processes
-from headrace.publish.embedded import roles
-from headrace.publish.embedded import server as embedded
+from headrace.publish.postgres import embedded
+from headrace.publish.postgres import processes as postgres_processes
 from headrace.publish.postgres import server as warehouse
 
 
@@ -96,7 +95,7 @@ def test_the_server_listens_on_loopback_only_and_runs_as_no_root(home: Workspace
 
 def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Workspace) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from headrace.publish.embedded import server as embedded; "
+        "import sys, time; from pathlib import Path; from headrace.publish.postgres import embedded; "
         "from headrace.config.workspace import Workspace\n"
         "with embedded.lease(Workspace(Path(sys.argv[1]))): print('ready', flush=True); time.sleep(600)"
     )
@@ -215,7 +214,7 @@ def test_the_password_is_in_no_command_line_log_or_repr(ws: Workspace, caplog: p
     finally:
         stop = True
         thread.join()
-    secret, superuser = roles.password(ws), (ws.postgres / "superuser").read_text().strip()
+    secret, superuser = embedded.password(ws), (ws.postgres / "superuser").read_text().strip()
     assert secret != superuser
     assert len(secret) >= 24
     assert any(b"initdb" in text for text in seen), "the watcher saw nothing"
@@ -243,10 +242,10 @@ def test_a_password_of_the_superuser_opens_nothing_else_and_no_other_opens_it(ho
                 enter(port, role, name)
     # A cluster of the time when all roles had one password.
     with embedded.lease(home) as port:
-        with roles.superuser_connection(home.postgres, port) as conn:
+        with embedded.superuser_connection(home.postgres, port) as conn:
             conn.execute(
                 psycopg.sql.SQL("ALTER ROLE postgres PASSWORD {}").format(
-                    roles.verifier(conn, "postgres", roles.password(home))
+                    embedded.verifier(conn, "postgres", embedded.password(home))
                 )
             )
         (home.postgres / "superuser").unlink()
@@ -261,7 +260,7 @@ def test_psql_info_opens_the_warehouse_without_showing_the_password(home: Worksp
         warehouse.psql_info(Warehouse(), home)
     with embedded.lease(home):
         command = warehouse.psql_info(Warehouse(), home)
-        assert roles.password(home) not in command
+        assert embedded.password(home) not in command
         completed = subprocess.run(
             f"{command} -Atc 'SELECT 6 * 7'", shell=True, capture_output=True, text=True, check=True
         )
@@ -274,7 +273,7 @@ def test_a_server_of_ones_own_with_the_password_from_a_file_or_a_variable(
     with embedded.lease(home):
         with warehouse.connect(own_server(home), home) as conn:
             assert conn.execute("SELECT current_user").fetchone() == ("headrace",)
-        monkeypatch.setenv("SCORES_PASSWORD", roles.password(home))
+        monkeypatch.setenv("SCORES_PASSWORD", embedded.password(home))
         place = own_server(home, password_file=None, password_env="SCORES_PASSWORD")
         with warehouse.connect(place, home) as conn:
             assert conn.execute("SELECT current_user").fetchone() == ("headrace",)

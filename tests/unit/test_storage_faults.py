@@ -77,7 +77,7 @@ def test_a_new_file_is_whole_or_not_there(tmp_path: Path, kills: bool) -> None:
 METHODS = {"chmod", "hardlink_to", "mkdir", "rename", "replace", "rmdir", "symlink_to", "touch", "unlink"}
 METHODS |= {"write_bytes", "write_text"}
 #: storage/ itself, and the data folder of a PostgreSQL server of this host, as pyproject.toml exempts them from TID251.
-EXEMPT = ("python/storage/", "python/publish/embedded/")
+EXEMPT = ("python/storage/", "python/publish/postgres/embedded.py", "python/publish/postgres/processes.py")
 #: What is no file: methods of classes of ours that are called as pathlib's are, and the kernel's switches in /proc.
 NO_FILES = {
     ("python/embeddings/dynamic/rows_cpu.py", "self._map.replace"),

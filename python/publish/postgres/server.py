@@ -21,10 +21,10 @@ from headrace.config import Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import postgres_advice, reason_of_postgres
-from headrace.publish.embedded import server as embedded
-from headrace.publish.embedded.processes import program
-from headrace.publish.embedded.roles import HOST, password
 from headrace.publish.opening import password_of
+from headrace.publish.postgres import embedded
+from headrace.publish.postgres.embedded import HOST, password
+from headrace.publish.postgres.processes import program
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -17,8 +17,8 @@ from headrace.config import Score, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures, reason_of_postgres
-from headrace.publish.embedded.roles import erased_from_files, is_unfinished
 from headrace.publish.postgres import staging, swap, tables
+from headrace.publish.postgres.embedded import erased_from_files, is_unfinished
 from headrace.publish.postgres.server import Connection, Server, connect_to, serve
 from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim_in_time, columns_of, make_fences
 from headrace.publish.target import Check, Key, KeyLimits, Publication, StagedDay, Target, table_name

@@ -116,7 +116,7 @@ def server_account() -> Account:
 
 
 def path_for_server(data: Path, account: Account | None = None) -> str:
-    """Return the data folder as the server names it; see headrace.publish.embedded.server."""
+    """Return the data folder as the server names it; see headrace.publish.postgres.embedded."""
     return "/proc/self/cwd" if (account or account_of(data)).is_other else str(data)
 
 

@@ -1,1 +1,0 @@
-"""The PostgreSQL that comes as a wheel: its processes, its roles, and who uses it."""
