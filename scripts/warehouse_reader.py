@@ -29,8 +29,8 @@ import pyarrow as pa
 from headrace.config import Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 
 DAYS = ("2026-01-10", "2026-01-11")
 TYPES = {
@@ -65,11 +65,11 @@ def rows_of(ds: str, users: range, version: str) -> pa.RecordBatch:
 def publish(server: warehouse.Server, ds: str, users: int) -> None:
     """Stage `users` users in two partitions, each sent twice at once, and swap them in."""
     version, half = str(users * _RANKS), users // 2
-    with server.connect() as conn, staging.staging_table(conn, TABLE, ds, version) as staged:
+    with server.connect() as conn, publication.staging_table(conn, TABLE, ds, version) as staged:
 
         def send(number: int, part: range) -> None:
             batches = iter([rows_of(ds, part, version)])
-            staging.copy_partition(server, staged.id, staged.parts, list(TYPES), number, batches)
+            publication.copy_partition(server, staged.id, staged.parts, list(TYPES), number, batches)
 
         parts = [(0, range(half)), (1, range(half, users))] * 2
         failed: list[BaseException] = []
@@ -90,7 +90,7 @@ def publish(server: warehouse.Server, ds: str, users: int) -> None:
         counted = staged.query(f"SELECT count(*) FROM {staged.relation}")[0][0]
         assert counted == users * _RANKS, f"{counted} rows staged, not {users * _RANKS}"
         staged.rows = counted
-        swap.swap(conn, staged, TABLE, "script", [])
+        publication.swap(conn, staged, TABLE, "script", [])
 
 
 def publisher(home: Path, users: int, seed: int) -> None:

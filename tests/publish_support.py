@@ -20,8 +20,8 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from headrace.publish.files import StagedFiles
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.target import Check
 from headrace.stage import RunLock
 from headrace.storage import Lease, local
@@ -45,7 +45,7 @@ def good_rows(users: int = 4, k: int = 3, model: str = "m1", ds: str = DS) -> li
     return [(ds, u, f'item, "{u}" {r}', r, 1.0 / (r + u), model) for u, r in keys]
 
 
-def fill(conn: warehouse.Connection, staged: staging.PostgresStagedDay, rows: Sequence[Row]) -> None:
+def fill(conn: warehouse.Connection, staged: publication.PostgresStagedDay, rows: Sequence[Row]) -> None:
     marks = sql.SQL(", ").join([sql.SQL("%s")] * (len(rows[0]) if rows else 0))
     with conn.cursor() as cursor:
         cursor.executemany(sql.SQL("INSERT INTO {} VALUES ({})").format(staged.id, marks), rows)
@@ -55,9 +55,9 @@ def fill(conn: warehouse.Connection, staged: staging.PostgresStagedDay, rows: Se
 def publish(
     conn: warehouse.Connection, rows: Sequence[Row], key: str = "k", ds: str = DS, table: tables.ScoresTable = TABLE
 ) -> None:
-    with staging.staging_table(conn, table, ds, key) as staged:
+    with publication.staging_table(conn, table, ds, key) as staged:
         fill(conn, staged, rows)
-        swap.swap(conn, staged, table, "lake/clicks/scores@3", [Check("rows", len(rows), "at least 1", True)])
+        publication.swap(conn, staged, table, "lake/clicks/scores@3", [Check("rows", len(rows), "at least 1", True)])
 
 
 def day(conn: warehouse.Connection, ds: str = DS) -> list[Row]:

@@ -26,7 +26,7 @@ from headrace.errors import RefusedError, UserError
 from headrace.lake.spark.session import spark_settings
 from headrace.publish import stage as publish_stage
 from headrace.publish.opening import open_target
-from headrace.publish.postgres import embedded, staging, swap, tables
+from headrace.publish.postgres import embedded, publication, tables
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.stage import Publish
 from headrace.stage import Outcome, run_stage
@@ -252,7 +252,7 @@ def test_killed_anywhere_then_run_again(
 
     module, name = {
         "audited": (publish_stage, "day_checks"),
-        "swapped": (swap, "swap"),
+        "swapped": (publication, "swap"),
         "delta": (publish_stage, "_write_delta"),
     }[moment]
     real = getattr(module, name)
@@ -315,15 +315,15 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
     table = tables.scores_table("public", "clicks_scores", "user_id", "item_id", df.dtypes)
     with warehouse.serve(place, fresh) as server, warehouse.connect_to(server, place) as conn:
         tables.create_tables(conn, table)
-        with staging.staging_table(conn, table, DS, "k") as staged, socket.socket() as s:
+        with publication.staging_table(conn, table, DS, "k") as staged, socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             closed = replace(server, port=s.getsockname()[1], password="secret word")
             with pytest.raises(UserError, match=r"could not write the scores .* Connection refused") as refused:
-                staging.copy_scores(df, closed, staged, table)
+                publication.copy_scores(df, closed, staged, table)
             assert "secret word" not in str(refused.value)
             # An attempt that is repeated does not double its rows.
-            assert staging.copy_scores(df, server, staged, table) == 20
-            assert staging.copy_scores(df, server, staged, table) == 20
+            assert publication.copy_scores(df, server, staged, table) == 20
+            assert publication.copy_scores(df, server, staged, table) == 20
             count = conn.execute(f"SELECT count(*) FROM {staged.relation}").fetchone()
             assert count == (20,)
 
@@ -362,10 +362,10 @@ def test_keys_that_the_warehouse_cannot_hold_are_left_out(
         with (
             warehouse.serve(place, ws) as server,
             warehouse.connect_to(server, place) as conn,
-            staging.staging_table(conn, table, DS, "k") as staged,
+            publication.staging_table(conn, table, DS, "k") as staged,
             pytest.raises(UserError, match=r"invalid byte sequence .* public\.clicks_scores holds what it") as refused,
         ):
-            staging.copy_scores(df, server, staged, table)
+            publication.copy_scores(df, server, staged, table)
         assert "reachable" not in str(refused.value)
     same(in_lake(spark, ws), expected)
     # Of LMDB's keys the limit is another.

@@ -21,8 +21,8 @@ from headrace.config import Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.audit import Limits, day_checks
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import set_grants
 from headrace.publish.target import Check
 from tests.publish_support import DS, TABLE, TYPES, Row, day, fill, good_rows, publish, staging_tables
@@ -44,7 +44,7 @@ def conn(server: tuple[warehouse.Server, Workspace]) -> Iterator[warehouse.Conne
 
 
 def failed(conn: warehouse.Connection, rows: Sequence[Row], **limits: Any) -> dict[str, Check]:
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, rows)
         return {
             check.name: check for check in day_checks(staged, held(TABLE, len(rows), **limits), None) if not check.ok
@@ -192,9 +192,9 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
     with (
         server[0].connect() as dying,
         server[0].connect() as living,
-        staging.staging_table(living, TABLE, "2026-01-05", "k"),
+        publication.staging_table(living, TABLE, "2026-01-05", "k"),
     ):
-        kill = staging.staging_table(dying, TABLE, DS, "k")
+        kill = publication.staging_table(dying, TABLE, DS, "k")
         staged = kill.__enter__()
         fill(dying, staged, good_rows(9))
         with pytest.raises(UserError, match=r"another process is publishing public\.clicks_scores for 2026-01-10"):
@@ -241,11 +241,11 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
         [("ds", "string"), ('user "id', "string"), ("item'id", "bigint"), *TYPES[3:]],
     )
     tables.create_tables(conn, odd)
-    with staging.staging_table(conn, odd, DS, "k") as staged:
+    with publication.staging_table(conn, odd, DS, "k") as staged:
         fill(conn, staged, [(DS, "u'1", 5, 1, 0.5, "m")])
         checks = day_checks(staged, held(odd, 1), None)
         assert [c for c in checks if not c.ok] == []
-        swap.swap(conn, staged, odd, "s", checks)
+        publication.swap(conn, staged, odd, "s", checks)
     set_grants(conn, odd, {"select": ["pg_monitor"]})
     assert tables.count_day(conn, 'odd "schema.v2', bad, DS) == 1
     assert [row["rank"] for row in tables.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
@@ -261,14 +261,14 @@ def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
     rows = pa.RecordBatch.from_pylist([dict(zip(names, r, strict=True)) for r in good_rows(50)])
     begun, finished = threading.Event(), []
 
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
 
         def second() -> None:
             def batches() -> Iterator[pa.RecordBatch]:
                 begun.set()
                 yield rows
 
-            finished.append(staging.copy_partition(server[0], staged.id, staged.parts, names, 3, batches()))
+            finished.append(publication.copy_partition(server[0], staged.id, staged.parts, names, 3, batches()))
 
         other_attempt = threading.Thread(target=second)
 
@@ -283,7 +283,7 @@ def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
                 other_attempt.join()
             yield rows.slice(60)
 
-        assert staging.copy_partition(server[0], staged.id, staged.parts, names, 3, first()) == 150
+        assert publication.copy_partition(server[0], staged.id, staged.parts, names, 3, first()) == 150
         other_attempt.join()
         assert finished == [150]
         assert conn.execute(sql.SQL("SELECT count(*) FROM {}").format(staged.id)).fetchone() == (150,)
@@ -303,7 +303,7 @@ def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
     )
     conn.execute("CREATE TABLE copied (t text, n bigint, f real)")
     with conn.cursor() as cursor, cursor.copy("COPY copied FROM STDIN (FORMAT csv)") as copy:
-        copy.write(staging.as_csv(batch))
+        copy.write(publication.as_csv(batch))
     rows = conn.execute("SELECT t, n, f FROM copied").fetchall()
     assert [r[0] for r in rows] == batch["t"].to_pylist()
     assert [r[1] for r in rows] == batch["n"].to_pylist()

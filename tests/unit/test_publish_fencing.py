@@ -20,8 +20,8 @@ from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.publish.files import Record
 from headrace.publish.opening import open_target
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import PostgresTarget, erase_rows, set_grants
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
@@ -60,35 +60,35 @@ def test_a_run_that_is_paused_between_staging_and_the_swap(
 ) -> None:
     publish(conn, good_rows(2, model="before"), "before")
     with server.connect() as other_connection:
-        with staging.staging_table(conn, TABLE, DS, "old") as old_table:
+        with publication.staging_table(conn, TABLE, DS, "old") as old_table:
             fill(conn, old_table, good_rows(5, model="old"))
             if later == "has made the table":
                 tables.create_tables(other_connection, TABLE, NEW)
                 with pytest.raises(BusyError, match="another process is publishing"):
                     publish(other_connection, good_rows(3, model="new"), "new")
             elif later == "has dropped a day":
-                swap.drop_days(other_connection, ("public", "clicks_scores"), [NEXT], NEW)
+                publication.drop_days(other_connection, ("public", "clicks_scores"), [NEXT], NEW)
             else:
                 tables.create_tables(other_connection, TABLE, Fence("m", 9))
-                swap.swap(conn, old_table, TABLE, "s", [], OLD)
+                publication.swap(conn, old_table, TABLE, "s", [], OLD)
                 assert publications(conn) == [("old", 15)]
                 return
             with pytest.raises(LeaseLost, match=r"public\.clicks_scores: a later run .* nothing of this one was pub"):
-                swap.swap(conn, old_table, TABLE, "s", [], OLD)
+                publication.swap(conn, old_table, TABLE, "s", [], OLD)
         assert {r[5] for r in day(conn)} == {"before"}
         assert publications(conn) == [("before", 6)]
         assert staging_tables(conn) == []
         # The later one has the day for itself now, as often as it wants.
         for users in (3, 4):
-            with staging.staging_table(other_connection, TABLE, DS, "new") as new_table:
+            with publication.staging_table(other_connection, TABLE, DS, "new") as new_table:
                 fill(other_connection, new_table, good_rows(users, model="new"))
-                swap.swap(other_connection, new_table, TABLE, "s", [], NEW)
+                publication.swap(other_connection, new_table, TABLE, "s", [], NEW)
         assert publications(conn) == [("new", 12)]
 
 
 CHANGES: dict[str, Callable[[warehouse.Connection], object]] = {
     "create": lambda conn: tables.create_tables(conn, TABLE, OLD),
-    "drop days": lambda conn: swap.drop_days(conn, ("public", "clicks_scores"), [DS], OLD),
+    "drop days": lambda conn: publication.drop_days(conn, ("public", "clicks_scores"), [DS], OLD),
     "erase": lambda conn: erase_rows(conn, "public", "clicks_scores", "user_id", [0], OLD),
     "grant": lambda conn: set_grants(conn, TABLE, {"select": ["pg_monitor"]}, OLD),
 }
@@ -198,7 +198,7 @@ def test_a_change_stands_unless_a_later_holder_of_its_lease_has_made_one(
                 raise Boom
 
         try:
-            swap.change_held(conn, "public", "clicks_scores", change, Fence(lease, token))
+            publication.change_held(conn, "public", "clicks_scores", change, Fence(lease, token))
         except LeaseLost:
             assert token < newest[lease]
         except Boom:

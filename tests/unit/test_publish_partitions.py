@@ -15,8 +15,8 @@ from psycopg import sql
 from headrace.config import Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.target import GRANTS, count_rows_with, erase_rows, set_grants
 from headrace.publish.target import Check, beyond_retention
 from tests.publish_support import DS, TABLE, TYPES, day, fill, good_rows, publish, staging_tables
@@ -70,10 +70,10 @@ def test_attaching_looks_at_no_row(conn: warehouse.Connection) -> None:
     notices: list[str] = []
     conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
     conn.execute("CREATE INDEX by_item ON clicks_scores (item_id) WHERE rank < 3")
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows())
         conn.execute("SET client_min_messages = debug1")
-        swap.swap(conn, staged, TABLE, "s", [])
+        publication.swap(conn, staged, TABLE, "s", [])
         conn.execute("RESET client_min_messages")
     assert any("is implied by existing constraints" in text for text in notices), notices
     attached = notices[next(i for i, text in enumerate(notices) if "is implied" in text) :]
@@ -208,9 +208,9 @@ def test_a_swap_waits_for_a_reader_and_lets_others_in(
     conn: warehouse.Connection, server: warehouse.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(conn, good_rows(3, model="old"), "old")
-    monkeypatch.setattr(swap, "_TURN_MILLISECONDS", 20)
+    monkeypatch.setattr(publication, "_TURN_MILLISECONDS", 20)
     turns = threading.Semaphore(0)
-    monkeypatch.setattr(swap.random, "uniform", lambda *_: turns.release() or 0.01)
+    monkeypatch.setattr(publication.random, "uniform", lambda *_: turns.release() or 0.01)
     with server.connect() as slow, server.connect() as quick, server.connect() as writer:
         with slow.transaction():
             slow.execute("SELECT count(*) FROM clicks_scores")
@@ -222,7 +222,7 @@ def test_a_swap_waits_for_a_reader_and_lets_others_in(
             assert {r[5] for r in day(slow)} == {"old"}
         thread.join()
         assert {r[5] for r in day(quick)} == {"new"}
-        monkeypatch.setattr(swap, "_PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(publication, "_PATIENCE_SECONDS", 0.0)
         with slow.transaction():
             slow.execute("SELECT count(*) FROM clicks_scores")
             with pytest.raises(UserError, match=r"queries have held public\.clicks_scores .* pg_stat_activity"):
@@ -297,7 +297,7 @@ def test_retention_drops_whole_days(conn: warehouse.Connection) -> None:
     assert beyond_retention(days, 7) == []
     old = beyond_retention(days, 3)
     assert old == ["2026-01-01", "2026-01-02"]
-    swap.drop_days(conn, ("public", "clicks_scores"), old)
+    publication.drop_days(conn, ("public", "clicks_scores"), old)
     assert parts(conn) == days[2:]
     assert list(tables.published_days(conn, "public", "clicks_scores")) == days[2:]
     assert len(current(conn)) == 6
@@ -357,29 +357,29 @@ def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connecti
 
 
 def test_rows_that_failed_stay_for_a_look(conn: warehouse.Connection) -> None:
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows(2))
-        staging.keep(conn, staged)
+        publication.keep(conn, staged)
     count = sql.SQL("SELECT count(*) FROM {}").format(staged.id)
     assert conn.execute(count).fetchone() == (6,)
     publish(conn, good_rows(2, ds=NEXT), "k", NEXT)
     assert conn.execute(count).fetchone() == (6,), "another day's run dropped it"
     publish(conn, good_rows(3))
     assert staging_tables(conn) == []
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows(2))
-        staging.keep(conn, staged)
-    assert staging.drop_kept(conn, TABLE) == [staged.label]
+        publication.keep(conn, staged)
+    assert publication.drop_kept(conn, TABLE) == [staged.label]
     assert staging_tables(conn) == []
     assert len(day(conn)) == 9
 
 
 def test_a_record_names_the_checks(conn: warehouse.Connection) -> None:
-    with staging.staging_table(conn, TABLE, DS, "k") as staged:
+    with publication.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, good_rows(2))
-        swap.swap(conn, staged, TABLE, "s", [Check("rows", 6, "at least 1", True)])
-    publication = tables.published(conn, "public", "clicks_scores", DS)
-    assert publication == tables.Publication(
+        publication.swap(conn, staged, TABLE, "s", [Check("rows", 6, "at least 1", True)])
+    recorded = tables.published(conn, "public", "clicks_scores", DS)
+    assert recorded == tables.Publication(
         "k", 6, [{"name": "rows", "value": 6, "limit": "at least 1", "ok": True, "detail": ""}]
     )
 
@@ -395,9 +395,9 @@ def test_rows_of_some_users_go_from_all_days(conn: warehouse.Connection) -> None
         left = [r for r in rows if r[1] not in (0, 4)]
         found_rows = [(str(r[0]), *r[1:4]) for r in day(conn, ds)]
         assert found_rows == [r[:4] for r in left]
-        publication = tables.published(conn, "public", "clicks_scores", ds)
-        assert publication is not None
-        assert publication.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
+        recorded = tables.published(conn, "public", "clicks_scores", ds)
+        assert recorded is not None
+        assert recorded.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
     # A text that looks like SQL is one value.
     odd = ["x'); DROP TABLE clicks_scores; --", days[DS][2][2]]
     assert count_rows_with(conn, "public", "clicks_scores", "item_id", odd) == dict.fromkeys(days, 1)

@@ -17,7 +17,7 @@ from headrace.config import Score, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures, reason_of_postgres
-from headrace.publish.postgres import staging, swap, tables
+from headrace.publish.postgres import publication, tables
 from headrace.publish.postgres.embedded import erased_from_files, is_unfinished
 from headrace.publish.postgres.server import Connection, Server, connect_to, serve
 from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, claim_in_time, columns_of, make_fences
@@ -205,25 +205,25 @@ class PostgresTarget(Target):
 
     @contextmanager
     def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
-        with staging.staging_table(self._conn, self._table, ds, key) as staged:
+        with publication.staging_table(self._conn, self._table, ds, key) as staged:
             tick = time.perf_counter()
-            sent = staging.copy_scores(df, self._server, staged, self._table)
+            sent = publication.copy_scores(df, self._server, staged, self._table)
             log.info("staged %s rows in %.1f s", f"{sent:,}", time.perf_counter() - tick)
             yield staged
 
     def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
-        assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
-        swap.swap(self._conn, staged, self._table, source, checks, self._fence)
+        assert isinstance(staged, publication.PostgresStagedDay), "of stage()"
+        publication.swap(self._conn, staged, self._table, source, checks, self._fence)
 
     def keep(self, staged: StagedDay) -> None:
-        assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
-        staging.keep(self._conn, staged)
+        assert isinstance(staged, publication.PostgresStagedDay), "of stage()"
+        publication.keep(self._conn, staged)
 
     def kept_labels(self, days: Sequence[str] | None = None) -> list[str]:
-        return [f"{self._schema}.{name}" for name in staging.kept_tables(self._conn, self._table, days)]
+        return [f"{self._schema}.{name}" for name in publication.kept_tables(self._conn, self._table, days)]
 
     def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
-        return staging.drop_kept(self._conn, self._table, days)
+        return publication.drop_kept(self._conn, self._table, days)
 
     def published(self, ds: str) -> Publication | None:
         return tables.published(self._conn, self._schema, self._name, ds)
@@ -241,7 +241,7 @@ class PostgresTarget(Target):
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
-            swap.drop_days(self._conn, (self._schema, self._name), days, self._fence)
+            publication.drop_days(self._conn, (self._schema, self._name), days, self._fence)
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
         return int(self._folder is not None and is_unfinished(self._folder))
