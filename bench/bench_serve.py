@@ -62,8 +62,7 @@ from bench.serve_load import (
     write_exact,
 )
 from headrace.config.workspace import checkout
-from headrace.export.serve.delta import write_delta
-from headrace.export.serve.repository import push, push_deltas
+from headrace.export.serve.repository import push, push_deltas, write_delta
 from headrace.storage import local
 
 _QUEUE_REQUESTS = 2_000_000

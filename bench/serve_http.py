@@ -80,8 +80,8 @@ def serve(name: str, fd: int) -> None:
         return
     import uvloop
 
-    from headrace.export.serve.http_server import serve_http
     from headrace.export.serve.options import RequestLimits
+    from headrace.export.serve.server import serve_http
 
     uvloop.run(serve_http(HeadraceApp(), RequestLimits(), bound, None, 0.0))
 

@@ -82,7 +82,7 @@ def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int
 
 def make_delta(base: Path, new: Path, delta: Path) -> None:
     """Write a delta, and say its size beside the new version's."""
-    from headrace.export.serve.delta import write_delta
+    from headrace.export.serve.repository import write_delta
 
     if delta.exists() and not (delta / "delta.json").is_file():
         raise UserError(f"{delta} is there and is no delta: choose another folder")

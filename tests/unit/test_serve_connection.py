@@ -21,8 +21,8 @@ import uvloop
 from headrace.export.serve import http_connection
 from headrace.export.serve.http_connection import Connection, Shared
 from headrace.export.serve.http_request import Head
-from headrace.export.serve.http_server import taking
 from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.server import taking
 from tests.certificates import self_signed
 
 MOST = 3_000_000

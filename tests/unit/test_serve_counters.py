@@ -25,15 +25,14 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `ma
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: run `make serve`")
 import uvloop  # noqa: E402
 
-from headrace.export.serve.batching import Batcher  # noqa: E402
 from headrace.export.serve.grpc_service import SERVICE, make_server, message  # noqa: E402
 from headrace.export.serve.http_connection import Shared  # noqa: E402
-from headrace.export.serve.http_server import HttpApp, taking  # noqa: E402
 from headrace.export.serve.loader import ItemCatalogue, Release, ServedModel, Service  # noqa: E402
 from headrace.export.serve.metrics import Metrics  # noqa: E402
-from headrace.export.serve.model import Model  # noqa: E402
-from headrace.export.serve.options import CLIENT_GONE, RequestError, RequestLimits, ServeOptions  # noqa: E402  # noqa: E402
+from headrace.export.serve.model import Batcher, Model  # noqa: E402
+from headrace.export.serve.options import CLIENT_GONE, RequestError, RequestLimits, ServeOptions  # noqa: E402
 from headrace.export.serve.repository import VersionFolder, read_repository  # noqa: E402
+from headrace.export.serve.server import HttpApp, taking  # noqa: E402
 from headrace.export.serve.tensors import Array, TensorSpec  # noqa: E402
 
 LIMITS = RequestLimits(body_bytes=6_000, pending_bytes=9_000, timeout=30.0, receive_seconds=30.0, connections=40)

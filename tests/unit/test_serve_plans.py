@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
-from headrace.export.serve.http_server import _infer_answer
 from headrace.export.serve.infer_json import Plans, RequestPlan
 from headrace.export.serve.model import Model
 from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.server import _infer_answer
 from headrace.export.serve.tensors import TensorSpec
 
 INPUTS = [TensorSpec(name, "INT64", (-1,)) for name in "abc"]

@@ -18,8 +18,15 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.errors import UserError
-from headrace.export.serve.delta import apply_delta, write_delta
-from headrace.export.serve.repository import push, push_deltas, read_releases, roll_back, write_release
+from headrace.export.serve.repository import (
+    apply_delta,
+    push,
+    push_deltas,
+    read_releases,
+    roll_back,
+    write_delta,
+    write_release,
+)
 from headrace.storage import local
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")

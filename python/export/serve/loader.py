@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import __version__
-from headrace.export.serve.batching import Batcher
 from headrace.export.serve.infer_json import Plans
 from headrace.export.serve.metrics import Metrics, ModelMetrics
-from headrace.export.serve.model import LoadFailure, Model, models_of
+from headrace.export.serve.model import Batcher, LoadFailure, Model, models_of
 from headrace.export.serve.options import RequestError, ServeOptions
 from headrace.export.serve.repository import RELEASE, Contents, Signature, VersionFolder, read_repository
 

@@ -1,27 +1,339 @@
-"""Server process: one event loop for both protocols, one thread for long runs, one for loading."""
+"""Server process: the paths of HTTP and their answers, and one event loop for HTTP and gRPC.
+
+One thread computes long runs, another loads models.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import ipaddress
+import json
 import logging
+import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import uvloop
 
 from headrace.errors import UserError
 from headrace.export.serve.grpc_service import listen, make_server
-from headrace.export.serve.http_server import BACKLOG, HttpApp, serve_http
-from headrace.export.serve.loader import Loader, Service
+from headrace.export.serve.http_connection import App, Cancellable, Connection, Shared
+from headrace.export.serve.http_request import Head
+from headrace.export.serve.infer_json import RequestPlan, answer
+from headrace.export.serve.loader import Loader, ServedModel, Service
 from headrace.export.serve.metrics import Metrics
-from headrace.export.serve.options import ServeOptions
+from headrace.export.serve.model import Model
+from headrace.export.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits, ServeOptions
+from headrace.export.serve.tensors import Array, to_raw
+
+_JSON, _RAW, _TEXT = "application/json", "application/octet-stream", "text/plain; version=0.0.4; charset=utf-8"
+#: Without a token too: who probes has none.
+_OPEN = (["health", "live"], ["health", "ready"])
+#: Paths of models that are kept; shapes of answers that are kept of a request's header.
+_PATHS, _SHAPES = 1000, 16
+_ERROR = "an error of the server: see its log"
+
+#: Connections that wait to be accepted.
+BACKLOG = 2048
+_POLL_SECONDS = 0.02
+
+
+class HttpApp:
+    """Answers requests of one server: see `http_connection.App`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._access = Access(service.options.token)
+        self._infer_paths: dict[str, tuple[str, str]] = {}
+        self._answered: dict[int, Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, head: Head) -> ServedModel | None:
+        """Return the model that is asked for answers; None: the request asks for something else.
+
+        Raises:
+            RequestError: no token (401), no such model (404), another method or coding, a body that is too long.
+        """
+        target = self._infer_paths.get(head.path)
+        parts = [] if target else _parts(head)
+        if parts[1:] not in _OPEN:
+            self._access.check(head.authorization)
+        self._service.check_size(head.length)
+        if target is None and len(parts) > 3 and parts[-1] == "infer":
+            target = _model(parts[:-1])
+            if target is not None and self._service.has(*target) and len(self._infer_paths) < _PATHS:
+                self._infer_paths[head.path] = target
+        if target is None:
+            return None
+        if head.method != "POST":
+            raise RequestError(405, "infer is asked by POST")
+        if head.encoding not in (b"", b"identity"):
+            raise RequestError(415, "bodies are taken as they are, without Content-Encoding")
+        return self._service.find(*target)
+
+    def take_bytes(self, earlier: int, more: int) -> None:
+        """Count bytes of a body. Raises RequestError: they are too many (413), with those of others (503)."""
+        self._service.check_size(earlier + more)
+        self._service.take_bytes(more)
+
+    def give_back(self, count: int) -> None:
+        """They have been answered."""
+        self._service.give_back(count)
+
+    def start(self, target: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
+        """Begin to answer a request that has been admitted."""
+        assert connection.head is not None
+        if not isinstance(target, ServedModel):
+            task = asyncio.get_running_loop().create_task(self._answer_other(connection.head, connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return None
+        try:
+            plan, outputs = self._submit(target, connection.head, body)
+        except Exception as e:
+            connection.answer(self._failure(e, connection))
+            return None
+        outputs.add_done_callback(partial(self._answer_infer, target.model, plan, connection))
+        return outputs
+
+    def refusal(self, error: RequestError, connection: Connection) -> bytes:
+        """Return the answer that says an error."""
+        self._count(error.status, connection)
+        more = "" if error.retry_after is None else f"retry-after: {error.retry_after}\r\n"
+        body = _dumps({"error": error.message})
+        return _head(error.status, _JSON, len(body), more) + body
+
+    def client_gone(self, connection: Connection) -> None:
+        """Count a request that is not answered: its client has gone."""
+        self._count(CLIENT_GONE, connection)
+
+    def _submit(
+        self, served: ServedModel, head: Head, body: bytes | memoryview
+    ) -> tuple[RequestPlan, asyncio.Future[list[Array]]]:
+        end = len(body) if head.json_bytes is None else head.json_bytes
+        if end > len(body):
+            raise RequestError(400, f"a body of {len(body):,} bytes; its JSON is said to have {end:,}")
+        plan = served.plans.find(served.model, bytes(body[:end]), self._service.options.limits)
+        return plan, served.batcher.submit(plan.blocks(body, end), plan.rows, plan.key, plan.timeout)
+
+    def _answer_infer(
+        self, model: Model, plan: RequestPlan, connection: Connection, outputs: asyncio.Future[list[Array]]
+    ) -> None:
+        if outputs.cancelled() or connection.is_gone:
+            self.client_gone(connection)
+            return
+        try:
+            answer_bytes = _infer_answer(model, plan, outputs.result())
+            self._count(200, connection)
+        except Exception as e:
+            answer_bytes = self._failure(e, connection)
+        connection.answer(answer_bytes)
+
+    async def _answer_other(self, head: Head, connection: Connection) -> None:
+        try:
+            # The connection leaves the body out of an answer to HEAD (RFC 9110, 9.3.2).
+            method = "GET" if head.method == "HEAD" else head.method
+            status, content_type, body = await self._route(method, _parts(head))
+            answer_bytes = _head(status, content_type, len(body)) + body
+            self._count(status, connection)
+        except Exception as e:
+            answer_bytes = self._failure(e, connection)
+        connection.answer(answer_bytes)
+
+    def _failure(self, e: Exception, connection: Connection) -> bytes:
+        if not isinstance(e, RequestError):
+            path = connection.head.path if connection.head is not None else ""
+            logger.error("a request to %s failed", path[:200], exc_info=e)
+            e = RequestError(500, _ERROR)
+        return self.refusal(e, connection)
+
+    def _count(self, status: int, connection: Connection) -> None:
+        counter = self._answered.get(status)
+        if counter is None:
+            counter = self._answered[status] = self._service.metrics.requests.labels("http", str(status))
+        counter.inc()
+        if connection.head is not None:
+            self._service.metrics.seconds.observe(time.perf_counter() - connection.started)
+
+    async def _route(self, method: str, parts: list[str]) -> tuple[int, str, bytes]:
+        service = self._service
+        match method, parts:
+            case "GET", ["v2", "health", "live"]:
+                return 200, _JSON, b""
+            case "GET", ["v2", "health", "ready"]:
+                return (200 if service.ready else 503), _JSON, b""
+            case "GET", ["v2"] | ["v2", ""]:
+                return 200, _JSON, _dumps(service.server())
+            case "GET", ["metrics"]:
+                service.metrics.pending_bytes.set(service.pending_bytes)
+                return 200, _TEXT, service.metrics.text()
+            case "POST", ["v2", "repository", "index"]:
+                return 200, _JSON, _dumps(await service.loader.index())
+            case "POST", ["v2", "repository", "models", name, "load"]:
+                await service.loader.load(name)
+                return 200, _JSON, b"{}"
+            case "POST", ["v2", "repository", "models", name, "unload"]:
+                await service.loader.unload(name)
+                return 200, _JSON, b"{}"
+            case "GET", ["v2", "models", *_]:
+                return self._of_model(parts)
+        raise RequestError(404, f"there is no {method} {'/' + '/'.join(parts)}"[:300])
+
+    def _of_model(self, parts: list[str]) -> tuple[int, str, bytes]:
+        last = parts[-1] if len(parts) in (4, 6) else ""
+        target = _model(parts[:-1] if last else parts)
+        if target is not None and last == "ready":
+            return (200 if self._service.has(*target) else 404), _JSON, b""
+        if target is not None and last == "config":
+            return 200, _JSON, _dumps(self._service.config(*target))
+        if target is not None and not last:
+            return 200, _JSON, _dumps(self._service.metadata(*target))
+        raise RequestError(404, f"there is no GET {'/' + '/'.join(parts)}"[:300])
+
+
+def _infer_answer(model: Model, plan: RequestPlan, outputs: Sequence[Array]) -> bytes:
+    """With numbers that are all raw, what comes before them is the same for outputs of the same shapes."""
+    shapes = tuple(x.shape for x in outputs)
+    prefix = plan.answers.get(shapes)
+    if prefix is not None:
+        return b"".join((prefix, *(to_raw(outputs[index]) for index, _ in plan.outputs)))
+    json_bytes, raws = answer(model, plan, outputs)
+    more = f"inference-header-content-length: {len(json_bytes)}\r\n" if raws else ""
+    prefix = _head(200, _RAW if raws else _JSON, len(json_bytes) + sum(map(len, raws)), more) + json_bytes
+    is_fixed = all(raw and outputs[index].dtype.kind != "O" for index, raw in plan.outputs)
+    if is_fixed and len(plan.answers) < _SHAPES:
+        plan.answers[shapes] = prefix
+    return b"".join((prefix, *raws))
+
+
+def _parts(head: Head) -> list[str]:
+    return [unquote(part) for part in head.path.split("/")[1:]]
+
+
+def _model(parts: list[str]) -> tuple[str, str] | None:
+    match parts:
+        case ["v2", "models", name]:
+            return name, ""
+        case ["v2", "models", name, "versions", version]:
+            return name, version
+    return None
+
+
+def _head(status: int, content_type: str, length: int, more: str = "") -> bytes:
+    headers = f"content-type: {content_type}\r\ncontent-length: {length}\r\n{more}"
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{headers}\r\n".encode("ascii")
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def serve_http(
+    app: App, limits: RequestLimits, taken: socket.socket, tls: ssl.SSLContext | None, grace: float
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        app: what answers.
+        limits: of requests.
+        taken: bound socket.
+        tls: None: without.
+        grace: seconds in which requests that have begun may end; a second signal ends them at once.
+    """
+    loop = asyncio.get_running_loop()
+    stop, force_stop = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: (force_stop if stop.is_set() else stop).set())
+    shared = Shared(app, limits)
+    async with taking(shared, taken, tls):
+        await stop.wait()
+    for connection in list(shared.connections):
+        connection.end()
+    until = time.monotonic() + grace
+    while shared.connections and time.monotonic() < until and not force_stop.is_set():
+        await asyncio.sleep(_POLL_SECONDS)
+    for connection in [*shared.connections, *shared.leaving]:
+        connection.abort()
+
+
+@asynccontextmanager
+async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
+    """Take connections while the block runs; those that were taken go on behind it, and the socket is closed.
+
+    Args:
+        shared: has the connections that were taken.
+        taken: bound socket.
+        tls: None: without.
+    """
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        server = await loop.create_server(lambda: Connection(shared), sock=taken, backlog=BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+        return
+    try:
+        # What ends the task ends the server: it would go on without taking connections.
+        async with asyncio.TaskGroup() as group:
+            accepting = group.create_task(_accept(shared, taken, tls))
+            yield
+            accepting.cancel()
+    finally:
+        taken.close()
+
+
+async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> None:
+    """Take connections of TLS, each counted before its handshake, which costs more than a request.
+
+    Above the limit they are closed at once: nothing can be said to a client before its handshake. (The loop's own
+    server tells of a connection only when its handshake is done, and of one that fails never.)
+    """
+    loop = asyncio.get_running_loop()
+    handshakes = set[asyncio.Task[None]]()
+    try:
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(taken)
+            except OSError:  # the client has gone, or the process has too many open files for now
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            if len(shared.connections) + len(shared.opening) >= shared.limits.connections:
+                accepted.close()
+                continue
+            task = _begin_handshake(shared, accepted, tls)
+            handshakes.add(task)
+            task.add_done_callback(handshakes.discard)
+    finally:
+        for task in handshakes:
+            task.cancel()
+
+
+def _begin_handshake(shared: Shared, accepted: socket.socket, tls: ssl.SSLContext) -> asyncio.Task[None]:
+    """Count it as one that opens until it is made, or has failed."""
+    connection = Connection(shared)
+    shared.opening.add(connection)
+    task = asyncio.get_running_loop().create_task(_shake_hands(shared, connection, accepted, tls))
+    task.add_done_callback(lambda _: shared.opening.discard(connection))
+    return task
+
+
+async def _shake_hands(shared: Shared, connection: Connection, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+    loop, seconds = asyncio.get_running_loop(), shared.limits.receive_seconds
+    with suppress(OSError):  # of TLS and of time, too: a client's matter
+        await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=seconds)
+
 
 logger = logging.getLogger(__name__)
 
