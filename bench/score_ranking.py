@@ -30,8 +30,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.score import ranking
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.loaded_model import loaded_model
-from headrace.score.pair_features import BLOCK_PAIRS, PairFeatures
+from headrace.score.loaded_model import BLOCK_PAIRS, PairFeatures, loaded_model
 from headrace.score.ranking import ITEMS, TaskInputs, score_batches
 from headrace.storage import local
 

@@ -28,8 +28,7 @@ from headrace.compute.jagged import JaggedArray
 from headrace.features.functions.arrays import one_batch
 from headrace.lake.spark.tasks import run_tasks
 from headrace.score.items import ItemTable
-from headrace.score.loaded_model import loaded_workflow
-from headrace.score.pair_features import Columns, PairFeatures
+from headrace.score.loaded_model import Columns, PairFeatures, loaded_workflow
 from headrace.storage import Location, release_copy
 from headrace.storage.host_scratch import HostPlace, RunFolder, made_once
 

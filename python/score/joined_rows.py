@@ -32,8 +32,7 @@ from headrace.models.joined import (
 )
 from headrace.models.predictor import Predictor, network_folder, network_of
 from headrace.score.joined_tables import Partitioning, ReceivedRows
-from headrace.score.loaded_model import features_of_rows
-from headrace.score.pair_features import Columns, PairFeatures, gather, take_rows
+from headrace.score.loaded_model import Columns, PairFeatures, features_of_rows, gather, take_rows
 from headrace.score.ranking import ITEMS, CandidateLists, TaskInputs
 from headrace.storage import Location
 

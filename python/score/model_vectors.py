@@ -19,8 +19,7 @@ from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import NetworkPredictor, Predictor
 from headrace.score.joined_tables import Partitioning
-from headrace.score.loaded_model import loaded_model
-from headrace.score.pair_features import Columns, PairFeatures
+from headrace.score.loaded_model import Columns, PairFeatures, loaded_model
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 

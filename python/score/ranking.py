@@ -17,8 +17,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, stages_of
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.loaded_model import loaded_model
-from headrace.score.pair_features import BLOCK_PAIRS, Columns, PairFeatures, gather, take_rows
+from headrace.score.loaded_model import BLOCK_PAIRS, Columns, PairFeatures, gather, loaded_model, take_rows
 from headrace.score.top_k import top_k
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace

@@ -35,7 +35,9 @@ from headrace.score.experiments.assignment import Live, live_experiments, pinned
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
 from headrace.score.model_lists import (
+    CANDIDATE_COLUMNS,
     EXPERIMENT_COLUMNS,
+    RERANK_COLUMNS,
     AssignmentColumns,
     ModelOfRun,
     RunInputs,
@@ -44,7 +46,6 @@ from headrace.score.model_lists import (
 )
 from headrace.score.ranking import SEEN
 from headrace.score.rerank.reranker import UnmetByTask
-from headrace.score.scored_rows import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output

@@ -24,7 +24,7 @@ from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
 from headrace.models.predictor import network_of
 from headrace.models.sharded_model import ShardedModel
-from headrace.score import joined_rows, scored_rows
+from headrace.score import joined_rows, model_lists
 from headrace.score.joined_rows import JoinedModel
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
@@ -62,7 +62,7 @@ def main(home: Path, out: Path) -> None:
     ws = Workspace(home)
     # Executors' work folders; Spark's default is below its installation.
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
-    scored_rows._TASK_PAIRS = 60  # many parts
+    model_lists._TASK_PAIRS = 60  # many parts
     with session(conf, ws, "joined") as spark:
         reports = spark.sparkContext.accumulator([], ListAccumulator())
         original: Callable[..., DataFrame] = joined_rows.map_with_table_rows

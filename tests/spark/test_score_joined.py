@@ -63,7 +63,7 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
 ) -> None:
     """And no task has a whole table: each file is read by one, and a task holds rows of its own users and items."""
     ws = many_files
-    monkeypatch.setattr("headrace.score.scored_rows._TASK_PAIRS", 60)  # many parts
+    monkeypatch.setattr("headrace.score.model_lists._TASK_PAIRS", 60)  # many parts
     full_model = load_model(folder := ws.locate(manifest_of(ws, "train").output("model").name))
     assert full_model.dynamic is not None
     rows = sum(len(w) for w in full_model.embeddings.weights) + sum(len(t) for t in full_model.dynamic.tables)

@@ -30,7 +30,7 @@ from headrace.score.candidates.covisitation import Neighbors, best_neighbors
 from headrace.score.columns import check_columns, context_scalars
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.pair_features import PairFeatures, check_pair_features
+from headrace.score.loaded_model import PairFeatures, check_pair_features
 from headrace.score.ranking import ITEMS, SEEN, SOURCES, OutputRows, Ranked, TaskInputs, blocks, score_batches
 from headrace.storage import local
 

@@ -20,7 +20,7 @@ from headrace.lake.spark.tasks import run_tasks
 from headrace.score import item_features
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.pair_features import PairFeatures
+from headrace.score.loaded_model import PairFeatures
 from headrace.storage import LeaseLost, Location, local
 from headrace.storage.host_scratch import HostScratch, RunFolder
 from headrace.storage.objects import copies

@@ -24,7 +24,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.split import SPLIT
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor, maps_of
-from headrace.score.pair_features import BLOCK_PAIRS, Columns, PairFeatures
+from headrace.score.loaded_model import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Actions, Choices, Policy

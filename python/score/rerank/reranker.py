@@ -21,8 +21,7 @@ from headrace.lake.spark.tasks import ByPartition, this_partition
 from headrace.models.predictor import Predictor
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.loaded_model import loaded_model
-from headrace.score.pair_features import Columns, gather
+from headrace.score.loaded_model import Columns, gather, loaded_model
 from headrace.score.ranking import OutputRows, Ranked
 from headrace.score.rerank.explore import Softmax, explore, pool_of, protected
 from headrace.score.rerank.select import (
