@@ -39,7 +39,7 @@ from bench.criteo_data import CATEGORIES, COUNTS, Lake
 from bench.usage import cpu_of_children, peak_of_tree
 from headrace.config.schema import FIRST_CODE
 from headrace.config.workspace import checkout
-from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.udfs.arrow import xxhash64_integers
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -90,7 +90,7 @@ def pack_environment(file: Location, left_out: Sequence[str]) -> None:
     Raises:
         UserError: the file's name is not one that Spark unpacks, or a package cannot go along.
     """
-    from headrace.jobs.pack.archive import pack as write
+    from headrace.jobs.pack import pack as write
 
     if not file.name.endswith((".tar.gz", ".tgz")):
         raise UserError(f"{file}: Spark unpacks archives by their names; call it .tar.gz")

@@ -154,3 +154,43 @@ def _lists(offsets: I32, bits: Bits, write: Callable[[int], None]) -> pa.ListArr
     return pa.Array.from_buffers(
         pa.list_(pa.int32()), len(offsets) - 1, [pa.py_buffer(bits), pa.py_buffer(offsets)], children=[pa.array(values)]
     )
+
+
+I64 = npt.NDArray[np.int64]
+
+
+def xxhash64_integers(values: I64, seed: I64 | None = None) -> I64:
+    """Hash a bigint column as Spark's xxhash64 does. int64 [n] -> int64 [n].
+
+    `seed`: of each row the hash of the columns before this one, int64 [n].
+
+    Raises:
+        UserError: the library was not built.
+    """
+    values, out = np.ascontiguousarray(values, np.int64), np.empty(len(values), np.int64)
+    seeds = _seeds(seed, len(values))
+    host().xxhash64_integers(values.ctypes.data, len(values), _seeds_address(seeds), out.ctypes.data)
+    return out
+
+
+def xxhash64_strings(values: pa.StringArray, seed: I64 | None = None) -> I64:
+    """Hash a string column; a null's hash is the seed.
+
+    pa.string [n] -> int64 [n]. `seed`, errors: see `xxhash64_integers`.
+    """
+    out = np.empty(len(values), np.int64)
+    seeds = _seeds(seed, len(values))
+    host().xxhash64_text(text_column(values), len(values), _seeds_address(seeds), out.ctypes.data)
+    return out
+
+
+def _seeds(seed: I64 | None, rows: int) -> I64 | None:
+    if seed is None:
+        return None
+    if len(seed) != rows:
+        raise ValueError(f"{rows} values, {len(seed)} seeds")
+    return np.ascontiguousarray(seed, np.int64)
+
+
+def _seeds_address(seeds: I64 | None) -> int | None:
+    return None if seeds is None else seeds.ctypes.data

@@ -15,7 +15,7 @@ from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.base import FILE, LINE, QUERY
 from headrace.features.table_ops.trailing import _GRID, _LOW, _MOST, is_real
 from headrace.features.types import ValueType
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 I64 = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]

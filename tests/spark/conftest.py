@@ -19,7 +19,7 @@ from headrace.stage import run_stage
 from headrace.stage.manifest import Manifest, Output
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 from tests.score_support import DS, TYPES, draw, spec, to_spark
 
 

@@ -16,7 +16,7 @@ from headrace.config import Spark
 from headrace.config.workspace import Workspace
 from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
-from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.udfs.arrow import xxhash64_integers
 
 
 def of_executor(numbers: Iterator[int]) -> Iterator[dict[str, object]]:

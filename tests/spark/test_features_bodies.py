@@ -24,7 +24,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import partition_keys
 from headrace.storage import local
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 # Spark's own bodies are what is compared.
 pytestmark = pytest.mark.usefixtures("generated_code")

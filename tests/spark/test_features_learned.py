@@ -42,7 +42,7 @@ from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow, table_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import local
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 COLUMNS = [
     TableColumn(name="s", type="string"),

@@ -15,7 +15,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.learn.statistics import folds_of
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from headrace.compute import native
 from headrace.config.workspace import checkout
-from headrace.jobs.pack.archive import installed, pack
+from headrace.jobs.pack import installed, pack
 from headrace.storage import local
-from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.udfs.arrow import xxhash64_integers
 from tests.dags.standalone import standalone
 from tests.s3_server import BUCKET, s3_server
 from tests.support import SMALL

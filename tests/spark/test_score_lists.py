@@ -22,7 +22,7 @@ from headrace.score.rerank.reranker import rerank
 from headrace.score.rerank.select import RankedItems, Rule
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
-from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.udfs.arrow import xxhash64_integers
 from tests.score_support import DS, clicked_pairs, expected, scores, spec
 
 

@@ -24,7 +24,7 @@ from headrace.score.experiments.comparison import (
     difference,
     sample_ratio_p,
 )
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 USERS = pa.array(range(200_000), pa.int64())
 HALVES = {"a": 0.5, "b": 0.5}

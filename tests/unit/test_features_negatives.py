@@ -19,7 +19,7 @@ from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.preparation import midnight
 from headrace.lake.landing.stage import Ingest
 from headrace.stage.manifest import fingerprint
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 from tests.arrow_table_ops import by_arrow
 from tests.tables_support import (
     DAY,

@@ -33,7 +33,7 @@ from headrace.jobs.observe.openlineage.names import (
     of_location,
     of_warehouse,
 )
-from headrace.jobs.observe.openlineage.sender import is_enabled
+from headrace.jobs.observe.openlineage.runs import is_enabled
 from headrace.stage import Context, Result, run_stage
 from headrace.stage.manifest import Input, Manifest, Output
 from tests.report_support import DS, make_manifests

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from headrace.cli import submitters
 from headrace.config.workspace import checkout, installation
 from headrace.errors import UserError
-from headrace.jobs.pack import archive
-from headrace.jobs.pack.archive import Packed, choose, installed
+from headrace.jobs import pack as archive
+from headrace.jobs.pack import Packed, choose, installed
 from headrace.storage import Location, local, location_of
 from tests.storage_support import memory_home
 
@@ -123,7 +123,7 @@ def test_a_package_brings_its_files_and_what_is_compiled_of_them(tmp_path: Path)
 
 
 def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_path: Path) -> None:
-    from headrace.jobs.pack.archive import write
+    from headrace.jobs.pack import write
 
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
@@ -154,7 +154,7 @@ def test_the_command_says_how_spark_is_told_of_the_archive(
         out.put_text("")
         return Packed(packages=1, files=1, unpacked=0, missed=())
 
-    monkeypatch.setattr("headrace.jobs.pack.archive.pack", write)
+    monkeypatch.setattr("headrace.jobs.pack.pack", write)
     archive = f"{folder or tmp_path}/environment.tar.gz"
     submitters.pack(archive, [])
     assert location_of(archive).exists()

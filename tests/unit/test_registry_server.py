@@ -31,7 +31,7 @@ from headrace.config.section import ServerText
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.jobs.pack.archive import _reach, installed
+from headrace.jobs.pack import _reach, installed
 from headrace.models import registry
 from headrace.models.registry.artifact import FOLDER, log_model
 from headrace.models.registry.promotion import promote

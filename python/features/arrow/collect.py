@@ -43,7 +43,7 @@ from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.tasks import cores_of, executors_of
 from headrace.storage import Location
 from headrace.storage.host_scratch import made_once
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 #: Most of a file's statistic that is merged: long keys are more than memory has, and an array.
 _MERGED_BYTES = 256 << 20

@@ -30,7 +30,7 @@ from headrace.features.types import ValueType
 from headrace.stage.manifest import fingerprint
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostScratch, RunFolder
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 #: Part of the folder's name: raise it when a row group's form changes.
 _FORMAT = 2

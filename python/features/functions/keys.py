@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from headrace.features.functions.arrays import with_elements
 from headrace.features.types import OpError, ValueType, element_of
-from headrace.udfs.xxhash64 import I64, xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import I64, xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -52,7 +52,7 @@ def spark_hashed(x: Column, input_type: ValueType) -> Column:
 
 
 def arrow_hashes(x: pa.Array, input_type: ValueType, seed: I64 | None = None) -> I64:
-    """`xxhash64` of scalars, of a null any number. [n] -> int64 [n]. `seed`: see headrace.udfs.xxhash64."""
+    """`xxhash64` of scalars, of a null any number. [n] -> int64 [n]. `seed`: see headrace.udfs.arrow."""
     if input_type.element == "string":
         return xxhash64_strings(x, seed)
     return xxhash64_integers(pc.fill_null(arrow_ids(x, input_type), 0).to_numpy(zero_copy_only=False), seed)

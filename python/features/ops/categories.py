@@ -16,7 +16,7 @@ from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

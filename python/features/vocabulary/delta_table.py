@@ -32,7 +32,7 @@ from headrace.lake.delta.with_spark import append
 from headrace.lake.spark.exchange import streamed
 from headrace.lake.spark.session import driver_python_bytes
 from headrace.storage import Fence, Location
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 _LOG = logging.getLogger("headrace.features")
 

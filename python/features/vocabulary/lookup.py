@@ -21,7 +21,7 @@ from headrace.dataset import native
 from headrace.dataset.layout import column_bytes
 from headrace.features.functions.arrays import one_chunk
 from headrace.storage import Location
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.arrow import xxhash64_strings
 
 Rows = npt.NDArray[np.int32]
 

@@ -29,7 +29,7 @@ from headrace.config.schema import quoted_names
 from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.faults import GOOD
 from headrace.storage import Location
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:  # Tasks that read lines import this module, but no classes of specs: they take long to make.
     from headrace.config import Table

@@ -26,7 +26,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.stage.manifest import Input, fingerprint
 from headrace.stage.resources import user_name
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 I64 = npt.NDArray[np.int64]
 #: Suffixes of an experiment's salt: for the arm, and for whether a user takes part.

@@ -38,7 +38,7 @@ from headrace.score.rerank.select import (
 )
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 #: Counts of a rule: lists that do not meet it, and those of them that provably could not.
 LISTS, IMPOSSIBLE = "lists", "impossible"

@@ -1,8 +1,9 @@
-"""Events of runs: a stage's START, COMPLETE and FAIL, and those of a whole `headrace run`."""
+"""Events of runs with their facets: a stage's START, COMPLETE and FAIL, its inputs and outputs as datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -10,19 +11,193 @@ from typing import Any
 
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import (
+    data_quality_assertions_dataset,
+    data_quality_metrics_dataset,
+    data_quality_metrics_input_dataset,
+    dataset_type_dataset,
+    dataset_version_dataset,
     documentation_job,
     error_message_run,
     job_type_job,
     nominal_time_run,
+    output_statistics_output_dataset,
     parent_run,
     processing_engine_run,
+    schema_dataset,
+    storage_dataset,
 )
 
 from headrace import __version__
+from headrace.config import Spec
+from headrace.config.schema import DatasetSchema
 from headrace.config.stages import StageEntry
+from headrace.config.workspace import Workspace
 from headrace.jobs.observe.openlineage import names
-from headrace.jobs.observe.openlineage.names import job_name
+from headrace.jobs.observe.openlineage.names import DatasetName, job_name, name_of, of_warehouse
+from headrace.jobs.observe.output_files import DELTA, size_of
+from headrace.lake.delta.log import DeltaLog
 from headrace.logs import redact
+from headrace.quality.report import facts
+from headrace.stage.manifest import Input, Manifest, Output
+
+#: By kind, as the specification's examples write it.
+_TYPES = {"landing": "FILE", "file": "FILE", "dataset": "FILE", "replay": "FILE", "model": "MODEL"}
+
+
+def inputs_of(
+    ws: Workspace, inputs: Iterable[Input], upstream: Mapping[str, Manifest], manifest: Manifest | None = None
+) -> list[InputDataset]:
+    """Return what a run reads: its pinned inputs, and the outputs of its upstream stages.
+
+    Args:
+        ws: the workspace.
+        inputs: of the run.
+        upstream: manifests by stage.
+        manifest: of the run, at its end: with the checks of what it read.
+    """
+    inputs_by_name: dict[DatasetName, InputDataset] = {}
+
+    def add(kind: str, name: str, version: str, schema: DatasetSchema | None = None) -> None:
+        known = name_of(ws, kind, name)
+        facets = _of_dataset(ws, kind, name, version, schema)
+        inputs_by_name[known] = InputDataset(known.namespace, known.name, facets=facets)
+
+    for upstream_manifest in upstream.values():
+        for output in upstream_manifest.outputs:
+            if output.kind in _PLACES and output.kind != "quarantine":  # which no stage reads
+                add(output.kind, output.name, output.version, upstream_manifest.dataset_schema)
+    for read in inputs:
+        if read.kind != "stage":
+            add(read.kind, read.name, read.version)
+    datasets = list(inputs_by_name.values())
+    if manifest is not None and datasets:
+        # Checks are of what the run looked at; the manifest does not say of which of several.
+        (datasets[-1] if manifest.stage in _CHECKS_LAST else datasets[0]).inputFacets = _checks(manifest)
+    return datasets
+
+
+def outputs_of(spec: Spec, ws: Workspace, manifest: Manifest) -> list[OutputDataset]:
+    """Return a run's outputs."""
+    return [_output(spec, ws, manifest, output) for output in manifest.outputs]
+
+
+#: Outputs that are in the workspace; others are tables of a warehouse.
+_PLACES = (*DELTA, "dataset", "model", "file", "table")
+#: The stages that check the last of their inputs: the landing files are behind the tables of upstream stages.
+_CHECKS_LAST = ("ingest",)
+
+
+def _output(spec: Spec, ws: Workspace, manifest: Manifest, output: Output) -> OutputDataset:
+    inside = output.kind in _PLACES
+    name = name_of(ws, output.kind, output.name) if inside else of_warehouse(spec, ws, manifest)
+    facets = _of_dataset(ws, output.kind, output.name, output.version, manifest.dataset_schema)
+    size = size_of(ws, output) if inside else None
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=output.rows, size=size.bytes if size else None, fileCount=size.files if size else None
+    )
+    if output.kind == "dataset" and (metrics := _columns(manifest)):
+        facets["dataQualityMetrics"] = data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
+            columnMetrics={n: data_quality_metrics_dataset.ColumnMetrics(nullCount=c) for n, c in metrics.items()},
+            rowCount=output.rows,
+            bytes=size.bytes if size else None,
+        )
+    return OutputDataset(name.namespace, name.name, facets=facets, outputFacets={"outputStatistics": statistics})
+
+
+def _of_dataset(ws: Workspace, kind: str, name: str, version: str, schema: DatasetSchema | None) -> dict[str, Any]:
+    facets: dict[str, Any] = {
+        "version": dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=version),
+        "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet(datasetType=_TYPES.get(kind, "TABLE")),
+    }
+    fields: list[tuple[str, str]] = []
+    if kind in DELTA:
+        fields = list(_delta_columns(ws, name, version).items())
+        facets["storage"] = storage_dataset.StorageDatasetFacet(storageLayer="delta", fileFormat="parquet")
+    elif kind == "dataset" and schema is not None:
+        fields = [(f.name, f"array<{f.dtype}>" if f.is_list else f.dtype) for f in schema.features]
+    if fields:
+        of_field = schema_dataset.SchemaDatasetFacetFields
+        facets["schema"] = schema_dataset.SchemaDatasetFacet(
+            fields=[of_field(name=n, type=t, ordinal_position=i) for i, (n, t) in enumerate(fields, 1)]
+        )
+    return facets
+
+
+def _delta_columns(ws: Workspace, name: str, version: str) -> dict[str, str]:
+    if not version.isdecimal():
+        return {}
+    metadata = DeltaLog(ws.locate(name)).metadata(int(version))
+    if metadata is None:
+        return {}
+    fields = json.loads(metadata["schemaString"])["fields"]
+    return {f["name"]: f["type"] if isinstance(f["type"], str) else str(f["type"]["type"]) for f in fields}
+
+
+def _columns(manifest: Manifest) -> dict[str, int]:
+    """Missing values by feature, of all rows."""
+    rows = sum(manifest.rows.get(split, 0) for split in ("train", "valid", "test"))
+    rates = {
+        str(r.get("name")): facts.number(r.get("missing_rate")) for r in facts.records(manifest.facts.get("columns"))
+    }
+    return {name: round(rate * rows) for name, rate in rates.items() if rate is not None}
+
+
+def _checks(manifest: Manifest) -> dict[str, Any]:
+    facets: dict[str, Any] = {}
+    check = _ASSERTIONS.get(manifest.stage)
+    assertions = list(check(manifest.facts)) if check else []
+    if assertions:
+        facets["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+    read = manifest.rows.get("read")
+    if read is not None:
+        facets["dataQualityMetrics"] = data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet(
+            columnMetrics={}, rowCount=read
+        )
+    return facets
+
+
+def _assertion(name: str, ok: bool, value: Any, limit: Any, column: str | None = None, severity: str = "error") -> Any:
+    return data_quality_assertions_dataset.Assertion(
+        assertion=name,
+        success=ok,
+        column=column,
+        severity=severity,
+        expected=None if limit is None else facts.show(limit),
+        actual=None if value is None else facts.show(value),
+    )
+
+
+def _expectations(record: Any) -> Iterable[Any]:
+    for r in facts.records(record):
+        if isinstance(r.get("ok"), bool):
+            yield _assertion(str(r.get("name")), r["ok"], r.get("value"), r.get("limit"))
+
+
+def _drift(record: Mapping[str, Any]) -> Iterable[Any]:
+    """Yield the population stability index of each column that has a limit, and every other figure over one."""
+    for r in facts.records(record.get("columns")):
+        broken = {str(b.get("what")): b for b in facts.records(r.get("breaches"))}
+        column = str(r.get("column"))
+        if r.get("psi") is not None and r.get("max_psi") is not None and "psi" not in broken:
+            yield _assertion("psi", True, r["psi"], r["max_psi"], column, "warn")
+        for limit, b in broken.items():
+            severity = "error" if b.get("action") == "stop" else "warn"
+            yield _assertion(limit, False, b.get("value"), b.get("limit"), column, severity)
+
+
+def _rules(record: Mapping[str, Any]) -> Iterable[Any]:
+    for r in facts.records(record.get("rules")):
+        if isinstance(r.get("passed"), bool):
+            yield _assertion(str(r.get("key")), r["passed"], r.get("value"), r.get("limit"))
+
+
+_ASSERTIONS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Any]]] = {
+    "ingest": lambda record: _expectations(record.get("expectations")),
+    "publish": lambda record: _expectations(record.get("audit")),
+    "drift": _drift,
+    "gate": _rules,
+}
+
 
 #: What has made an event: a name of this program and its version.
 PRODUCER = f"https://pypi.org/project/headrace/{__version__}"

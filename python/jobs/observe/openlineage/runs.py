@@ -1,18 +1,124 @@
-"""The events of one process: of the stages of an application, or of a whole `headrace run`."""
+"""The events of one process: of the stages of an application, or of a whole `headrace run`.
+
+A thread makes and sends them: who works never waits for the receiver, and never fails with it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from queue import Full, Queue
 from typing import Any
 
-from headrace.config import Spec
+from headrace.config import OpenLineage, Spec
 from headrace.config.stages import StageEntry
 from headrace.config.workspace import Workspace
 from headrace.jobs.observe.openlineage.names import ParentRun, Run, job_name
-from headrace.jobs.observe.openlineage.sender import EventSender, is_enabled, namespace_of
 from headrace.stage import RunPlan, stage_entry
 from headrace.stage.manifest import Manifest
+
+log = logging.getLogger("headrace.observe")
+
+#: Events that wait at most; a stage has two.
+_WAITING = 1000
+_FILE = "openlineage.yml"
+_THREAD = "openlineage"
+#: What the client's own configuration is laid upon: no look for a Git repository, a receiver that is down soon told.
+_DEFAULTS: Mapping[str, Any] = {"facets": {"source_code_location": {"disabled": True}}}
+
+#: Makes an event, in the thread, by the modules of the client's.
+Make = Callable[[], Any]
+
+
+def is_enabled(conf: OpenLineage | None) -> bool:
+    """Return whether events are requested: by the spec, or by the settings of OpenLineage's clients."""
+    if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+        return False
+    named = any(
+        v in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG") or v.startswith("OPENLINEAGE__TRANSPORT") for v in os.environ
+    )
+    return conf is not None or named or any(map(_has_file, (Path.cwd, lambda: Path.home() / ".openlineage")))
+
+
+def _has_file(folder: Callable[[], Path]) -> bool:
+    # A working directory may be removed, a user without a home.
+    with suppress(OSError, RuntimeError):
+        return (folder() / _FILE).is_file()
+    return False
+
+
+def namespace_of(conf: OpenLineage | None) -> str:
+    """Return the namespace of the pipelines' jobs."""
+    return os.environ.get("OPENLINEAGE_NAMESPACE") or (conf or OpenLineage()).namespace
+
+
+class EventSender:
+    """Sends events in the order in which they come. What goes wrong is told once, as a warning.
+
+    Args:
+        conf: the section; None: only variables and `openlineage.yml` say where to.
+    """
+
+    def __init__(self, conf: OpenLineage | None) -> None:
+        self._conf = conf or OpenLineage()
+        self._queue: Queue[Make | None] = Queue(_WAITING)
+        self._has_warned = False
+        # A daemon: a receiver that does not answer keeps no process alive.
+        self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def send(self, make: Make) -> None:
+        """Have an event made and sent."""
+        try:
+            self._queue.put_nowait(make)
+        except Full:
+            self._warn(f"{_WAITING} events wait for a receiver that does not take them")
+
+    def close(self) -> None:
+        """Wait for what is on its way, no longer than `wait_seconds`."""
+        deadline = time.monotonic() + self._conf.wait_seconds
+        with suppress(Full):
+            self._queue.put(None, timeout=self._conf.wait_seconds)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._warn("the receiver has not taken all events in time (observe.openlineage.wait_seconds)")
+
+    def _work(self) -> None:
+        client = None
+        while (make := self._queue.get()) is not None:
+            try:
+                client = client or self._client()
+                client.emit(make())
+            except Exception as e:  # the client raises what its transports raise
+                self._warn(f"{type(e).__name__}: {e}")
+        if client is not None:
+            try:
+                client.close()
+            except Exception as e:
+                self._warn(f"{type(e).__name__}: {e}")
+
+    def _client(self) -> Any:
+        from openlineage.client import OpenLineageClient
+
+        # Its own lines, and those about each attempt, are no more than what is told here once.
+        logging.getLogger("openlineage").setLevel(logging.ERROR)
+        logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
+        config: dict[str, Any] = dict(_DEFAULTS)
+        if self._conf.transport:
+            config["transport"] = dict(self._conf.transport)
+        return OpenLineageClient(config=config)
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("OpenLineage: an event was not sent, and perhaps others; stages go on without (%s)", reason)
+
 
 #: `namespace/job/run id` of the run that has started this process; the same of the outermost one.
 PARENT, ROOT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"
@@ -44,8 +150,7 @@ class RunEvents:
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
 
-            from headrace.jobs.observe.openlineage.datasets import inputs_of
-            from headrace.jobs.observe.openlineage.events import event
+            from headrace.jobs.observe.openlineage.events import event, inputs_of
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
             return event(RunState.START, run, self._entry(run), self._namespace, time, inputs)
@@ -59,8 +164,7 @@ class RunEvents:
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
 
-            from headrace.jobs.observe.openlineage.datasets import inputs_of, outputs_of
-            from headrace.jobs.observe.openlineage.events import event
+            from headrace.jobs.observe.openlineage.events import event, inputs_of, outputs_of
 
             if plan is None or manifest is None:
                 return event(RunState.COMPLETE, run, self._entry(run), self._namespace, time)
@@ -77,8 +181,7 @@ class RunEvents:
         def make() -> Any:
             from openlineage.client.event_v2 import RunState
 
-            from headrace.jobs.observe.openlineage.datasets import inputs_of
-            from headrace.jobs.observe.openlineage.events import event
+            from headrace.jobs.observe.openlineage.events import event, inputs_of
 
             inputs = inputs_of(self._ws, plan.inputs, plan.ctx.upstream) if plan else []
             return event(RunState.FAIL, run, self._entry(run), self._namespace, time, inputs, error=error, trace=trace)

@@ -1,4 +1,7 @@
-"""The environment as one .tar.gz that Spark unpacks for each executor."""
+"""The environment as one .tar.gz that Spark unpacks for each executor: `headrace pack`.
+
+`packed_python.sh` is `bin/python` of the archive: the host's own Python with the archive's packages.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ exec "${self%/*}/python" -m headrace.cli "$@"
 
 def programs() -> Iterator[tuple[str, str]]:
     """`bin/` and what makes a virtual environment of the folder: paths and texts. Those in `bin/` are executable."""
-    python = Path(__file__).with_name("python.sh").read_text(encoding="utf-8")
+    python = Path(__file__).with_name("packed_python.sh").read_text(encoding="utf-8")
     recorded = shlex.quote(str(Path(sys.base_exec_prefix) / "bin" / f"python{_VERSION}"))
     yield "bin/python", python.replace("@VERSION@", _VERSION).replace("@RECORDED@", recorded)
     yield "bin/headrace", _PROGRAM
-    # No `home`: the interpreter is told by python.sh.
+    # No `home`: the interpreter is told by packed_python.sh.
     yield "pyvenv.cfg", "include-system-site-packages = false\n"
     yield f"{_PACKAGES}/headrace-pack.pth", "import os; os.environ.pop('PYTHONHOME', None)\n"
 
