@@ -1,4 +1,4 @@
-"""The section `source`: landing files or a table, and when a day of them is complete."""
+"""The section `source`: landing files or a table, the days of a run, and when a day is complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import itertools
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -441,3 +441,20 @@ def _kind(value: Any) -> str:
 Source = Annotated[
     Annotated[LandingSource, Tag("landing")] | Annotated[TableSource, Tag("table")], Discriminator(_kind)
 ]
+
+
+def days_of_run(source: AnySource, ds: str) -> list[str]:
+    """Return the days that a run for `ds` covers, oldest first: of a daily source `catch_up_days` before it, too."""
+    earlier_days = source.catch_up_days if source.daily else 0
+    return [following(ds, -k) for k in range(earlier_days, -1, -1)]
+
+
+def midnight(source: AnySource, ds: str) -> datetime:
+    """Return the instant in UTC at which a landing day begins in the source's time zone."""
+    day = date.fromisoformat(ds)
+    return datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(source.timezone)).astimezone(UTC)
+
+
+def following(ds: str, days: int = 1) -> str:
+    """Return the day so many days after (or before) another."""
+    return (date.fromisoformat(ds) + timedelta(days=days)).isoformat()

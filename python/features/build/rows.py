@@ -19,6 +19,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, NamedSource, Spec, TableSource
 from headrace.config.schema import TableColumn, is_wider
+from headrace.config.source import following
+from headrace.config.source import midnight as landing_midnight
 from headrace.errors import UserError
 from headrace.features.arrow.decode import numbered_name
 from headrace.features.build.plan import by_days, days_before_training, first_day
@@ -38,8 +40,6 @@ from headrace.features.table_ops.preparation import (
 from headrace.features.table_ops.preparation import source_table as named_table
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
-from headrace.lake.calendar import following
-from headrace.lake.calendar import midnight as landing_midnight
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.declared import PinnedTable

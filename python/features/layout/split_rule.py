@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from headrace.config import Features, Spec
+from headrace.config.source import following
+from headrace.config.source import midnight as landing_midnight
 from headrace.features.table_ops.preparation import Preparation, midnight
-from headrace.lake.calendar import following
-from headrace.lake.calendar import midnight as landing_midnight
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config.schema import is_of_list, quoted_names
+from headrace.config.source import following
 from headrace.errors import UserError
-from headrace.lake.calendar import following
 from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.with_spark import read_version

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from headrace.config import Expectations, Table
+from headrace.config.source import following, midnight
 from headrace.errors import UserError
-from headrace.lake.calendar import following, midnight
 from headrace.lake.landing.files import file_patterns
 from headrace.lake.landing.load_history import LoadRecord
 from headrace.lake.landing.plan import DayFiles, LoadPlan, loaded_after

@@ -14,8 +14,8 @@ from typing import Any
 
 from headrace.config import Source, Table, TableSource
 from headrace.config.schema import is_wider
+from headrace.config.source import days_of_run, following
 from headrace.errors import UserError
-from headrace.lake.calendar import days_of_run, following
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.faults import kind_unreadable
 from headrace.lake.landing.files import LandingDay, LandingFile, file_patterns, find_files

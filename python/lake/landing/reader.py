@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, Table
+from headrace.config.source import following, midnight
 from headrace.errors import UserError
 from headrace.errors.translate import own_error
-from headrace.lake.calendar import following, midnight
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
 from headrace.lake.landing.files import LandingDay, LandingFile
 from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE, ReadLines

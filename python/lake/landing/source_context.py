@@ -28,10 +28,9 @@ from headrace.config import (
     parse_duration,
 )
 from headrace.config.schema import path_steps
-from headrace.config.source import END_OF_DAY
+from headrace.config.source import END_OF_DAY, following, midnight
 from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
-from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.files import day_folders, file_patterns, marker_places

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.config.schema import TableColumn, quoted_names
+from headrace.config.source import days_of_run, midnight
 from headrace.errors import UserError
-from headrace.lake.calendar import days_of_run, midnight
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.faults import BAD, GOOD
 from headrace.lake.landing.expectations import summed

@@ -22,9 +22,8 @@ from pyspark.sql import types as T
 
 from headrace.config import Table, TableSource
 from headrace.config.schema import quoted_names
-from headrace.config.source import RowChange
+from headrace.config.source import RowChange, following, midnight
 from headrace.errors import UserError
-from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
 from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
 from headrace.lake.tables.snapshot import DAY, FILE, LINE, OneSchemaRows, Snapshot, TableFile, TablePlace

@@ -16,8 +16,8 @@ from pyspark.sql import types as T
 from headrace.config import TableSource
 from headrace.config.schema import quoted_names
 from headrace.config.section import day_groups, day_regex
+from headrace.config.source import following, midnight
 from headrace.errors import UserError, nearest
-from headrace.lake.calendar import following, midnight
 from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 from headrace.lake.values import stored_name
 

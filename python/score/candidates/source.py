@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import PairEvents, Score
+from headrace.config.source import following
 from headrace.errors import UserError, nearest
 from headrace.features.build.rows import end_of_day
 from headrace.features.functions.spark_expressions import col
@@ -24,7 +25,6 @@ from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
-from headrace.lake.calendar import following
 from headrace.score.entities import ActiveEvents
 from headrace.score.items import ITEM_ROW
 from headrace.score.scoring_model import ScoringModel
