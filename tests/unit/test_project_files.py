@@ -167,6 +167,44 @@ def test_what_a_term_names_exists(term: str, place: str, classes: str) -> None:
     assert [name for name in re.findall(r"\w+", classes) if f"class {name}" not in code] == []
 
 
+ARCHITECTURE = (checkout() / "docs" / "architecture.md").read_text()
+#: (what is added, its places) of each row of "Where do I add ...".
+ADDITIONS = re.findall(
+    r"^\| ([^|]+) \| ([^|]+) \|$", ARCHITECTURE.partition("## Where do I add")[2].partition("\n## ")[0], re.M
+)
+CODE_ROOTS = (checkout() / "python", checkout(), checkout() / "bench" / "quality", checkout() / "python/cli/scaffold")
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    sources = [p for folder in ("python", "bench") for p in (checkout() / folder).rglob("*.py")]
+    return frozenset(word for source in sources for word in re.findall(r"\w+", source.read_text()))
+
+
+@pytest.mark.parametrize(("addition", "places"), ADDITIONS)
+def test_what_a_row_of_additions_names_exists(addition: str, places: str) -> None:
+    names = re.findall(r"`([^`]+)`", places)
+    paths = [name for name in names if re.fullmatch(r"[\w/.{},]+(\.py|\.yml|/)", name)]
+    expanded = [
+        re.sub(r"\{[^}]*\}", choice, path)
+        for path in paths
+        for choice in (re.search(r"\{([^}]*)\}", path) or ["", ""])[1].split(",")
+    ]
+    folder = next((path for path in expanded if path.endswith(".py")), "")
+    roots = (*CODE_ROOTS, (checkout() / "python" / folder).parent)
+    assert [path for path in expanded if not any((root / path).exists() for root in roots)] == []
+    words = [name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)]
+    assert [word for word in words if word not in words_of_the_code()] == []
+
+
+def test_the_page_shows_each_entry_of_the_package() -> None:
+    layers = ARCHITECTURE.partition("## Packages")[2].partition("import-linter")[0]
+    shown = {name for line in re.findall(r"^    ([a-z_| ]+?)  ", layers, re.M) for name in re.findall(r"\w+", line)}
+    entries = {p.stem for p in (checkout() / "python").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert shown == entries - {"__init__"}
+    assert len(entries) <= 24, "a newcomer reads the order of a day from the top of the package"
+
+
 PAGE = (checkout() / "docs" / "faults.md").read_text()
 #: (line of the report, the last cell) of each row.
 TABLE_ROWS = re.findall(r"^\| ([A-G]\d) \|.*\| ([^|]+) \|$", PAGE, re.M)
