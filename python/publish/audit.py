@@ -63,7 +63,7 @@ class DayCounts:
     """Counts of the staged rows, from a single pass over them."""
 
     rows: int
-    #: With a list; null is none.
+    #: Users with a list; null is no user.
     users: int
     #: Rows that lack a required column; that are of another day; whose score is outside [0, 1].
     nulls: int
@@ -95,7 +95,7 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
     other_day = _flag(f"{q('ds')} <> {staged.day}")
     by_rank = f"OVER (PARTITION BY {user} ORDER BY {rank})"
     by_item = f"OVER (PARTITION BY {user} ORDER BY {item})"
-    # row_number() - rank() tells equal ones apart: 0 is the first of them, 1 the second.
+    # row_number() - rank() numbers rows with equal keys: 0 is the first of them, 1 the second.
     rows = (
         f"SELECT {user} AS of_user, {rank} AS place, {score} AS given, {nulls} AS is_null, "
         f"{other_day} AS other_day, lag({score}) {by_rank} AS better, "
@@ -105,7 +105,7 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
     of_rows = [
         "d.is_null",
         "d.other_day",
-        # NaN is above all numbers, or fails both comparisons: it is outside too.
+        # NaN is above all numbers, or fails both comparisons: it counts as outside.
         _flag("NOT (d.given >= 0 AND d.given <= 1)"),
         _flag("d.same_rank = 1"),
         _flag("d.same_item = 1"),
@@ -174,7 +174,7 @@ def count_items(staged: StagedDay, item: str, top: int) -> ItemCounts:
         f"SELECT t.frequent, sum(t.past), sum(t.now), sum({_flag('t.now > 0 AND t.item IS NOT NULL')}), "
         f"sum(CASE WHEN t.past = 0 THEN t.now ELSE 0 END) FROM ({places}) AS t GROUP BY t.frequent ORDER BY t.frequent"
     )
-    # Place 0, all others, comes last, and is a bin without rows, too.
+    # Place 0, all other items, is the last bin, even without rows.
     ordered_bins = [row for row in bins if row[0]] + ([row for row in bins if not row[0]] or [(0, 0, 0, 0, 0)])
     past, now = ([int(row[i]) for row in ordered_bins] for i in (1, 2))
     return ItemCounts((past, now), sum(int(row[3]) for row in bins), sum(int(row[4]) for row in bins))

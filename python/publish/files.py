@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Rows of a file, at most: enough for a load to be quick, few enough for one to be held by a client.
 _FILE_ROWS = 5_000_000
-#: A file in a folder that is kept for a look.
+#: File that marks a staged folder to be kept for inspection.
 _KEPT_MARK = "_kept"
 
 
@@ -216,7 +216,7 @@ class FilesTarget(Target):
         from pyspark.errors import PySparkException
 
         tick = time.perf_counter()
-        # What others have staged is removed.
+        # `staged_files` removes what other runs have staged.
         self.check_lease()
         published = self.ws.table(self.spec.pipeline, "published"), self.rows_by_day()
         try:
@@ -224,7 +224,7 @@ class FilesTarget(Target):
                 log.info("staged %s rows in %.1f s", f"{staged.rows:,}", time.perf_counter() - tick)
                 yield staged
         except (Py4JJavaError, PySparkException, OSError):
-            # A later run has removed the files, maybe.
+            # A later run may have removed the files: then the lost lease is the error.
             self.check_lease()
             raise
 

@@ -42,7 +42,7 @@ class OnlineVersion:
     """A day's scores by one run."""
 
     ds: str
-    #: Of the run.
+    #: Key of the run.
     key: str
 
     def to_json(self) -> str:
@@ -56,15 +56,15 @@ class OnlineVersion:
         return OnlineVersion(record["ds"], record["key"])
 
 
-#: The database of the version. Its name is an entry beside the users' keys, and no text in UTF-8: no user's key.
+#: LMDB's database of the version. LMDB keeps its name beside the users' keys: no text in UTF-8 can be equal to it.
 VERSION_DATABASE = b"\xffheadrace"
 #: The only key in it.
 VERSION_KEY = b"version"
 #: Where earlier releases kept the version: an entry among the users' keys.
 _OLD_VERSION_KEY = b"\0headrace"
-#: Addresses set aside; the file is as large as what is in it.
+#: Reserved address space, in bytes; the file grows with its content.
 _MAP_BYTES = 1 << 40
-#: Users of a transaction.
+#: Users per transaction.
 _LMDB_BATCH = 10_000
 
 
@@ -96,7 +96,7 @@ class LmdbStore:
             database = env.open_db(VERSION_DATABASE, txn=reading, create=False)
         except self._lmdb.NotFoundError:
             old_record = reading.get(_OLD_VERSION_KEY)
-            # There a user of that name took the record's place; his items are a list.
+            # A user of that name may have taken the record's place: a list of items, where the record is an object.
             is_record = old_record is not None and bytes(old_record).startswith(b"{")
             return _OLD_VERSION_KEY, bytes(old_record) if is_record else None
         return VERSION_DATABASE, bytes(reading.get(VERSION_KEY, db=database))
@@ -142,7 +142,7 @@ class LmdbStore:
             return 0
         path = str(self._file.local_path())
         with self._lmdb.open(path, subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
-            # A longer key than LMDB takes is in no file.
+            # LMDB refuses look-ups of keys that are longer than it stores.
             known = (u.encode() for u in users if 0 < len(u.encode()) <= env.max_key_size())
             return sum(reading.get(key) is not None for key in known)
 
@@ -181,7 +181,7 @@ def open_lmdb(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterato
         raise UserError(f"publish.online: {file}: {e}. Readers see what they saw before") from None
 
 
-#: Commands sent at once.
+#: Commands per round trip.
 _REDIS_BATCH = 1000
 
 
@@ -206,7 +206,7 @@ class RedisStore:
         previous_token = None if pointer is None else json.loads(pointer)["version"]
         for old in {name.decode() for name in self._client.smembers(known)} - {previous_token}:
             self._drop(old)
-        # Known before the first key is written: what a killed run leaves, the next one drops.
+        # The version is listed before its first key is written, so that the next run drops what a killed one leaves.
         self._change(lambda pipe: pipe.sadd(known, token))
 
         def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -228,7 +228,7 @@ class RedisStore:
         try:
             self._change(lambda pipe: pipe.set(f"{table}:current", now))
         except LeaseLost:
-            # The later run may have dropped this version already, and knows nothing of keys that came afterwards.
+            # The later run may have dropped this version before the last keys were written.
             for some in self._keys(token):
                 self._client.unlink(*some)
             raise
@@ -240,7 +240,7 @@ class RedisStore:
         return sum(int(n) for n in self._of_versions(users, "exists"))
 
     def erase(self, users: Sequence[str]) -> None:
-        # A version that is being written now has them too, and does not become current afterwards.
+        # A version that another run is writing has them too: the claim keeps it from becoming current.
         self.claim()
         self._of_versions(users, "unlink")
 
@@ -279,7 +279,7 @@ class RedisStore:
                 pipe.set(key, fence.token)
             add(pipe)
 
-        # Begins anew where the key was changed since it was read.
+        # Redis runs it again where the watched key has changed since it was read.
         self._client.transaction(queue, key)
 
 
@@ -306,9 +306,9 @@ def open_redis(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterat
 class OnlineStore(Protocol):
     """An open store. A reader who asks by the version that is current sees that version whole."""
 
-    #: For people.
+    #: Name of the store in messages.
     label: str
-    #: What a user's key may be.
+    #: Limits of users' keys.
     key_limits: KeyLimits
 
     def current(self) -> OnlineVersion | None:

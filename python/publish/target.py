@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.publish")
 
-#: Keys that are named.
+#: Number of refused keys that messages name.
 _NAMED = 5
-#: Characters of a key that a manifest takes; of a longer one its length alone is told.
+#: Longest key that a manifest holds, in characters; of a longer one it has the length alone.
 _MOST_CHARACTERS = 8_192
 #: A value of the user's or the item's key.
 Key = int | str

@@ -113,7 +113,7 @@ def superuser_connection(folder: Path, port: int, database: str = "postgres") ->
 
     path = folder / "superuser"
     if not path.is_file():
-        # Written before the server is told: whoever is killed in between leaves the next start to tell it.
+        # Written before the server learns it: after a kill in between, the next start sets it in the server.
         _write_secret(path, f"{secrets.token_urlsafe(24)}\n")
     secret = _read_password(folder, "superuser")
     try:
@@ -162,9 +162,9 @@ def _read_password(folder: Path, name: str) -> str:
         ) from None
 
 
-#: Below the server's folder: rows were erased, and may be in its files.
+#: File below the server's folder: an erasure has begun, and the server's files may still have its rows.
 _MARK = "erasing"
-#: The catalog of statistics; values of columns are in no other one.
+#: The only catalog that has values of columns.
 _STATISTICS = ("pg_catalog", "pg_statistic")
 
 
@@ -196,11 +196,11 @@ def erased_from_files(folder: Path, port: int, database: str, schema: str, name:
             conn.execute(sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.Identifier(*table)))
         _analyze(conn, schema, name)
         conn.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(*_STATISTICS)))
-        # Else segments of the log are renamed for what is still to come, with all that is in them.
+        # PostgreSQL would otherwise rename old segments for later use, with their content.
         conn.execute("ALTER SYSTEM SET wal_recycle = off")
         conn.execute("SELECT pg_reload_conf()")
         try:
-            # The second one begins behind the first, in another segment: no crash needs what is before it.
+            # After the second checkpoint, recovery starts in a later segment: the server removes all before it.
             for _ in range(2):
                 conn.execute("SELECT pg_switch_wal()")
                 conn.execute("CHECKPOINT")
@@ -374,7 +374,7 @@ def _initialise(folder: Path) -> None:
     partial.mkdir(mode=0o700)
     if account.is_other:
         os.chown(partial, account.uid, account.gid)
-    # The password comes as a file without a name, so that it is never on a command line nor lies about.
+    # An unlinked file, so that the password is on no command line and stays in no folder.
     with tempfile.TemporaryFile() as f:
         f.write(f"{superuser}\n".encode())
         f.flush()
@@ -399,7 +399,7 @@ def _initialise(folder: Path) -> None:
             stdin=f.fileno(),
         )
     if done.returncode:
-        full = full_disk_in(done.stdout, [folder])  # what is free before the part that was written goes
+        full = full_disk_in(done.stdout, [folder])  # measured before the partial cluster is removed
         shutil.rmtree(partial, ignore_errors=True)
         if full is not None:
             raise full

@@ -66,9 +66,9 @@ log = logging.getLogger("headrace.publish")
 #: Connections at once: enough to keep a server busy, few enough for anybody's limit.
 _WRITERS = 8
 
-#: How the comment of a staging table begins that is kept for a look.
+#: Start of the comment of a staging table that is kept for inspection.
 _KEPT_MARK = "kept by headrace"
-#: The end of the name of the table that notes what was sent.
+#: Suffix of the table that notes which partitions were sent.
 _PARTS = "_parts"
 
 _LOCK = "hashtextextended('headrace/' || %s, 0)"
@@ -137,8 +137,8 @@ def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> It
         staged = PostgresStagedDay(
             conn, table.schema, f"{prefix}_{uuid.uuid4().hex[:8]}", ds, key, _previous(conn, table, ds), table.label
         )
-        # Without constraints: faulty scores are to get in and be found by the audit, which can say what is wrong. With
-        # the table's columns, in its order, those too that the scores no longer have.
+        # Without constraints, so that the audit sees faulty scores and names the fault. With all columns of the table,
+        # in its order, even those that the scores no longer have.
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(t))
             for n, t in columns_of(conn, table.schema, table.name).items()
@@ -154,7 +154,7 @@ def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> It
             if not conn.closed:
                 drop_parts(conn, staged)
                 if not staged.is_kept:
-                    # After the swap there is none of that name: it is the partition.
+                    # After the swap the table is the partition, under another name.
                     conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(staged.id))
     finally:
         if not conn.closed:
@@ -263,7 +263,7 @@ def copy_scores(df: DataFrame, server: Server, staged: PostgresStagedDay, table:
         yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault], "is_away": [is_away]})
 
     report = "rows bigint, fault string, is_away boolean"
-    # By numbers: Spark reads a dot in the name of a column that it hands to Python as a field's.
+    # Columns are numbered: Spark takes a dot in a column's name for the separator of a field.
     rows = df.select(*(column(name).alias(f"c{i}") for i, name in enumerate(columns)))
     sent = rows.coalesce(_WRITERS).mapInArrow(send, report).collect()
     faults = sorted({str(row["fault"]) for row in sent if row["fault"]})
@@ -336,9 +336,9 @@ def as_csv(batch: pa.RecordBatch) -> memoryview:
 
 T = TypeVar("T")
 
-#: How long a turn waits for the table while readers queue behind it.
+#: Longest wait for the table in one turn, while readers queue behind it.
 _TURN_MILLISECONDS = 1000
-#: How long all turns together take.
+#: Longest wait of all turns together.
 _PATIENCE_SECONDS = 600.0
 
 _TURNED_AWAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
@@ -419,7 +419,7 @@ def swap(
     model = (models.fetchone() or ("",))[0] or ""
 
     def change() -> None:
-        # Also against writers that are not headrace and take the lock: the day is theirs or ours, never a mixture.
+        # Writers other than headrace may take this lock, too: the day is then theirs or ours, never a mixture.
         conn.execute(
             "SELECT pg_advisory_xact_lock(hashtextextended('headrace/' || %s, 1))", [f"{table.label}/{staged.ds}"]
         )

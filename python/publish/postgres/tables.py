@@ -26,7 +26,7 @@ from headrace.storage import Fence
 
 #: One row for each (table, lease).
 FENCES = "headrace_fences"
-#: How long a row is waited for, where nothing else says so.
+#: Default wait for a locked row.
 _WAIT_SECONDS = 60
 
 
@@ -38,7 +38,7 @@ def make_fences(conn: Connection, schema: str, fence: Fence | None) -> None:
     if existing != (None,):
         return
     with conn.transaction():
-        # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
+        # IF NOT EXISTS of two sessions can still collide in the catalog: one at a time.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         conn.execute(
             sql.SQL(
@@ -103,7 +103,7 @@ log = logging.getLogger("headrace.publish")
 
 _LOCK = "hashtextextended('headrace/partition/' || %s, 0)"
 
-#: What hangs on a table by its identity, not its name, and would go with it.
+#: Objects that depend on the table itself, not on its name: dropping the table would drop them.
 _HANGING = """
 SELECT 'view ' || r.ev_class::regclass FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid
   AND d.classid = 'pg_rewrite'::regclass WHERE d.refobjid = %(oid)s AND r.ev_class <> %(oid)s
@@ -131,7 +131,7 @@ def partition_by_day(conn: Connection, schema: str, name: str, fence: Fence | No
     with conn.transaction():
         claim_in_time(conn, schema, name, fence)
         conn.execute(f"SELECT pg_advisory_xact_lock({_LOCK})", [f"{schema}.{name}"])
-        # Writers wait, readers read on.
+        # This lock blocks writers, not readers.
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(old))
         relation = conn.execute(
             "SELECT c.oid, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -279,7 +279,7 @@ def make_schema(conn: Connection, schema: str) -> None:
     if conn.execute("SELECT to_regnamespace(quote_ident(%s))", [schema]).fetchone() != (None,):
         return
     with conn.transaction():
-        # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
+        # IF NOT EXISTS of two sessions can still collide in the catalog: one at a time.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
 
@@ -303,8 +303,8 @@ def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = No
     make_fences(conn, table.schema, fence)
     with conn.transaction():
         claim_in_time(conn, table.schema, table.name, fence)
-        # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time. After the row: who
-        # waits for that hinders no other pipeline.
+        # IF NOT EXISTS of two sessions can still collide in the catalog: one at a time. Taken after the row's lock,
+        # so that a run that waits for its row blocks no other pipeline.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         if relation_kind(conn, table.schema, table.name) is None:
             defined = sql.SQL(", ").join(_definition(c) for c in table.columns)

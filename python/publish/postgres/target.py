@@ -63,7 +63,7 @@ def erase_rows(
     conn.execute(sql.SQL("VACUUM ANALYZE {}").format(table))
 
 
-#: One row for each (table, privilege, role) that was given; of the use of the schema, the table is ''.
+#: One row for each (table, privilege, role) that was granted; for USAGE of the schema, the table is ''.
 GRANTS = "headrace_grants"
 
 _USAGE = ("", "usage")
@@ -92,7 +92,8 @@ def set_grants(
     make_fences(conn, table.schema, fence)
     with conn.transaction():
         claim_in_time(conn, table.schema, table.name, fence)
-        # One at a time: pipelines share the record and the schema. After the row: who waits for that hinders no other.
+        # One at a time: pipelines share the record and the schema. Taken after the row's lock, so that a run that waits
+        # for its row blocks no other.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         if not columns_of(conn, table.schema, GRANTS):
             if not requested:
@@ -125,7 +126,7 @@ def set_grants(
             left = conn.execute(
                 sql.SQL("SELECT array_agg(table_name) FROM {} WHERE role = %s").format(record), [role]
             ).fetchone()
-            # The last one, and not wanted for another privilege.
+            # The role has no other right in the schema, and is to get none.
             if left == ([""],) and role not in {r for _, r in requested}:
                 note(remove, *_USAGE, role)
                 conn.execute(sql.SQL("REVOKE USAGE ON SCHEMA {} FROM {}").format(schema, sql.Identifier(role)))
@@ -156,7 +157,7 @@ def open_postgres(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
         description, label = f"the warehouse {server} of {spec.pipeline}", f"{conf.schema_name}.{table_name(spec)}"
         with failures(psycopg.Error, description, label, reason_of=reason_of_postgres):
             fence = lock.fence if lock else None
-            # The files of the server that headrace runs are headrace's, too.
+            # Rows must also leave the files of a server that headrace runs.
             folder = ws.postgres if conf.kind == "embedded" else None
             yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score, fence, folder)
 
@@ -186,15 +187,15 @@ class PostgresTarget(Target):
 
     def claim(self) -> None:
         if self._fence is not None:
-            # Where there is no table yet, too: what stands still may be its first publication.
+            # Before the table exists, too: a paused run may be about to make the first publication.
             tables.make_schema(self._conn, self._schema)
             make_fences(self._conn, self._schema, self._fence)
             with self._conn.transaction():
                 claim_in_time(self._conn, self._schema, self._name, self._fence)
 
     def key_limits(self, column: str) -> KeyLimits:
-        # The user is in the primary key: PostgreSQL's B-tree takes entries of a third of a page, 2,704 bytes, of which
-        # the day, the rank and what stands before a value take some.
+        # The user is part of the primary key. An entry of PostgreSQL's B-tree has at most a third of a page, 2,704
+        # bytes, which the day, the rank and headers share.
         return KeyLimits(max_bytes=2_600 if column == self._score.user.key else None, nul=False)
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:

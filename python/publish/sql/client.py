@@ -37,7 +37,7 @@ def cleaned_up(clean: Callable[[], object], left: str) -> Iterator[None]:
             log.warning("%s (%s)", left, redact((str(e).splitlines() or [type(e).__name__])[0]))
 
 
-#: Spark's `simpleString` -> the type of databases that say it with the standard's words.
+#: Spark's `simpleString` -> the type in standard SQL.
 ANSI_TYPES: Mapping[str, str] = {
     "bigint": "BIGINT",
     "int": "INTEGER",
@@ -52,7 +52,7 @@ ANSI_TYPES: Mapping[str, str] = {
 }
 
 
-#: A parameter in a statement, until it is written as a driver has it: no identifier has this character.
+#: Placeholder of a parameter until the driver's own style replaces it: no identifier has this character.
 PARAMETER = "\0"
 
 
@@ -65,21 +65,21 @@ class SqlClient(ABC):
 
     #: Spark's `simpleString` -> the database's type.
     types: ClassVar[Mapping[str, str]]
-    #: The character around identifiers; doubled where a name has it.
+    #: The character around identifiers; doubled within a name.
     quotes = '"'
     #: The character that escapes others in a quoted identifier; empty: there is none.
     escape = ""
-    #: A parameter in a statement.
+    #: Placeholder of a parameter in statements.
     mark = "?"
-    #: The statement that a transaction begins with.
+    #: The statement that begins a transaction.
     begin = "BEGIN"
-    #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
+    #: Types of the publications' columns: text that can be a key, text of any length, a timestamp, a count.
     key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
-    #: What the definitions of the publications, of the grants and of the tokens end with.
+    #: Suffixes of the CREATE statements of the publications, the grants and the tokens.
     publications_options = grants_options = fences_options = ""
-    #: Whether a day, its record and the check of a token are one step.
+    #: Whether one transaction covers a day, its record and the check of the token.
     transactions = True
-    #: Whether a primary key is declared: databases that do not check it gain nothing.
+    #: Whether to declare a primary key: databases that do not check it gain nothing.
     has_keys = True
 
     def type_of(self, spark: str) -> str:
@@ -146,7 +146,7 @@ class SqlClient(ABC):
 
     def highest_token(self, fences: str, condition: str, lease: str) -> int:
         """Return the highest token of a table's holders of a lease; 0 without any. See `check_token` for arguments."""
-        # Of no row a database says null, or 0.
+        # max() of no rows is null, or 0 in some databases.
         return int(self.run(f"SELECT max({self.quote('token')}) FROM {fences} WHERE {condition}", [lease])[0][0] or 0)
 
     def check_token(self, fences: str, condition: str, lease: str, token: int) -> None:

@@ -23,7 +23,7 @@ from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import local
 
-#: How long to wait for readers and other writers of the file, in seconds.
+#: Longest wait for readers and other writers of the file, in seconds.
 _PATIENCE_SECONDS = 60.0
 
 
@@ -127,7 +127,7 @@ class ClickHouseClient(SqlClient):
     quotes, escape = "`", "\\"
     mark = PARAMETER
     key_type, text_type, moment_type, count_type = "String", "String", "DateTime64(6)", "Int64"
-    # A newer record takes the place of an older one with the same key when parts are merged.
+    # ClickHouse keeps the newest record of a key when it merges parts.
     publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
     grants_options = " ENGINE = MergeTree ORDER BY (`table_name`, `privilege`, `role`)"
     fences_options = " ENGINE = MergeTree ORDER BY (`table_name`, `lease`)"
@@ -195,7 +195,7 @@ class ClickHouseClient(SqlClient):
         return f"toDate('{ds}')"
 
     def delete_rows(self, table: str, condition: str) -> str:
-        # Written again by the statement itself, not at leisure.
+        # mutations_sync: the statement returns after the rows are rewritten.
         return f"ALTER TABLE {table} DELETE WHERE {condition} SETTINGS mutations_sync = 2"
 
     def update_rows(self, table: str, change: str, condition: str) -> str:

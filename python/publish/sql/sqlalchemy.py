@@ -18,9 +18,9 @@ from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
 
-#: Characters of a text that can be a key.
+#: Longest text that can be a key, in characters.
 KEY_CHARACTERS = 255
-#: Rows sent by one call of the driver.
+#: Rows per call of the driver.
 _BATCH_ROWS = 20_000
 #: Style of a driver's parameters (PEP 249, and PostgreSQL's own) -> the parameter number `n`, from 1.
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":{n}", "numeric_dollar": "${n}", "named": ":p{n}"}
@@ -82,7 +82,7 @@ class SqlAlchemyClient(SqlClient):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        # The driver begins one with the first statement.
+        # The driver begins a transaction with the first statement.
         self._in_transaction = True
         try:
             yield
@@ -125,7 +125,7 @@ class SqlAlchemyClient(SqlClient):
         from sqlalchemy import inspect, quoted_name
         from sqlalchemy.exc import NoSuchTableError
 
-        # Databases that write names in capitals have ours as they stand, since they are quoted.
+        # Quoted, since some databases change unquoted names to capitals.
         quoted = quoted_name(name, quote=True)
         try:
             return [str(c["name"]) for c in inspect(self._connection).get_columns(quoted, schema=self._schema)]
@@ -145,7 +145,7 @@ class SqlAlchemyClient(SqlClient):
 class SqliteClient(SqlAlchemyClient):
     """SQLite: a file. Its driver begins no transaction by itself here (isolation level AUTOCOMMIT)."""
 
-    # SQLite otherwise finds out at the first write that another writer was first, and does not wait for it then.
+    # A plain BEGIN would fail at the first write, without waiting, where another writer was first.
     begin = "BEGIN IMMEDIATE"
 
     @contextmanager
@@ -180,7 +180,7 @@ class MySqlClient(SqlAlchemyClient):
     """MySQL and MariaDB."""
 
     def key_limits(self, of_user: bool) -> KeyLimits:
-        # TEXT.
+        # A TEXT column.
         return super().key_limits(of_user) if of_user else KeyLimits(max_bytes=65_535)
 
     def type_of(self, spark: str) -> str:
@@ -195,7 +195,7 @@ class SqlServerClient(SqlAlchemyClient):
     """
 
     def type_of(self, spark: str) -> str:
-        # TIMESTAMP is no moment there, and DATETIME counts in steps of 3 ms.
+        # SQL Server's TIMESTAMP is a row version, and DATETIME has steps of 3 ms.
         return "DATETIME2" if spark == "timestamp" else super().type_of(spark)
 
     def day(self, ds: str) -> str:
@@ -225,7 +225,7 @@ class OracleClient(SqlAlchemyClient):
         return {"string": "VARCHAR2(4000 CHAR)", "timestamp": "TIMESTAMP"}.get(spark) or super().type_of(spark)
 
     def drop_table(self, table: str) -> str:
-        # IF EXISTS came with 23ai. ORA-00942: there is no such table.
+        # Oracle has IF EXISTS since 23ai. ORA-00942: no such table.
         dropped = f"DROP TABLE {table}".replace("'", "''")
         return (
             f"BEGIN EXECUTE IMMEDIATE '{dropped}'; "

@@ -26,10 +26,10 @@ log = logging.getLogger("headrace.publish")
 PUBLICATIONS = "headrace_publications"
 #: One row for each (table, privilege, role) that `publish.grants` has given.
 GRANTS = "headrace_grants"
-#: What earlier versions of headrace kept the tokens of all tables in.
+#: Table of earlier releases, with the tokens of all tables.
 SHARED_FENCES = "headrace_fences"
 STAGING_PREFIX = "headrace_staging_"
-#: Values in one statement: databases take some thousands.
+#: Values per statement: databases take some thousands.
 _KEYS_AT_ONCE = 500
 
 
@@ -60,7 +60,7 @@ class SqlTarget(FilesTarget):
 
     def claim(self) -> None:
         with self._connect() as client:
-            # Where there is no table yet, too: what stands still may be its first publication.
+            # Before the table exists, too: a paused run may be about to make the first publication.
             self._claim(client)
 
     def key_limits(self, column: str) -> KeyLimits:
@@ -149,7 +149,7 @@ class SqlTarget(FilesTarget):
                     if not client.transactions:
                         self._check_replaced(client, staged.ds)
                     self._record(client, staged.ds, record)
-                    # Again: the record may have taken the place of a later run's.
+                    # Once more: the record may have replaced that of a later run.
                     if not client.transactions:
                         self._check_replaced(client, staged.ds)
 
@@ -192,7 +192,7 @@ class SqlTarget(FilesTarget):
     def _changing(self, client: SqlClient) -> Iterator[None]:
         """Give a transaction that is this run's to make. Raises LeaseLost, and changes nothing, after a later run's."""
         self._claim(client)
-        # Before the transaction: that of BigQuery is a script, which answers no question before its end.
+        # Before the transaction: BigQuery's is a script, which returns no rows before its end.
         records = self._tokens(client)
         try:
             with client.transaction():
@@ -231,7 +231,7 @@ class SqlTarget(FilesTarget):
         try:
             self._hold(client, self._tokens(client))
         except TokenOvertaken:
-            # Without a record the day is published again.
+            # Without its record, the next run publishes the day again.
             client.run(client.delete_rows(self._id(client, PUBLICATIONS), self._of_day(client, ds)))
             raise LeaseLost(
                 f"{self.label}: a later run of the pipeline was at work there while this one replaced {ds}, which may "
@@ -327,7 +327,7 @@ class SqlTarget(FilesTarget):
         left = {ds: self.count(ds) - rows for ds, rows in self.rows_with(column, keys).items()}
         with self._connect() as client, self._changing(client):
             table, records = self._id(client, self.name), self._id(client, PUBLICATIONS)
-            # The records first: where nothing can be undone, a rerun comes to the same numbers.
+            # The records first: without transactions, a rerun then computes the same numbers.
             for ds, rows in left.items():
                 change = f"{client.quote('row_count')} = {rows}"
                 client.run(client.update_rows(records, change, self._of_day(client, ds)))
@@ -350,7 +350,7 @@ class SqlTarget(FilesTarget):
             of_table = f"{key_columns[0]} = '{self.name}'"
             recorded = client.run(f"SELECT {key_columns[1]}, {key_columns[2]} FROM {record} WHERE {of_table}")
             granted = {(str(privilege), str(role)) for privilege, role in recorded}
-            # What was given is on record, wherever a run is killed: the record is first to come and last to go.
+            # The record comes before its grant and goes after its revocation: a killed run leaves no unknown grant.
             for privilege, role in sorted(granted - requested):
                 if not self._revoke(client, client.rights(privilege, *names), role):
                     continue

@@ -40,7 +40,7 @@ class DeltaTarget(SparkTableTarget):
         if self.fence is None:
             return
         for table in (self.current, self.folder):
-            # Where there is none yet, too: what stands still may be its first publication.
+            # Before the table exists, too: a paused run may be about to make the first publication.
             if DeltaLog(table).version is not None or not self._make(table):
                 claim(table, self.fence)
 
@@ -90,8 +90,8 @@ class DeltaTarget(SparkTableTarget):
         instead = replacements(self.folder)
 
         def is_gone(path: str) -> bool:
-            # What has taken a file's place is the table's by a commit alone, which may have been refused. The files of
-            # a version that people have brought back are gone.
+            # A replacement counts only once it is committed, and the commit may have been refused. After a restore of
+            # an older version by people, its files are gone.
             return path in instead and not file_path(self.folder, path).is_file()
 
         adds = [replaced(add, instead) if is_gone(str(add["path"])) else add for add in state.adds]
@@ -124,7 +124,7 @@ class DeltaTarget(SparkTableTarget):
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
-            # Without Spark: `headrace gc` has no session. The records last: a rerun finds the days again.
+            # Without Spark, since `headrace gc` has no session. The records go last, so that a rerun finds the days.
             Transaction(self.folder, fence=self.fence).replace(
                 "ds", days, [], json.dumps({"headrace.publish": {"dropped": list(days)}})
             )

@@ -46,7 +46,7 @@ class ParquetTarget(FilesTarget):
 
     def claim(self) -> None:
         if self.fence is not None:
-            # Where there is no table yet, too: what stands still may be its first publication.
+            # Before the table exists, too: a paused run may be about to make the first publication.
             with self._alone():
                 self._save(self.manifest())
 
@@ -133,7 +133,7 @@ class ParquetTarget(FilesTarget):
         return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
-        # Unfinished files, too, which a process that was killed has left.
+        # Including unfinished files of a killed process.
         files = (file for folder in self._unnamed(self.manifest()) for file in folder.local_path().rglob("*"))
         return sum(_may_have(file, column, keys) for file in files if file.is_file())
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-#: In a record, beside it: by lease, the token of who wrote it.
+#: Key in a record's file: token of the writer, by lease.
 _FENCES = "fences"
-#: In a record: that its day's rows change just now, and `rows` is of before.
+#: Key in a record's file: its day's rows are changing, and `rows` counts those before the change.
 _CHANGES = "changes"
 _KEYS = frozenset(f.name for f in fields(Record))
 
@@ -140,7 +140,7 @@ def without_keys(column: str, keys: Sequence[Key], rows: pa.Table) -> tuple[pa.T
 
 #: The columns of a table that a run has claimed before its first day.
 CLAIMED = ["ds"]
-#: What the formats take, by the names that both have for them.
+#: Spark's types -> those that the formats store.
 TYPES = {name: name for name in ("bigint", "int", "string", "float", "double", "boolean", "date", "timestamp")} | {
     "smallint": "int",
     "tinyint": "int",
@@ -174,7 +174,7 @@ class SparkTableTarget(FilesTarget):
         rows = staged.frame().select(*[F.col(staged.quote(c)).cast(t).alias(c) for c, t in kinds.items()])
         rows = rows.sortWithinPartitions(staged.quote(self.user), "rank")
         self.write_day(rows, staged.ds, staged.key)
-        # The table first: its newest day is then at least as new as the copy's.
+        # The table first, so that its newest day is never older than the copy's.
         if staged.ds >= max(self.rows_by_day(), default=staged.ds):
             self.write_current(rows, staged.key)
         self.check_lease()
@@ -194,7 +194,7 @@ class SparkTableTarget(FilesTarget):
         commit is refused; where a process is killed after that commit the same call, made again, sets it right.
         """
         begun = set(self.records.changing())
-        # A day that a killed run has not recorded is erased as well.
+        # Rows of a day without a record, of a killed run, are erased but not counted.
         affected = set(self.rows_with(column, keys)) & set(self.days())
         self.records.begin_change(sorted(affected - begun))
         yield
