@@ -66,9 +66,9 @@ def _sizes_of(folder: Location) -> Location:
     return folder.parent / f"{folder.name}=sizes"
 
 
-#: What a run has for itself: its folder beside those that outlive it begins so.
+#: Prefix of a run's own folder, beside the folders that outlive the run.
 RUN = "scratch."
-#: What a workspace has for itself, in a folder that several may name: its folder begins so.
+#: Prefix of a workspace's own folder, in a scratch folder that several workspaces may share.
 OF_WORKSPACE = "workspace."
 
 
@@ -76,12 +76,12 @@ OF_WORKSPACE = "workspace."
 class HostScratch:
     """A folder of a host's own, in terms that are the same on all hosts. Pickled into tasks."""
 
-    #: Its path in the host's scratch folder.
+    #: Path below the host's scratch folder.
     below: str
     #: The scratch folder that the pipeline names, on every host. None: HEADRACE_SCRATCH of the executor's own
     #: environment, else the folder that Spark gave the executor, which goes with it.
     folder: Location | None = None
-    #: Whether what appears there is on the disk: what a later run takes as it is must be whole after a power cut.
+    #: Whether files are fsynced before they appear: later runs reuse them, so they must survive a power cut whole.
     durable: bool = False
 
     def resolve(self) -> Location:
@@ -97,9 +97,9 @@ class RunFolder:
     """A folder of each host's own of which a run says what may stay. Pickled into tasks."""
 
     scratch: HostScratch
-    #: Of all runs, this one.
+    #: Name of this run among all runs.
     run: str
-    #: Names in the folder: all others are removed before the run's first task on a host begins.
+    #: Names to keep in the folder: the run's first task on a host removes all others.
     keep: tuple[str, ...]
 
     def resolve(self) -> Location:
@@ -124,7 +124,7 @@ class RunFolder:
                 entry.remove_quietly()
 
 
-#: A folder that all tasks see at one place, or one of each host's own.
+#: A folder that all tasks share, or one of each host's own.
 HostPlace: TypeAlias = Location | HostScratch | RunFolder
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.errors import BusyError
 from headrace.storage import system
 
-#: A loop of removals asks for its lease again after so many seconds: who was paused has lost at least as many.
+#: Seconds after which a loop of removals checks its lease again: a pause that could lose the lease is longer.
 _ASKED_AGAIN_SECONDS = 1.0
 
 
@@ -41,9 +41,9 @@ class Holder(BaseModel):
     expires: datetime | None = None
     #: Larger than that of every earlier holder of the same `lease`.
     token: int = 0
-    #: What all holders have in common, the next one taking it from the one before. Empty: written before there was one.
+    #: Id of the lease, which each holder takes over from the one before. Empty: written by a release without ids.
     lease: str = ""
-    #: The kernel that knows the process by its number: others cannot tell whether it is alive. Empty: not said.
+    #: Kernel in which the process number is valid: only there can others tell whether it is alive. Empty: unknown.
     machine: str = ""
 
     def __str__(self) -> str:
@@ -66,9 +66,9 @@ class Fence:
     Commits with an earlier token are refused.
     """
 
-    #: Of the lease (`Holder.lease`): tokens of different leases say nothing of each other.
+    #: Id of the lease (`Holder.lease`): tokens of different leases cannot be compared.
     lease: str
-    #: Of its holder.
+    #: Token of its holder.
     token: int
 
 
@@ -117,7 +117,7 @@ def elapsed_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-#: A line is never longer.
+#: Most bytes of a line.
 _BYTES = 4096
 _LOCK = ".lock"
 _UNKNOWN = Holder(process=0, host="")
@@ -135,7 +135,7 @@ def flock_lease(path: Path) -> Iterator[Lease]:
         except BlockingIOError:
             raise Held(previous or _UNKNOWN) from None
         previous = _written(fd)
-        # A lease whose file was lost goes on behind the tokens that it had, unless the clock was set back.
+        # Tokens follow the clock, so that they grow even where the lease's file was lost.
         holder = holder_after(previous, time.time_ns() // 1_000_000)
         line = holder.model_dump_json().encode() + b"\n"
         os.pwrite(fd, line, 0)

@@ -36,15 +36,15 @@ from headrace.storage import system
 from headrace.storage.lease import Holder, Lease, exclusive, flock_holder, flock_lease
 from headrace.storage.store import Info, Unfinished
 
-#: What unfinished writes are named; no glob of a landing folder finds it, and no list shows it.
+#: Suffix of unfinished writes: no glob of a landing folder matches it, and no list shows it.
 _PARTIAL = ".partial"
-#: What `put_if` locks is named; no list shows it either.
+#: Suffix of the lock files of `put_if`; no list shows them.
 _LOCK = ".lock"
 #: Errors of a name that leads to no file: a link to nothing, or to itself.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-#: A disk works on several fsyncs at once.
+#: Concurrent fsyncs: a disk serves several at once.
 _FSYNCS_AT_ONCE = 8
-#: Seconds that this process has waited for the disk. (Threads that wait at the same time are counted each.)
+#: Seconds that this process has waited for fsync, summed over threads.
 _waited = 0.0
 
 
@@ -122,7 +122,7 @@ class LocalStore:
             if len(several) > 1:
                 first = dict[str, PurePosixPath]()
                 for path in sorted(several, key=lambda path: (Path(path).is_symlink(), path)):
-                    if first.setdefault(os.path.realpath(path), path) != path:  # names that are hard links stay
+                    if first.setdefault(os.path.realpath(path), path) != path:  # hard links stay
                         del infos[path]
         return infos
 
@@ -153,7 +153,7 @@ class LocalStore:
                 try:
                     infos[str(file.relative_to(path))] = self.info(file)
                 except OSError as e:
-                    if e.errno not in _NO_FILE:  # removed just now
+                    if e.errno not in _NO_FILE:  # removed since it was listed
                         raise
         return infos
 
@@ -223,7 +223,7 @@ class LocalStore:
             if durable:
                 _fsync_files([partial])
             system.replace(partial, final)
-        except BaseException:  # a full disk, above all
+        except BaseException:  # for example a full disk
             with suppress(OSError):
                 system.unlink(partial)
             raise
@@ -257,7 +257,7 @@ class LocalStore:
         """`share`: a second name of the same file where the file system gives one."""
         if share:
             system.make_folder(Path(target).parent)
-            # No links there, or not so many of one file.
+            # The file system has no hard links, or has reached its limit for one file.
             with suppress(OSError):
                 return system.link(Path(source), Path(target))
         with self.new_file(target, durable=False) as partial:
@@ -275,7 +275,7 @@ class LocalStore:
         """See Store."""
         folder = Path(path)
         if folder.is_dir() and not folder.is_symlink():
-            # A task of a killed run may still be writing there: then what is left goes next time.
+            # A task of a killed run may still be writing there: the next call removes the rest.
             with suppress(FileNotFoundError):
                 system.remove_tree(folder)
         else:
@@ -292,7 +292,7 @@ class LocalStore:
         for entry in Path(path.parent).iterdir() if alone else ():
             if pattern.fullmatch(entry.name):
                 _clear(entry)
-        # The name is on the disk with `commit`; here the folders above it, where they are new.
+        # `commit` syncs the name itself; here the new folders above it.
         _fsync_folders(changed)
         system.make_folder(Path(self.building(path, token)))
 
@@ -331,7 +331,7 @@ class LocalStore:
         unfinished: list[Unfinished] = []
         for entry in sorted(Path(path).iterdir()) if Path(path).is_dir() else ():
             if _is_partial(entry.name):
-                with suppress(FileNotFoundError):  # its writer was done just now
+                with suppress(FileNotFoundError):  # its writer has published it since
                     stats = [p.stat() for p in (entry, *entry.rglob("*"))]
                     size = sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
                     newest = max(s.st_mtime_ns for s in stats)
@@ -387,7 +387,7 @@ def _walk(top: PurePosixPath, is_hidden: Callable[[str], bool]) -> Iterator[tupl
             seen.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:
                 inside = {entry.name: entry for entry in entries if not is_hidden(entry.name)}
-        except FileNotFoundError:  # removed just now
+        except FileNotFoundError:  # removed since it was listed
             continue
         except NotADirectoryError:
             if folder != top:

@@ -19,9 +19,9 @@ from headrace.storage.local import LocalStore
 from headrace.storage.store import STORE_KINDS, Info, Store, Unfinished
 from headrace.storage.uri import SCHEMES, parse_uri, stored_name
 
-#: Files that are looked for at once.
+#: Concurrent look-ups of files.
 _AT_ONCE = 16
-#: By the scheme of their URIs; stores of objects and those of packages are added when they are first asked for.
+#: Stores by the scheme of their URIs; stores of objects and of packages are added at first use.
 STORES: dict[str, Store] = {"file": LocalStore()}
 
 
@@ -29,7 +29,7 @@ def _store_of(scheme: str) -> Store:
     """Return the store of a scheme. Raises UserError where its package is not installed, as on an executor."""
     store = STORES.get(scheme)
     if store is None and scheme in SCHEMES:
-        from headrace.storage.objects.store import ObjectStore  # late: most processes see file systems alone
+        from headrace.storage.objects.store import ObjectStore  # late: most processes use file systems only
 
         store = STORES.setdefault(scheme, ObjectStore(scheme))
     if store is None:
@@ -46,10 +46,10 @@ class Location:
 
     path: PurePosixPath
     scheme: str = "file"
-    #: Whether what is put is on the disk when the call returns. Not in scratch, nor below a folder that is being
-    #: filled: its publication makes all of it durable, once.
+    #: Whether writes are fsynced before the call returns. False in scratch, and below a folder that is being filled:
+    #: its publication syncs all of it at once.
     durable: bool = field(default=True, compare=False)
-    #: Whether it is somebody else's, and read alone: see `Store.plain`.
+    #: Whether it belongs to another writer and is only read: see `Store.plain`.
     plain: bool = field(default=False, compare=False)
 
     @property
@@ -311,7 +311,7 @@ class Location:
         """Remove a file or folder of no use after a failure; what cannot be removed now stays."""
         try:
             self.remove()
-        except (OSError, UserError):  # of a store that is away, or refuses
+        except (OSError, UserError):  # the store is away, or refuses
             return
 
     def unfinished(self) -> list[Unfinished]:

@@ -19,13 +19,13 @@ from headrace.storage.lease import Holder, Lease
 class Unfinished:
     """Partial output of a writer that was killed or is at work: a file or a folder that is not published."""
 
-    #: What it would have become.
+    #: Path under which it would have been published.
     path: PurePosixPath
     #: Bytes.
     size: int
-    #: When it was last written to: nanoseconds since 1970.
+    #: Time of the last write, in nanoseconds since 1970.
     modified_ns: int
-    #: Removes it. A writer that is at work after all cannot publish it then.
+    #: Removes it. A writer that is still at work cannot publish it afterwards.
     remove: Callable[[], None] = field(repr=False, compare=False)
 
 
@@ -35,9 +35,9 @@ class Info:
 
     #: Bytes.
     size: int
-    #: When it was last written: nanoseconds since 1970.
+    #: Time of the last write, in nanoseconds since 1970.
     modified_ns: int
-    #: The store's name of this content, where it has one: another content of the same path has another.
+    #: The store's ETag, where it has one: it differs for other content of the same path.
     tag: str = ""
 
 

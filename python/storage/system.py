@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _SYNC_FILE_RANGE_WRITE = 2
-#: What a kernel or a file system answers that knows no such rename.
+#: Errors of kernels and file systems that lack the rename.
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
@@ -82,7 +82,7 @@ def start_writeback(path: Path) -> None:
         return
     fd = os.open(path, os.O_RDONLY)
     try:
-        call(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # whatever it answers
+        call(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # a hint to the kernel: errors do not matter
     finally:
         os.close(fd)
 
@@ -104,7 +104,7 @@ def rename_new(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except FileExistsError:
-        # A link over NFS whose answer was lost is asked for again, and finds itself there.
+        # NFS repeats a link whose answer was lost, and then finds the link that it made.
         if not source.samefile(target):
             raise
     source.unlink()

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from headrace.errors import UserError
 from headrace.storage.store import STORE_KINDS
 
-#: One letter is no scheme but a drive; pathlib makes one slash of two, so one is enough.
+#: At least two letters, since one is a drive. One slash is enough: pathlib makes one of two.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _A_PATH = "a path on a file system that every machine sees at the same path: a local disk, NFS, a mounted volume"
 _TAKE_URIS = (
@@ -47,7 +47,7 @@ def parse_uri(text: str, key: str, glob: bool = False) -> tuple[str, PurePosixPa
         STORE_KINDS.find(scheme, key)
     parts = _split(f"{scheme}://{text.partition(':')[2].lstrip('/')}", glob)
     user, separator, host = parts.netloc.rpartition("@")
-    # Of Azure, the container stands there, and nothing else.
+    # Only Azure's URIs have a part before the @: the container.
     if separator and (scheme != "abfss" or ":" in user or "@" in user):
         exception = ", but for the container" if scheme == "abfss" else ""
         raise UserError(f"{key}: a secret does not belong in a URI: leave out what is before the @{exception}")

@@ -39,9 +39,9 @@ def crc32_of(content: bytes | Path) -> str:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Bytes that a download holds in memory at a time.
+#: Block size of downloads, in bytes.
 _BLOCK = 8 << 20
-#: Neither tags nor versions have it: they are headers of HTTP.
+#: Separates a tag and a version: both are HTTP headers, which have no newline.
 _BEFORE_VERSION = "\n"
 
 
@@ -54,11 +54,11 @@ class Stored:
     size: int
     #: Nanoseconds since 1970.
     modified_ns: int
-    #: The store's name of this content at this key.
+    #: The store's ETag of this content.
     tag: str
-    #: Of this write of it, where the store counts them: GCS's generation, S3's version. A listing does not tell it.
+    #: Version of this write (GCS's generation, S3's version id); None where the store has none. Listings lack it.
     version: str | None = None
-    #: Of its content as it was written, in hex, where the list of its folder says so.
+    #: CRC-32 of the content as it was written, in hex, where the list of its folder has it.
     crc32: str | None = None
 
     def check(self, place: str, crc32: str) -> None:
@@ -260,7 +260,7 @@ def delete(bucket: Any, keys: Sequence[str]) -> None:
             try:
                 obstore.delete(bucket, list(keys))
             except FileNotFoundError:
-                # Some stores tell, and stop there.
+                # Some stores report a missing key, and stop there.
                 for key in keys:
                     with suppress(FileNotFoundError):
                         obstore.delete(bucket, key)

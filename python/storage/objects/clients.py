@@ -26,12 +26,12 @@ from headrace.errors import UserError, nearest
 from headrace.errors.stores import region_of
 from headrace.logs import hide
 
-#: What goes before a profile.
+#: Variables that take precedence over a profile.
 _OVERRIDES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
-#: Settings of a profile that say where its credentials come from: those that go before its keys, and those that do not.
+#: Settings of a profile that name a source of credentials: those that take precedence over its keys, and the others.
 _ROLES = ("role_arn", "sso_session", "sso_start_url")
 _ELSEWHERE = ("credential_process", "login_session")
-#: The library's names of a profile's keys.
+#: The client library's names of a profile's keys -> the profile's.
 _KEYS = {
     "access_key_id": "aws_access_key_id",
     "secret_access_key": "aws_secret_access_key",
@@ -56,7 +56,7 @@ def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
     profiles: dict[str, dict[str, str]] = {}
     for file, prefix in files.items():
         for name, settings in _profiles(file, prefix).items():
-            # The second file goes before the first.
+            # The second file takes precedence.
             profiles.setdefault(name, {}).update(settings)
     named = environ.get("AWS_PROFILE")
     names = " and ".join(map(str, files))
@@ -92,7 +92,7 @@ def _profiles(file: Path, prefix: str) -> dict[str, dict[str, str]]:
     try:
         read.read(file, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
-        # The parser's own message quotes the line.
+        # `from None`: the parser's message would quote the line, which may be a secret.
         raise UserError(f"{file} is no file of AWS profiles") from None
     return {
         section.removeprefix(prefix).strip(): dict(read[section])
@@ -101,24 +101,24 @@ def _profiles(file: Path, prefix: str) -> dict[str, dict[str, str]]:
     }
 
 
-#: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
+#: Scheme of a Location -> scheme of Hadoop's file system for Spark. `s3a`, `gcs`, `az`, ... are read as these.
 HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}
-#: What follows an account's name in URIs, unless another cloud than Azure's public one has it.
+#: Domain of accounts in URIs of Azure's public cloud.
 AZURE = "dfs.core.windows.net"
-#: After this a store that is away is an error. Credentials are not asked for anew in between.
+#: Seconds after which a store that is away is an error. Credentials are not renewed in between.
 RETRY_SECONDS = 180.0
-#: Seconds of the first wait, and of the longest: a lease is renewed every 15 s for 60 s (`lease`), so that its holder
-#: is back in time from an outage of half a minute.
+#: Seconds of the first and of the longest wait. A lease is renewed every 15 s for 60 s (`lease`), so its holder
+#: survives an outage of half a minute.
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
-#: A wait is at most so many times the one before.
+#: Largest ratio of a wait to the one before.
 _GROWTH = 4
-#: More than there is time for.
+#: Never reached: RETRY_SECONDS ends the tries.
 _TRIES = 10_000
 
 
 def open_bucket(scheme: str, bucket: str) -> Any:
     """Open the connection to a bucket; Azure's buckets are `CONTAINER@ACCOUNT`."""
-    # 15 MB of native code, which no other store needs.
+    # Late: 15 MB of native code, which file systems do not need.
     from obstore.store import AzureStore, GCSStore, S3Store
 
     if scheme == "s3":
@@ -132,7 +132,7 @@ def open_bucket(scheme: str, bucket: str) -> Any:
     name, dot, domain = account.partition(".")
     arguments = {}
     if dot and domain != AZURE:
-        # Another cloud's (China's, a government's, OneLake's): the library calls them by the service of blobs.
+        # Other clouds (China, government, OneLake): the library needs the endpoint of the blob service.
         arguments = {"endpoint": f"https://{name}.{domain.replace('dfs.', 'blob.', 1)}"}
     return AzureStore(container, account_name=name, **arguments, **retries())
 

@@ -27,24 +27,24 @@ from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored, crc32_of
 from headrace.storage.uri import SCRATCH
 
-#: The environment variable that names the folder. Without it the folder is below the scratch of this process's
-#: workspace (`use_folder`), and in processes that know of none below that of their SCRATCH.
+#: Environment variable with the folder of copies. Default: below the scratch of this process's workspace
+#: (`use_folder`); in processes without one, below their SCRATCH.
 VARIABLE = "HEADRACE_CACHE"
-#: The environment variable that says how much copies may take, in GiB; else as much as the disk has.
+#: Environment variable with the size limit of all copies, in GiB; default: the size of the disk.
 LIMIT = "HEADRACE_CACHE_GIB"
-#: Of the disk, what copies leave free.
+#: Share of the disk that copies leave free.
 _FREE = 0.05
-#: Seconds for which a copy that was asked for stays.
+#: Seconds for which a copy stays after its last use.
 _KEPT_SECONDS = 600
-#: Seconds after which a file on its way that nobody writes to was left by a writer that was killed.
+#: Seconds without a write after which a partial file is taken for one of a killed writer.
 _WRITTEN_SECONDS = 86_400
-#: Characters of a copy's digest that name its lock: so many files of locks there are at most, which stay.
+#: Characters of a copy's digest that name its lock: they bound the number of lock files, which are never removed.
 _LOCK_CHARS = 3
-#: Where copies are: of files, and folders of links to these.
+#: Subfolders: copies of files, and folders of hard links to these.
 _FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 
-#: What `use_folder` was told first.
+#: The first argument of `use_folder`, if it was called.
 _of_workspace: list[Path] = []
 
 
@@ -125,7 +125,7 @@ def young() -> dict[Path, tuple[int, float]]:
 def _on_their_way() -> Iterator[tuple[Path, float, int]]:
     """Yield the places of `new_path`, when each was last written to (seconds since 1970), and its bytes."""
     for place in sorted((folder() / "new").glob("*")):
-        with suppress(FileNotFoundError):  # its writer was done just now
+        with suppress(FileNotFoundError):  # its writer has published it since
             stats = [p.stat() for p in (place, *place.rglob("*"))]
             yield place, max(s.st_mtime for s in stats), sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
 
@@ -158,7 +158,7 @@ def remove_cached_files() -> None:
         with suppress(FileNotFoundError):  # another process was first
             _take_away(old)
     for old in (folder() / _FILES).glob("*"):
-        # Nobody fetches it meanwhile.
+        # Under the lock, so that no process fetches it meanwhile.
         with exclusive(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
             system.remove_tree(old)
 
@@ -264,7 +264,7 @@ def _make_room(path: Path, size: int) -> None:
     for info, old in sorted(copies, key=lambda f: f[0].st_mtime):
         if needed <= 0 or info.st_mtime > oldest:
             return
-        if info.st_nlink > 1:  # a folder that stays has it: there is nothing to gain
+        if info.st_nlink > 1:  # a folder of links that stays has it: removing it would free nothing
             continue
         system.unlink(old)
         needed -= info.st_size

@@ -32,16 +32,16 @@ from headrace.storage.objects import calls
 
 log = logging.getLogger("headrace.storage")
 
-#: How long a lease holds unless it is renewed; a test's may be shorter.
+#: Seconds for which a lease holds unless it is renewed; tests set fewer.
 SECONDS = 60.0
-#: By how much hosts' clocks may differ.
+#: Largest tolerated difference of hosts' clocks, in seconds.
 SKEW_SECONDS = 10.0
-#: For how long whoever ends a lease waits for the store, which may be away.
+#: Seconds for which the end of a lease waits for a store that is away.
 END_SECONDS = 5.0
-#: Of SECONDS: when it is renewed, so that two renewals may fail.
+#: Share of SECONDS after which a lease is renewed: two renewals may fail.
 _RENEWED_AFTER = 0.25
 _UNKNOWN = Holder(process=0, host="")
-#: Leases and tokens that this process has ended and not yet given back: they do not keep itself from the next one.
+#: (lease, token) that this process has ended but not yet released in the store: they do not block its next lease.
 _ended_leases: set[tuple[str, int]] = set()
 
 
@@ -68,7 +68,7 @@ class _Held:
         self._bucket, self._path = bucket, path
         self._stop_requested, self._given_back = Event(), False
         self._refusal: Exception | None = None
-        #: The clock's time up to which nobody else can have it.
+        #: Time of `elapsed_seconds` up to which no other process can hold it.
         self._until = 0.0
         self._seconds = SECONDS
         self.holder = self._take()
@@ -107,7 +107,7 @@ class _Held:
         numbers = _numbers(self._bucket, self._path)
         if written is None:
             current = calls.get(self._bucket, _key(self._path, token))
-            # Its own, where the answer to a first try was lost.
+            # It is this process's own write, if only the answer to the first try was lost.
             written = None if current is None or current[0] != data else current[1].tag
         if written is None or numbers[-1:] != [token]:
             raise Held(_last(self._bucket, self._path) or _UNKNOWN)
@@ -132,9 +132,9 @@ class _Held:
                 return
             try:
                 self._write(self._end())
-            except (OSError, UserError):  # the store is away: until the lease ends there is time
+            except (OSError, UserError):  # the store is away: try again until the lease ends
                 continue
-            # Where that took longer than the lease held, another may have come in between.
+            # If that took longer than the lease held, another process may have taken it.
             if elapsed_seconds() >= self._until:
                 return
             self._until = start + self._seconds
@@ -179,7 +179,7 @@ def _read(data: bytes) -> Holder | None:
 
 def _is_free(written: Holder) -> bool:
     """Return whether the lease that a file describes is free."""
-    if written.expires is None:  # nobody knows: it is damaged
+    if written.expires is None:  # unknown: the record is damaged
         return False
     if written.expires.timestamp() == 0:
         return True
@@ -193,7 +193,7 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # it is alive, as another user's process
         return True
     return True
 

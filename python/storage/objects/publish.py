@@ -33,11 +33,11 @@ from headrace.storage.objects.tree import (
 def begin(tree: BucketTree, folder: str, token: str, alone: bool) -> None:
     """Make the place of an attempt empty. `alone`: what other attempts left goes, and none of them can commit."""
     keys = [o.key for o in calls.list_below(tree.bucket, data_prefix(folder, "" if alone else token))]
-    # Before anything else: who began earlier and wakes up now finds that it has lost its files before it has.
+    # First of all, so that an earlier attempt that wakes up now sees that it has lost before its files go.
     calls.delete(tree.bucket, [key for key in keys if key.endswith(f"/{BEGUN}")])
     published = tree.published(folder)
     if published is not None and token in published.list.tokens:
-        # The published files are where new ones are to be written: they get another place.
+        # Published files lie at this attempt's place, so they move to another one.
         published = _moved(tree, published, token)
     named = _named(published)
     calls.delete(tree.bucket, [key for key in keys if key not in named and not key.endswith(f"/{BEGUN}")])

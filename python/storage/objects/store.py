@@ -21,7 +21,7 @@ from headrace.storage.objects.calls import Stored, crc32_of
 from headrace.storage.objects.tree import BucketTree, Published, data_prefix
 from headrace.storage.store import Info, Unfinished
 
-#: Bytes of a request.
+#: Block size of requests, in bytes.
 BLOCK = 8 << 20
 
 
@@ -61,9 +61,9 @@ class ObjectReader(io.RawIOBase):
         return rest
 
 
-#: Files up to so many bytes are read by one request.
+#: Largest file that one request reads whole, in bytes.
 _SMALL = 16 << 20
-#: Bytes of a request where little of a file is read: the end of a Parquet file that Arrow looks at first.
+#: Bytes of a request for a small part of a file, such as the footer of a Parquet file.
 _PART = 64 << 10
 
 
@@ -195,7 +195,7 @@ class ObjectStore:
             stored = self._stored(pattern)
             if stored is not None:
                 return {pattern: _info(stored)}
-            # Of a bucket that is not there a look at an object says the same as of an object; a listing says it.
+            # A missing bucket looks like a missing object to a look-up; a listing tells them apart.
             tree, key = self._resolve(pattern)
             calls.list_level(tree.bucket, key)
             return {}
@@ -315,7 +315,7 @@ class ObjectStore:
             if written is not None:
                 return
             now = calls.get(tree.bucket, key)
-            # Its own, where the answer to a first try was lost; others may have added to it.
+            # It is this call's own write, if only the answer to the first try was lost; others may have appended since.
             if now is not None and now[0].startswith(old + data):
                 return
 

@@ -18,14 +18,14 @@ from headrace.errors.stores import ChangedInPlace
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored
 
-#: Of names and folders that are the store's own.
+#: Prefix of the store's own names and folders.
 HIDDEN = ".headrace"
 DATA, LISTS = f"{HIDDEN}/data", f"{HIDDEN}/lists"
-#: In the place of an attempt, until it is published: that nobody has emptied the place since the attempt began.
+#: Marker at an attempt's place until it is published: nobody has emptied the place since the attempt began.
 BEGUN = f"{HIDDEN}/begun"
-#: There, too: empty objects NAME.CRC32, by which whoever writes a file says what is in it to whoever publishes all.
+#: Folder at an attempt's place: empty objects NAME.CRC32, by which writers of files tell the publisher their content.
 CHECKSUMS = f"{HIDDEN}/crc32"
-#: What is on its way to its name in a store that has renames, and who replaces a file on a condition.
+#: Suffixes of partial files in a store with renames, and of locks of conditional writes.
 PARTIAL, LOCK = ".partial", ".lock"
 
 
@@ -34,15 +34,15 @@ class ListedFile(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    #: Of its object, below the `data/NAME/` of its folder.
+    #: Key of its object, below the `data/NAME/` of its folder.
     key: str
     #: Bytes.
     size: int
-    #: The store's name of its content: what the object is asked for by.
+    #: The store's ETag of its content, by which the object is read.
     tag: str
     #: Nanoseconds since 1970.
     modified_ns: int
-    #: Of its content as it was written, in hex. None: a program wrote it that says nothing of this (Spark), or two
+    #: CRC-32 of its content as it was written, in hex. None: a program wrote it that reports none (Spark), or two
     #: attempts wrote different files.
     crc32: str | None = None
 
@@ -115,7 +115,7 @@ class Published:
 
     folder: str
     list: FileList
-    #: Of the list: what `put_if` asks for.
+    #: Revision of the list, for `put_if`.
     revision: str
 
     def object_of(self, file: ListedFile) -> Stored:
@@ -134,11 +134,11 @@ class Published:
 class Attempt(NamedTuple):
     """An attempt of this process to fill a folder."""
 
-    #: What its file `BEGUN` has.
+    #: Content of its file `BEGUN`.
     id: str
-    #: The revision of the list whose place it takes; None: the folder was not published.
+    #: The revision of the list that it replaces; None: the folder was not published.
     replaces: str | None
-    #: Whether no other attempt may go on.
+    #: Whether it ends all other attempts.
     alone: bool
 
 
@@ -166,7 +166,7 @@ class BucketTree:
         self.bucket, self.lists = bucket, lists
         self._published: dict[str, Published] = {}
         self._plain: set[str] = set()
-        #: By folder and token.
+        #: Attempts of this process, by folder and token.
         self.attempts: dict[tuple[str, str], Attempt] = {}
 
     def published(self, folder: str) -> Published | None:
@@ -218,7 +218,7 @@ class BucketTree:
                 answer = self._ask(PublishedPath(known, key[len(folder) + 1 :]), ask)
                 if answer is not None:
                     return answer
-                # Perhaps another list has taken its place.
+                # Another list may have replaced it meanwhile.
                 if (again := self.published(folder)) is None or again is known:
                     return None
                 return self._ask(PublishedPath(again, key[len(folder) + 1 :]), ask)
@@ -288,7 +288,7 @@ class BucketTree:
         if owner is not None:
             return bool(owner.published.below(key))
         folders, objects = calls.list_level(self.bucket, key)
-        # One that has nothing but what is being filled is there, too, and empty.
+        # A folder with nothing but unfinished files exists, and is empty.
         return any(not is_unfinished(name) for name in (*folders, *(o.key.rsplit("/", 1)[-1] for o in objects)))
 
     def _owner_now(self, key: str) -> PublishedPath | None:
