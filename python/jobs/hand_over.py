@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-#: Names the file of secrets in an application's environment, relative to its working folder.
+#: Variable of an application's environment: the file of secrets, relative to its working folder.
 VARIABLE = "HEADRACE_SECRETS"
-#: Of variables and their values, as JSON. The program of the stages reads it first of all.
+#: JSON object of variables and values. The program of the stages reads it before anything else.
 _SECRETS = "headrace-secrets.json"
-#: Of AWS: both JVMs and Python read it by `AWS_SHARED_CREDENTIALS_FILE`, on the driver and on executors.
+#: AWS credentials: JVMs and Python read it by `AWS_SHARED_CREDENTIALS_FILE`, on the driver and on executors.
 _AWS_FILE = "headrace-aws-credentials"
 _AWS = {
     "AWS_ACCESS_KEY_ID": "aws_access_key_id",
@@ -26,7 +26,7 @@ _AWS = {
     "AWS_SESSION_TOKEN": "aws_session_token",
 }
 _DIST_FILES = "spark.yarn.dist.files"
-#: What `java.util.Properties` would read otherwise than it is written.
+#: Characters that `java.util.Properties` would change -> their escapes.
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 

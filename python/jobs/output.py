@@ -15,9 +15,9 @@ from typing import Literal, Protocol, TextIO
 
 from headrace.logs import as_json_line, redact_sentence, visible
 
-#: Begins such a line: the control character "record separator", which no text has in it.
+#: First byte of a report's line: the control character "record separator", which no text has.
 MARK = b"\x1e"
-#: Letters of a reason. A line so short reaches a pipe in one piece, whoever else writes to it (PIPE_BUF).
+#: Longest reason, in characters: a short line is written to a pipe atomically (PIPE_BUF).
 _MOST_REASON = 300
 
 Kind = Literal["check", "run", "skip", "done", "failed"]
@@ -29,7 +29,7 @@ class StageEvent:
 
     stage: str
     kind: Kind
-    #: Why it works (`run`).
+    #: Reason why the stage runs (`run`).
     reason: str = ""
     #: The day; empty: that of the application.
     ds: str = ""
@@ -63,14 +63,14 @@ _NOISE = re.compile(
     r"|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)"
     r"|^WARNING: (A terminally deprecated|An illegal reflective|Please consider reporting|Use --illegal-access|"
     r"All illegal access|sun\.misc\.Unsafe|.* has been called by )"
-    # Of XGBoost's workers, which may write their lines into each other's.
+    # XGBoost's workers, which may write several lines into one.
     r"|^(\[[\d:]+\] Task \d+ got rank \d+)+$"
-    # Python's own at the end of a rank: it then removes them.
+    # Python's warning at the end of a rank, before it removes them.
     r"|resource_tracker: There appear to be \d+ leaked semaphore|^\s*warnings\.warn\('resource_tracker: "
 )
 
 
-#: Bytes that are held back until their line ends.
+#: Most bytes to hold back until their line ends.
 _LONGEST_LINE = 1 << 20
 
 
@@ -114,7 +114,7 @@ def copy_output(source: int, sink: Sink, echo: TextIO, on_event: OnEvent) -> Non
                 lines.end_line()
                 on_event(event)
             elif mark:
-                break  # the end of its line is still to come
+                break  # the line has not ended yet
     if held:
         lines.write(held)
     lines.end_line()
@@ -209,6 +209,6 @@ class _Screen:
                 if self._live:
                     self._echo.write("\r\x1b[2K" + text)
             else:
-                # A line that ends what a progress bar left half-written starts from the left.
+                # Erase a half-written progress bar first.
                 self._echo.write(("\r\x1b[2K" if self._live else "") + text + "\n")
         self._echo.flush()

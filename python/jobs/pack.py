@@ -46,7 +46,7 @@ def programs() -> Iterator[tuple[str, str]]:
     recorded = shlex.quote(str(Path(sys.base_exec_prefix) / "bin" / f"python{_VERSION}"))
     yield "bin/python", python.replace("@VERSION@", _VERSION).replace("@RECORDED@", recorded)
     yield "bin/headrace", _PROGRAM
-    # No `home`: the interpreter is told by packed_python.sh.
+    # No `home`: packed_python.sh names the interpreter.
     yield "pyvenv.cfg", "include-system-site-packages = false\n"
     yield f"{_PACKAGES}/headrace-pack.pth", "import os; os.environ.pop('PYTHONHOME', None)\n"
 
@@ -75,7 +75,7 @@ def package_files(distribution: Distribution) -> Iterator[tuple[str, Path]]:
         raise UserError(f"{name} has no list of its files (RECORD): install it by pip or uv, or --leave-out {name}")
     root = Path(str(distribution.locate_file("")))
     for entry in distribution.files:
-        # What lies outside are console scripts; of a package's own programs none is called by name.
+        # Files outside are console scripts, which nothing in an application calls.
         if ".." in entry.parts or entry.is_absolute() or entry.suffix == ".pyc" or entry.name == "direct_url.json":
             continue
         file = root / entry
@@ -167,7 +167,7 @@ def choose(packages: Mapping[str, Distribution], requested: Iterable[str], left_
     roots: set[tuple[str, frozenset[str]]] = set()
     roots |= {(canonicalize_name(r.name), frozenset(r.extras)) for r in map(Requirement, requested)}
     reached = _reach(packages, roots, frozenset())
-    # What was installed beside them: all that nobody else's package needs.
+    # Roots of the other packages: those that no other package needs.
     unreached = packages.keys() - reached
     needed = {name for package in unreached for name, _ in _requirements(packages[package], frozenset())}
     roots |= {(name, frozenset()) for name in unreached - needed}
@@ -200,7 +200,7 @@ def _requirements(distribution: Distribution, extras: frozenset[str]) -> set[tup
     return requirements
 
 
-#: Little is gained by more, and it takes several times as long.
+#: Higher levels gain little, and take several times as long.
 _COMPRESSION = 1
 _REQUIREMENTS = "share/requirements/headrace.in"
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 #: The program of every stage.
 PROGRAM = Path(__file__).with_name("run_stage.py")
 
-#: What a stopped application gets to end by itself before it is killed.
+#: Seconds for a stopped application to end before it is killed.
 _GRACE_SECONDS = 10.0
-#: The same for its Python program, before the JVM below it is asked: training writes a checkpoint (train.stop_seconds).
+#: Seconds for its Python program to end before the JVM is stopped: training writes a checkpoint (train.stop_seconds).
 _PROGRAM_SECONDS = 60.0
 
 
@@ -49,7 +49,7 @@ def run_logged(
         KeyboardInterrupt: Ctrl-C (`StopSignal`: SIGTERM, SIGHUP); the process and all that it started are gone.
     """
     with _signals_raise():
-        process = subprocess.Popen(  # the pipe is read to its end below, and the process waited for
+        process = subprocess.Popen(  # no `with`: the code below reads the pipe to its end and waits for the process
             [*_dies_with_parent(), *line],
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -105,7 +105,7 @@ def _signals_raise() -> Iterator[None]:
     def stop(signum: int, _frame: FrameType | None) -> None:
         raise StopSignal(signum)
 
-    # What the caller ignores stays ignored: nohup.
+    # Signals that the caller ignores stay ignored, as under nohup.
     heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
     handlers = {s: signal.signal(s, stop) for s in heard}
     try:

@@ -20,9 +20,9 @@ from headrace.config import Spark
 from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import held_scratch, properties, rapids_jars
 
-#: Where the plugin's reports come from.
+#: Logger of the plugin's reports.
 _LOGGER = "com.nvidia.spark.rapids.GpuOverrides"
-#: Begins each message in the string: plans have many lines.
+#: Start of each message in the string: plans have many lines.
 _START = "\x01"
 
 # `*Exec <SortExec> will run on GPU`, `!Expression <NTile> ntile(4) cannot run on GPU because ...`, `! <NTile> ...`
@@ -32,7 +32,7 @@ _REASON = re.compile(r"cannot run on GPU because (.*)$")
 _HOST = re.compile(r"Python|Pandas|MapInArrow|CogroupedMap|FlatMapGroups")
 #: Columns of the rows of a Delta table's log.
 _DELTA_ACTIONS = ("txn", "add", "remove", "metaData", "protocol", "cdc", "domainMetadata", "commitInfo")
-#: What may stand over rows that the driver hands over, on their way into a table.
+#: Plan nodes that pass rows from the driver on into a table.
 _PASSES_ROWS = {"CoalesceExec", "ProjectExec", "DataWritingCommandExec", "WriteFilesExec", "ShuffleExchangeExec"}
 
 
@@ -43,7 +43,7 @@ class PlanNode:
     depth: int
     #: `*` on the GPU, `!` not, `@` could but its surroundings cannot, `#` is left out on the GPU.
     mark: str
-    #: Exec, Expression, Partitioning, Output ...; empty for what the plugin does not know.
+    #: Exec, Expression, Partitioning, Output ...; empty for a node that the plugin does not know.
     kind: str
     name: str
     text: str
@@ -162,7 +162,7 @@ class Explainer:
         """Return the plan of a frame, without running it."""
         start = self._written.getBuffer().length()
         plan = PhysicalPlan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
-        # It goes to the log, too, where it would be taken for one that ran.
+        # Drop it from the log, which would show it as a plan that ran.
         self._written.getBuffer().setLength(start)
         return plan
 
@@ -199,11 +199,11 @@ def explain_properties(settings: dict[str, str]) -> dict[str, str]:
         "spark.rapids.sql.expression.cpuBridge.enabled": "false",
         # Adaptive execution plans stage by stage: the log would hold row groups of plans.
         "spark.sql.adaptive.enabled": "false",
-        # The plugin puts what a reused exchange repeats in its place, and then misses the attributes' own names.
+        # The plugin replaces a reused exchange by its original, and then misses the names of its attributes.
         "spark.sql.exchange.reuse": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "1",
-        # The plugin looks at a plan before code is generated for it, which would take longer than the few rows.
+        # The plugin reads a plan before code generation, which would take longer than the few rows.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }

@@ -109,7 +109,7 @@ _EXTERNAL = (
 )
 
 
-#: What Spark or the plugin throws at a plan that it cannot make, and headrace at a spec: a fault among the others.
+#: Errors of Spark and the plugin for a plan that they cannot make, and of headrace for a spec: reported as faults.
 _FAILURES = (Py4JError, PySparkException, UserError)
 
 
@@ -117,11 +117,11 @@ _FAILURES = (Py4JError, PySparkException, UserError)
 class StepPlans:
     """Plans of one step, as the plugin judges them."""
 
-    #: What they are of: `operator log`, `table operator lag`, `pipeline clicks`.
+    #: Subject of the plans: `operator log`, `table operator lag`, `pipeline clicks`.
     subject: str
     step: str
     plans: tuple[PhysicalPlan, ...]
-    #: Why the gate is red for another reason than a plan.
+    #: Reason why the gate is red, other than a plan; empty: none.
     fault: str = ""
 
     @property
@@ -263,7 +263,7 @@ def _merged(seen: Sequence[StepPlans]) -> Iterator[StepPlans]:
 LOG = "_delta_log"
 #: The step of a pipeline that has none of Spark's plans.
 ON_CPUS = "features.engine: arrow, on CPUs"
-#: The steps of the stage, as people know them.
+#: Steps of the stage -> their names in messages.
 _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and write"}
 
 
@@ -306,7 +306,7 @@ def _land_source(spark: SparkSession, ws: Workspace, spec: Spec, ds: str, name: 
     f = spec.features
     days = 2
     if f.split.by == "time":
-        # From the training range's first day to ds, which is later than the range's end where labels are waited for.
+        # Up to ds, which is after the range's end where labels ripen late.
         days = (date.fromisoformat(ds) - date.fromisoformat(split_ranges(spec, ds)[0][0])).days + 1
     first = (date.fromisoformat(ds) - timedelta(days=days - 1)).isoformat()
     rows = made_rows(table.columns, f.label, first, days, table.event_time, f.split.column)

@@ -80,7 +80,7 @@ def _days_of(table: Location) -> frozenset[str]:
     return frozenset(ds for f in files or () if (ds := f.partition.get("ds")) is not None)
 
 
-#: Each sees the workspace as the ones before it have left it.
+#: In order: each sees the workspace after the ones before it.
 _KINDS: tuple[Callable[[WorkspaceState], Iterator[CleanupStep]], ...] = (
     unfinished_steps,
     dataset_steps,

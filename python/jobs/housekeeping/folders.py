@@ -322,7 +322,7 @@ def discard_unfinished(state: WorkspaceState) -> None:
     for them, and no lock says who is at work there.
     """
     remove_abandoned()
-    # What is staged belongs to runs that have ended; `headrace gc` removes all of it.
+    # Staged files belong to ended runs: `headrace gc` removes all of them.
     folders = chain(_folders(state), _below(state.ws.staging(state.pipeline), 3))
     for _, left in chain(_unfinished_in(folders), _old(state, _without_lock(state))):
         left.remove()
@@ -374,5 +374,5 @@ def _below(folder: Location, depth: int) -> Iterator[Location]:
     yield folder
     for entry in folder.entries() if depth else ():
         if entry.is_dir():
-            # What is below a log is Delta's own.
+            # Files below a log are Delta's own.
             yield from _below(entry, 0 if entry.name == "_delta_log" else depth - 1)

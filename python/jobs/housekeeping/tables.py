@@ -22,7 +22,7 @@ from headrace.storage import Location
 
 log = logging.getLogger("headrace.housekeeping")
 
-#: A version, or those of a change feed, the first and the last of which are kept.
+#: A version, or a range of a change feed, of which the first and the last are kept.
 _VERSIONS = re.compile(r"\d+|\d*\.\.\d+")
 
 #: The table of users' hashes (headrace.score.incremental, which imports Spark).
@@ -134,7 +134,7 @@ def _holds(spec: Spec, manifest: Manifest, table: str, name: str, first: str) ->
     if manifest.stage == "ingest":
         facts = manifest.facts if table == "events" else manifest.facts.get("sources", {}).get(table, {})
         return any(ds < first for ds in facts.get("days", []))
-    # Its output is the dataset, which does without the statistics; and scores do without what they were made of.
+    # The dataset does not need the statistics, nor do scores need the hashes of their inputs.
     return manifest.stage != "features" and table != SCORE_INPUTS and manifest.ds < first
 
 

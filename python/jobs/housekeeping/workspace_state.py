@@ -24,11 +24,11 @@ class CleanupStep:
     #: dataset, model, checkpoints, log, report, search, unfinished, staged, decoded, mapped, rows, compaction, vacuum,
     #: history, published, manifests, registry.
     kind: str
-    #: A path below the workspace, or a name that people know.
+    #: A path below the workspace, or a name for messages.
     name: str
     #: Why it can go.
     reason: str
-    #: Bytes that it takes; 0 where nobody can say.
+    #: Size in bytes; 0: unknown.
     size: int = 0
     #: Removes it.
     act: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
@@ -57,7 +57,7 @@ def newest_write_ns(place: Location) -> int:
     newest = 0
     for folder, _, names in os.walk(place.local_path()):
         for path in (Path(folder), *(Path(folder, name) for name in names)):
-            with suppress(FileNotFoundError):  # it may go meanwhile
+            with suppress(FileNotFoundError):  # it may be removed meanwhile
                 newest = max(newest, path.lstat().st_mtime_ns)
     return newest
 
@@ -87,7 +87,7 @@ class WorkspaceState:
 
     spec: Spec
     ws: Workspace
-    #: The clock, for ages of files.
+    #: Current time, for ages of files.
     now: datetime
     #: Lock of the pipeline; None: nothing is changed.
     lock: RunLock | None = None

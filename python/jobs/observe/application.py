@@ -84,7 +84,7 @@ class Observation:
         """Do something that no stage depends on."""
         try:
             act()
-        except Exception as e:  # a receiver, a folder, a library of theirs
+        except Exception as e:  # observers must not fail the stage, whatever their libraries raise
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("who observes pipeline '%s' was not told: %s: %s", self._spec.pipeline, type(e).__name__, e)

@@ -14,9 +14,9 @@ from headrace.config.workspace import Workspace
 from headrace.logs import Progress, listening_to_progress
 from headrace.storage import Location
 
-#: Between two looks at Spark's tasks, and at most between two writes.
+#: Seconds between two looks at Spark's tasks, and most seconds between two writes.
 _SECONDS = 2.0
-#: For so long progress that a stage tells itself is shown rather than its tasks.
+#: Seconds for which a stage's own progress is shown in place of its tasks.
 _SILENT_SECONDS = 30.0
 
 
@@ -31,7 +31,7 @@ class RunningStage:
     #: Seconds since 1970.
     began: float
     updated: float
-    #: What it took the last time; None: it has not run before.
+    #: Duration of its last run; None: it has not run before.
     expected_seconds: float | None = None
     progress: Progress | None = None
 
@@ -90,7 +90,7 @@ class RunningFile:
         with suppress(OSError):
             if not self._over.is_set():
                 RunningStage(**stage).write(self._file)
-            if self._over.is_set():  # perhaps the file was removed while this thread wrote it
+            if self._over.is_set():  # `close` may have removed the file while this thread wrote it
                 self._file.remove_quietly()
 
 
@@ -106,7 +106,7 @@ def _spark_tasks() -> Progress | None:
     try:
         tracker = context.statusTracker()
         infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    except Exception:  # the session ends while it is asked
+    except Exception:  # the session may end during the call
         return None
     known = [info for info in infos if info is not None]
     total = sum(info.numTasks for info in known)

@@ -271,7 +271,7 @@ def _in_store(state: WorkspaceState, upload: Upload) -> list[str]:
 
     try:
         return [] if upload.source is None else [state.ws.name_of(folder) for folder in needed_models(upload.source)]
-    except UserError:  # not whole: the artifact says more
+    except UserError:  # an incomplete model: opening the artifact reports it in detail
         return []
 
 

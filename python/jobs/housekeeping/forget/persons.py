@@ -23,14 +23,14 @@ from headrace.lake.forgotten import words_of
 Mask = npt.NDArray[np.bool_]
 _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-#: Bytes of a text, and digits of an integer, that a search of files may rely on: shorter ones are in them by chance.
+#: Shortest text (bytes) and integer (digits) to search files for: shorter ones occur by chance.
 _LEAST_BYTES, _LEAST_DIGITS = 6, 12
-#: Integers, but for parts of other numbers.
+#: Integers that are no parts of other numbers.
 _DIGITS_IN_TEXT = re.compile(r"(?<![0-9.])[0-9]{12,19}(?![0-9.eE])")
 _DIGITS = re.compile(_DIGITS_IN_TEXT.pattern.encode())
 #: Replaces a value in texts.
 _REDACTED = "[forgotten]"
-#: A letter of Unicode's private use area, which data do not have, and a number: one text for each code.
+#: Placeholder of a code's value: a letter of Unicode's private use area, which data do not have, and the code.
 _FORGOTTEN_PERSON = "\ue000forgotten/{}"
 _LENGTH = re.compile(r"(\d+):")
 
@@ -42,20 +42,20 @@ class Place:
     #: events, quarantine, table, vocabulary, statistics, dataset, search, cache, log, report, training, model,
     #: warehouse, online, landing, source.
     kind: str
-    #: A path below the workspace, or a name that people know.
+    #: A path below the workspace, or a name for messages.
     name: str
     #: Rows: of tables, values of a vocabulary, rows of embeddings, users of a store.
     rows: int = 0
-    #: Files that are written again, and files that are removed.
+    #: Number of files to rewrite, and to remove.
     rewritten: int = 0
     removed: int = 0
-    #: Bytes of the latter.
+    #: Bytes of the removed files.
     size: int = 0
-    #: What could not be done, or must be done by hand; empty where everything is done.
+    #: Work that could not be done, or must be done by hand; empty: none.
     left: str = ""
-    #: Whether a later run of the command does what is left.
+    #: Whether a later run of the command does that work.
     later: bool = False
-    #: What happens to the place, for people.
+    #: Text for messages: how the place changes.
     note: str = ""
     #: Erases it, and returns what remains to be done by hand, if anything; None: headrace does not write it.
     act: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
@@ -66,7 +66,7 @@ class Persons:
     """Persons to forget: the texts of their values of a column."""
 
     column: str
-    #: Whether they are integers.
+    #: Whether the values are integers.
     integers: bool
     texts: frozenset[str]
 

@@ -100,7 +100,7 @@ def text_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
             yield Place(
                 "log", ws.name_of(file), removed=1, size=file.size(), act=partial(remove_all, [file], state.lock)
             )
-    # After the reports, which are found by them.
+    # Manifests last: a rerun finds the reports by them.
     for file, _ in with_values:
         yield Place("manifest", ws.name_of(file), rewritten=1, act=partial(_redact, state, file, persons))
 
@@ -222,7 +222,7 @@ def change_of(spec: Spec, name: str, persons: Persons) -> tuple[str, Change, Val
     exact = exactly(persons.texts)
     if name == _QUARANTINE or name.endswith(f"_{_QUARANTINE}"):
         columns = ("_raw", "_reason")
-        # The smallest line, and the largest, or how they begin: any value in it, or the beginning of one at its end.
+        # The log has the smallest and the largest line, perhaps cut: a value may be cut at their ends.
         values = dict.fromkeys(columns, lambda text, cut: persons.occurs_in(str(text), cut))
         return _QUARANTINE, Change(columns, partial(_without_lines, persons)), values
     if name == "vocabulary":
@@ -256,7 +256,7 @@ def _without_values(persons: Persons, names: Collection[str], rows: pa.Table) ->
     is_theirs = of_name & persons.mask(rows.column("value"))
     if not is_theirs.any():
         return rows, 0
-    # Also where the columns that are looked at are all that there is.
+    # A file may have no column of codes: then a row's position is its code.
     codes = rows.column("code").to_pylist() if "code" in rows.schema.names else range(rows.num_rows)
     position = rows.schema.get_field_index("value")
     values = with_placeholders(rows.column("value").to_pylist(), is_theirs, codes)

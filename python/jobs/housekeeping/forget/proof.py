@@ -57,9 +57,9 @@ class ErasureRequest(BaseModel):
     sha256: str
     by: str
     begun: datetime
-    #: When all that the pipeline has written was without them; None: not yet, or (if `finished`) before it was noted.
+    #: Time since which the pipeline's own outputs lack the values; None: not yet, or (if `finished`) not recorded.
     erased: datetime | None = None
-    #: When nothing was left that the command knows of, of other pipelines' copies on this host either; None: not yet.
+    #: Time since which no known place has them, other pipelines' copies on this host included; None: not yet.
     finished: datetime | None = None
 
     @staticmethod
@@ -155,9 +155,9 @@ def _search(files: Iterable[Location], state: WorkspaceState, persons: Persons, 
             size = file.size()
             has = _in_parquet(file, persons) if is_parquet else _in_bytes(file.local_path(), persons)
         except FileNotFoundError:
-            # It has gone meanwhile: of a database that others use, say.
+            # Removed meanwhile, such as a file of a database in use.
             continue
-        except StoreAway:  # nothing is known of the file: the same call does the rest later
+        except StoreAway:  # the file could not be read: the same call continues later
             raise
         except (pa.ArrowInvalid, OSError):
             result.unread.append(state.ws.name_of(file))
@@ -242,7 +242,7 @@ def _in_bytes(file: Path, persons: Persons) -> bool:
         while persons.searchable and (block := f.read(_BLOCK)):
             if persons.in_bytes(tail + block):
                 return True
-            # One byte more tells whether an integer begins there.
+            # One byte more shows whether an integer begins there.
             tail = block[-persons.longest - 1 :]
     return False
 
@@ -332,7 +332,7 @@ def _text(request: ErasureRequest, runs: Sequence[dict[str, Any]]) -> str:
         ]
         lines += [f"  NOT LOOKED AT: {name}" for name in search["unread"]]
         lines += [f"  LEFT: {name}" for name in [*(p["what"] for p in run["second_look"]), *search["found"]]]
-        # Proofs of earlier versions do not say.
+        # Proofs of earlier releases lack `left`.
         lines += [f"  LEFT: {p['what']}: {p['left']}" for p in run.get("left", ())]
     return "\n".join(lines) + "\n"
 

@@ -71,7 +71,7 @@ def inputs_of(
             add(read.kind, read.name, read.version)
     datasets = list(inputs_by_name.values())
     if manifest is not None and datasets:
-        # Checks are of what the run looked at; the manifest does not say of which of several.
+        # The manifest does not say which of several inputs the checks were made on.
         (datasets[-1] if manifest.stage in _CHECKS_LAST else datasets[0]).inputFacets = _checks(manifest)
     return datasets
 
@@ -199,7 +199,7 @@ _ASSERTIONS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Any]]] = {
 }
 
 
-#: What has made an event: a name of this program and its version.
+#: Producer of the events: this program and its version.
 PRODUCER = f"https://pypi.org/project/headrace/{__version__}"
 
 

@@ -69,14 +69,14 @@ class Run:
     root: ParentRun | None = None
 
 
-#: Inputs of a source table: one a day, and one for all days before.
+#: Suffix of a source table's inputs: one a day, and one for all earlier days.
 _OF_DAY = re.compile(r"/(before|\d{4}-\d{2}-\d{2})$")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: Stores whose objects have keys, which begin with no slash.
 _OBJECT_STORES = ("s3", "gs", "wasb", "wasbs")
-#: Stores whose authority is CONTAINER@HOST; of others what is before the @ is a user.
+#: Stores whose authority is CONTAINER@HOST; in others, the part before the @ is a user.
 _CONTAINERS = ("abfss", "wasb", "wasbs")
-#: Schemes by which Hadoop's connectors call a store.
+#: Schemes of Hadoop's connectors -> the store's.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}
 _PORTS = {"postgres": 5432, "clickhouse": 8443}
 
@@ -99,7 +99,7 @@ def name_of(ws: Workspace, kind: str, name: str) -> DatasetName:
     if kind == "table":
         name = _OF_DAY.sub("", name)
     if is_uri(name):
-        # Of landing files it is a pattern, and tables that are joined have the spelling of the spec.
+        # Names of landing files are patterns, and joined tables are spelled as in the spec.
         return _of_place(location_of(name, glob=True)) if names_store(name) else of_location(name)
     return _of_place(ws.locate(name))
 

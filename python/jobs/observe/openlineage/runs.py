@@ -25,14 +25,14 @@ from headrace.stage.manifest import Manifest
 
 log = logging.getLogger("headrace.observe")
 
-#: Events that wait at most; a stage has two.
+#: Longest queue of events; a stage has two.
 _WAITING = 1000
 _FILE = "openlineage.yml"
 _THREAD = "openlineage"
-#: What the client's own configuration is laid upon: no look for a Git repository, a receiver that is down soon told.
+#: Defaults of the client's configuration: it need not look for a Git repository.
 _DEFAULTS: Mapping[str, Any] = {"facets": {"source_code_location": {"disabled": True}}}
 
-#: Makes an event, in the thread, by the modules of the client's.
+#: Creates an event in the sender's thread, where the client's modules are imported.
 Make = Callable[[], Any]
 
 
@@ -69,7 +69,7 @@ class EventSender:
         self._conf = conf or OpenLineage()
         self._queue: Queue[Make | None] = Queue(_WAITING)
         self._has_warned = False
-        # A daemon: a receiver that does not answer keeps no process alive.
+        # A daemon, so that a receiver that does not answer keeps no process alive.
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()
 
@@ -95,7 +95,7 @@ class EventSender:
             try:
                 client = client or self._client()
                 client.emit(make())
-            except Exception as e:  # the client raises what its transports raise
+            except Exception as e:  # transports of the client raise errors of their own
                 self._warn(f"{type(e).__name__}: {e}")
         if client is not None:
             try:
@@ -106,7 +106,7 @@ class EventSender:
     def _client(self) -> Any:
         from openlineage.client import OpenLineageClient
 
-        # Its own lines, and those about each attempt, are no more than what is told here once.
+        # `_warn` reports once; the client's own lines would repeat it for each attempt.
         logging.getLogger("openlineage").setLevel(logging.ERROR)
         logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
         config: dict[str, Any] = dict(_DEFAULTS)
