@@ -90,7 +90,7 @@ class RunningFile:
         with suppress(OSError):
             if not self._over.is_set():
                 RunningStage(**stage).write(self._file)
-            if self._over.is_set():  # `close` may have removed the file while this thread wrote it
+            if self._over.is_set():  # `__exit__` may have removed the file during the write
                 self._file.remove_quietly()
 
 

@@ -36,7 +36,7 @@ Value = str | int | bool
 
 
 U64 = npt.NDArray[np.uint64]
-#: Smallest hashes that are kept of a column: below this many, the number of distinct values is exact.
+#: Number of smallest hashes to keep of a column: with fewer distinct values, their number is exact.
 _SMALLEST = 2048
 
 
@@ -76,7 +76,7 @@ class NumberBins:
         with np.errstate(over="ignore"):
             above = np.nextafter(np.append(heavy, x[-1]), np.inf)
         edges = np.unique(np.concatenate([x[:1], cuts, above]))
-        # Adding 0.0 makes -0.0 the 0.0 that it equals.
+        # Adding 0.0 turns -0.0 into 0.0, which sorts into the same bin.
         return NumberBins(tuple(float(e) + 0.0 for e in edges if np.isfinite(e)), float(x[len(x) // 2]))
 
 
@@ -162,7 +162,7 @@ class ColumnStatistics:
     sum: float = 0.0
     squares: float = 0.0
     smallest: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    #: Number of distinct values where it was counted elsewhere.
+    #: Number of distinct values, where it was counted separately.
     estimate: int | None = None
 
     def __post_init__(self) -> None:

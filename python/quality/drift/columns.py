@@ -22,13 +22,13 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.quality.drift.column_statistics import I64, Bins, ColumnStatistics, NumberBins, ValueBins, describe
 
-#: Rows that fix the bins.
+#: Number of rows from which the bins are chosen.
 SAMPLE_ROWS = 65_536
 #: The name of the bin of all codes that the vocabulary does not have.
 UNKNOWN = "(not in the vocabulary)"
 
-#: category: its values are names. number: they have an order and a size. time: it moves on with the days by itself, so
-#: only its ends and its gaps are of interest.
+#: category: values are names. number: values have an order and a size. time: it changes every day by nature, so only
+#: its ends and its missing values are compared.
 ColumnKind = Literal["number", "category", "time"]
 #: By (split, column): their positions.
 StatisticsByColumn = dict[tuple[int, int], ColumnStatistics]
@@ -42,11 +42,11 @@ class MeasuredColumn:
     name: str
     kind: ColumnKind
     is_list: bool = False
-    #: Features: how many columns of a batch hold it.
+    #: Features: number of columns in a batch.
     length: int = 0
     #: Features: values are codes, 0 means missing.
     coded: bool = False
-    #: Features: the vocabulary of the codes; what it lacks has the codes 1..unknown, which count as one.
+    #: Features: the vocabulary of the codes. Values outside it have the codes 1..unknown, which count as one.
     vocabulary: str | None = None
     unknown: int = 0
 

@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
         # First and last day of the split's events, where the split is by time.
         ("from_day", pa.string()),
         ("to_day", pa.string()),
-        # input: a column of the events; feature: what was made of it.
+        # input: a column of the events; feature: a feature of the dataset.
         ("side", pa.string()),
         ("column", pa.string()),
         # number, category or time.
@@ -52,17 +52,17 @@ SCHEMA = pa.schema(
         ("rows", pa.int64()),
         # Rows without a value.
         ("missing", pa.int64()),
-        # Values, of a list its elements, and of these those that the vocabulary lacks.
+        # Number of values (of lists: of elements), and of those outside the vocabulary.
         ("values", pa.int64()),
         ("oov", pa.int64()),
         # Exact up to 2,048, above it an estimate with a standard error of 2.2 %.
         ("distinct", pa.int64()),
-        # Of the finite numbers.
+        # Over the finite numbers.
         ("min", pa.float64()),
         ("max", pa.float64()),
         ("mean", pa.float64()),
         ("std", pa.float64()),
-        # Shares of the values; bins are fixed by the training split. A category's are its most frequent values there.
+        # Shares of the values. The training split fixes the bins: for a category, its most frequent values there.
         ("histogram", pa.list_(_BIN)),
         ("ds", pa.string()),
     ]

@@ -88,7 +88,7 @@ def _feature(measured: MeasuredColumn) -> Column:
     if measured.coded:
         if measured.unknown:
             known = [F.when(x > measured.unknown, x).when(x != NULL_CODE, OOV_CODE) for x in columns]
-        else:  # of no vocabulary; raw ids may be negative
+        else:  # without a vocabulary: raw ids, which may be negative
             known = [F.when(x != NULL_CODE, x) for x in columns]
         if not measured.is_list:
             return known[0]
@@ -102,7 +102,7 @@ def _entries(i: int, x: Column, measured: MeasuredColumn, bins: Bins) -> Column:
 
     def plain(value: Column) -> Column:
         if isinstance(bins, NumberBins):
-            value = nan_to_null(value.cast("double")) + F.lit(0.0)  # -0.0 is 0.0
+            value = nan_to_null(value.cast("double")) + F.lit(0.0)  # turns -0.0 into 0.0
         return value
 
     def entry(value: Column) -> Column:
@@ -142,9 +142,9 @@ def _bin(x: Column, bins: Bins) -> Column:
 def _tallies(sums: pa.Table, bins: Sequence[Bins]) -> StatisticsByColumn:
     rows: dict[int, int] = {}
     tallies: StatisticsByColumn = {}
-    # In one order, whichever task ended first: so are the sums.
+    # In a fixed order, so that sums do not depend on which task ended first.
     for r in sums.sort_by([("split", "ascending"), ("m", "ascending"), ("b", "ascending")]).to_pylist():
-        if r["m"] == _ROW:  # comes first
+        if r["m"] == _ROW:  # sorted first, before the bins that need it
             rows[r["split"]] = r["n"]
             continue
         tally = tallies.setdefault((r["split"], r["m"]), ColumnStatistics(bins[r["m"]], rows[r["split"]], estimate=0))
@@ -184,7 +184,7 @@ def measure_frame(
         engine: who counts: NumPy in tasks, or a Spark plan.
     """
     index = F.coalesce(*[F.when(F.col(split) == s, F.lit(i)) for i, s in enumerate(splits)])
-    # Columns have numbers for names: a dot in a name would be a field's.
+    # Columns are numbered: Spark takes a dot in a column's name for the separator of a field.
     measured_columns = [_plain(m, frame).alias(f"c{i}") for i, m in enumerate(measured)]
     sample = frame.where(F.col(split) == splits[0])
     limit = _hash_limit(train_rows)

@@ -109,7 +109,7 @@ class ColumnDrift:
     oov: tuple[float, float] | None
     mean: tuple[float | None, float | None]
     psi: float | None
-    #: Of numbers.
+    #: Distance by Kolmogorov and Smirnov; None: no numbers.
     ks: float | None
     #: The limit of the PSI; None: not judged (no limit, or too few values).
     max_psi: float | None

@@ -239,7 +239,7 @@ def measures(spec: Spec, gate: Gate, for_policies: bool = False) -> Train:
             "off_policy": None,
         }
     )
-    if for_policies:  # nothing besides
+    if for_policies:  # policies alone: no other metrics, no slices
         less: dict[str, Any] = {"off_policy": train.evaluation.off_policy, "metrics": (), "slices": {}}
         evaluation = evaluation.model_copy(update=less)
     return train.model_copy(update={"evaluation": evaluation, "tasks": {}})

@@ -30,7 +30,7 @@ from headrace.train.evaluation.request import Request
 RANK = "rank"
 #: Columns of the rows besides raw ones and the split.
 LABEL, CARRIED = "__label", "__carried{}"
-#: Timed batches, after one that is not.
+#: Timed batches, after one to warm up.
 _TIMED = 7
 
 
@@ -70,7 +70,7 @@ class GateTask:
         if self.label_column is not None:
             carried.append(self.schema.carried_name(self.label_column))
         codes = [*request.codes(), *(request.codes(lists=True) if lists else [])]
-        if request.action is not None:  # which one a row has is told by its raw columns
+        if request.action is not None:  # the raw columns identify a row's action
             codes = [name for name in codes if name != request.action.name or name in request.seen_features.values()]
         return list(dict.fromkeys(carried)), list(dict.fromkeys(codes))
 
@@ -104,7 +104,7 @@ def evaluate(spark: SparkSession, frame: DataFrame, task: GateTask, ranks: int) 
         UserError: a model is damaged, or a column is of another type than a model's.
     """
     peak = worker_peak_memory(spark.sparkContext)
-    # mapInArrow reads a dot in a column's name as a field's: numbers travel.
+    # Columns are numbered: Spark takes a dot in a column's name for the separator of a field.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(task.columns))]).repartition(ranks)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

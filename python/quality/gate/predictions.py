@@ -31,16 +31,16 @@ from headrace.train.evaluation.policy import Actions, Choices, Policy
 from headrace.train.evaluation.ranks import Bools
 
 _KEY = "train.evaluation.off_policy"
-#: Each row is predicted once for each of them.
+#: Most actions: each row is predicted once for each.
 MOST_ACTIONS = 10_000
-#: Rows by actions that are held at once.
+#: Predictions in memory at once: rows times actions.
 _CELLS = 1 << 22
 #: Probabilities nearer to 0 or 1 have no logit in float32.
 _NEAREST = 1e-7
 
 
 I64 = NDArray[np.int64]
-#: Bins of predictions by their bits: sign, exponent and seven digits of the mantissa, so less than 1 % wide.
+#: Bins of predictions by their upper 16 bits: sign, exponent and seven bits of the mantissa, so below 1 % wide.
 SCORE_BINS = 1 << 16
 
 
@@ -132,7 +132,7 @@ def raw_actions(frame: DataFrame, schema: DatasetSchema, settings: OffPolicy) ->
     actions = distinct.limit(MOST_ACTIONS + 1).toArrow().sort_by([(c, "ascending") for c in columns])
     values = actions[column]
     if len(pc.unique(values)) < len(actions):
-        # Which one is told by the first action that has several rows.
+        # The message names the first action that has several rows.
         counts = pc.value_counts(values).to_pylist()
         twice = next(count["values"] for count in counts if count["counts"] > 1)
         repeated_rows = actions.filter(pc.equal(values, twice))
@@ -202,7 +202,7 @@ class KnownValues:
     counts: I64 = field(init=False)
 
     def __post_init__(self) -> None:
-        #: int64 [features, 2]: values; those that are known.
+        #: int64 [features, 2]: number of values, and of known ones.
         self.counts = np.zeros((len(self.names), 2), np.int64)
 
     @staticmethod
@@ -304,7 +304,7 @@ class CollectedRows:
                 self.known[i].add(model.fitted, columns)
                 if self.actions is not None:
                     self._choices[i].append(self.actions.choices(model.predict_rows, part))
-                if i == 0:  # the codes of the dataset are the day's own model's
+                if i == 0:  # codes of the dataset belong to the day's own model
                     for name in self.codes:
                         codes = columns[name]
                         assert not isinstance(codes, JaggedArray)

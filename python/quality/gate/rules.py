@@ -14,7 +14,7 @@ from headrace.errors import UserError, nearest
 #: The verdicts.
 PASSED, REFUSED = "passed", "refused"
 
-#: The key of the spec that says how much better it must be.
+#: The key of the spec with the margin by which the challenger must be better.
 CHALLENGER_KEY = "challenger.behind"
 
 
@@ -28,11 +28,11 @@ class GateRule:
     figure: str
     value: float | None
     limit: float | None
-    #: How far the figure is on the good side of its limit; below 0: it breaks it.
+    #: Distance of the figure from its limit, on the good side; negative: the rule is broken.
     margin: float | None
-    #: None: it could not be judged, and decides nothing.
+    #: None: it could not be judged, and does not count.
     passed: bool | None
-    #: For people.
+    #: Text for messages.
     text: str
     low: float | None = None
     high: float | None = None

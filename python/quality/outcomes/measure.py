@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
         ("positives", pa.int64()),
     ]
 )
-#: Metrics that click_metrics computes -> their names here.
+#: Metrics of `click_metrics` -> their names in the table.
 _CLICK = {"base_rate": "rate", "auc": "auc", "log_loss": "log_loss", "calibration": "calibration"}
 
 #: Spark's names of the types in the metrics table.
@@ -94,7 +94,7 @@ def outcome_rows(ctx: Context, spark: SparkSession, days: Sequence[ServedDay]) -
     labels: list[Column] = []
     for name in outcomes.labels:
         # A label is known when both events have landed: the impression and the action.
-        landed = F.greatest(f"{name}_landed", "shown_landed")  # of those that are not null
+        landed = F.greatest(f"{name}_landed", "shown_landed")  # greatest() ignores nulls
         labels.append(F.col(f"{name}_landed").isNotNull().cast("int").alias(name))
         labels.append(F.when(F.col(f"{name}_landed").isNotNull(), landed).alias(f"{name}_landed"))
         ripe = F.col("served_ds") <= F.lit(spec.last_ripe_day(name, ctx.ds))
@@ -141,7 +141,7 @@ def _events(ctx: Context, spark: SparkSession, days: Sequence[ServedDay], source
     spec, outcomes = ctx.spec, section(ctx.spec)
     assert spec.score is not None
     named_source = NamedSource(source=spec.source, table=spec.table) if source is None else spec.sources[source]
-    # An event of a day lands on that day or later, but where the day of a time zone begins before UTC's.
+    # An event lands on its day or later, or a day earlier where the time zone's day begins before UTC's.
     first = (date.fromisoformat(days[0].ds) - timedelta(days=1)).isoformat()
     rows = _landed(ctx, spark, named_source, source, first)
     time = named_source.table.event_time
@@ -312,7 +312,7 @@ class Measure:
         for name, of_rows in texts.items():
             dimension, code = make_dimension(ranks, name, of_rows, self.most)
             if name.startswith("arm:"):
-                # Users outside of an experiment are no arm.
+                # Users outside of an experiment belong to no arm.
                 code = np.where(of_rows == NULL, -1, code)
                 real_arms = [i for i, value in enumerate(dimension.values) if value != NULL]
                 position = np.full(len(dimension.values) + 1, -1)
@@ -387,7 +387,7 @@ def measure_days(ctx: Context, rows: DataFrame) -> pa.Table:
     )
     schema = ", ".join(f"{field.name} {_SQL[field.type]}" for field in SCHEMA)
 
-    def measure_day(rows: pa.Table) -> pa.Table:  # Spark counts the parameters, and of a callable object `self`, too
+    def measure_day(rows: pa.Table) -> pa.Table:  # Spark counts a callable object's `self`, too
         return measure(rows)
 
     return concat_metrics([rows.groupBy("served_ds").applyInArrow(measure_day, schema).toArrow().cast(SCHEMA)])
@@ -417,7 +417,7 @@ def completed_metrics(
         known = 1.0 if ripe else delays[label].known(age)
         expected = None
         if record["metric"] == "rate":
-            # Where all rows count, none of them is still to come.
+            # Where all rows count, none is missing.
             rows = 1.0 if ripe or section(spec).shown == "all" else shown_delays[label].known(age)
             expected = final_rate(record["estimate"], known, rows)
         records.append(record | {"ripe": ripe, "known": known, "expected": expected})

@@ -51,7 +51,7 @@ def publications(ws: Workspace, name: str) -> dict[str, list[ServedPublication]]
     versions_by_day: dict[str, list[ServedPublication]] = {}
     for commit in log.commits():
         if erased_rows(commit.user_metadata) is not None:
-            continue  # the versions before are read without these rows
+            continue  # earlier versions are read without these rows
         rows: dict[str, int] = {}
         for add in commit.adds:
             ds = (add.partition or {}).get("ds")

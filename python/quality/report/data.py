@@ -12,7 +12,7 @@ _TOP_FEATURES = 15
 
 _TOP_BARS = 15
 _TOP_DRIFT = 40
-#: Beyond any real one: two distributions that share no bin have about 18.
+#: Larger than any real PSI: two distributions that share no bin have about 18.
 _LARGEST_PSI = 1e3
 
 

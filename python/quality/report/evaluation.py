@@ -16,14 +16,14 @@ _SPLITS = {
     "valid_lists": "validation split's lists",
     "test_lists": "test split's lists",
 }
-#: Slices that are drawn: those with most rows.
+#: Number of slices in the plot: those with most rows.
 _TOP_SLICES = 12
 _COLOUR_NAMES = {"neural": "blue", "XGBoost": "orange", "second stage": "green"}
 _COLOURS = {"neural": plots.NEURAL, "XGBoost": plots.BASELINE, "second stage": plots.CEILING}
 #: Facts of a split's evaluation, by the model's name.
 _ByModel = Mapping[str, Mapping[str, Any]]
 
-#: Slices that are shown: the worst in comparison with the champion.
+#: Number of slices in the table: the worst compared with the champion.
 _TOP_GATE_SLICES = 30
 
 

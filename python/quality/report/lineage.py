@@ -29,11 +29,11 @@ class Node:
 
     title: str
     detail: str = ""
-    #: Set where the chain is broken: the input has been made again since, or its manifest is gone.
+    #: Set where the chain is broken: the input was made again since, or its manifest is missing.
     warning: str = ""
     children: tuple[Node, ...] = ()
-    #: The same for programs. A run has `stage`, `pipeline`, `ds`, `key`, `outputs` (or `repeated`, where it is listed
-    #: above); an input or an output `kind`, `name`, `version`; the rest of a list `kind` and `more`, their number.
+    #: The line as JSON. A run has `stage`, `pipeline`, `ds`, `key`, `outputs` (or `repeated`: it is listed above);
+    #: an input or an output has `kind`, `name`, `version`; the rest of a list has `kind` and `more`, their number.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -9,14 +9,14 @@ from headrace.quality.report import facts, plots
 from headrace.quality.report.blocks import Block, Cell, Day, Plot, ReportSection, ReportTable, Text, not_run
 from headrace.quality.report.quality import metric_name
 
-#: Rows of a table.
+#: Most rows of the tables of days and of groups.
 _DAYS, _GROUPS = 14, 60
-#: In the table of groups.
+#: Metrics in the table of groups.
 _COLUMNS = ("rate", "auc", "calibration")
 
 Record = Mapping[str, Any]
 
-#: Days of a table.
+#: Most days in the table of experiments.
 _EXPERIMENT_DAYS = 14
 _KINDS = {"better": Cell("better", "good"), "worse": Cell("worse", "bad")}
 

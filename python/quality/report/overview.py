@@ -31,7 +31,7 @@ _PROCESSES = {"jvm": "JVM", "python": "Python", "children": "largest child", "ra
 _MIB = 1 << 20
 _SAMPLE_ROWS = 10
 _KEY_CHARACTERS = 40
-#: Days that are drawn, and that the table has.
+#: Most days in the plot, and in the table.
 _DRAWN, _DAYS = 90, 14
 Runs = Mapping[str, Mapping[str, Manifest]]
 

@@ -52,7 +52,7 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "svg.fonttype": "none",
     "text.color": INK,
-    # A `$` in a feature's name is a `$`.
+    # A `$` in a feature's name is no formula.
     "text.parse_math": False,
 }
 
@@ -63,7 +63,7 @@ def _styled(draw: Callable[P, Markup]) -> Callable[P, Markup]:
     @functools.wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Markup:
         with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-            # Text stays text, in the page's font: Matplotlib's own measures it and draws none of it.
+            # Text stays text in the SVG, in the page's font: Matplotlib's font only measures it.
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
             return draw(*args, **kwargs)
 
@@ -373,7 +373,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def _svg(figure: Figure, title: str) -> Markup:
     """Return the figure as an `<svg>` element for inlining: page colours, page font, ids unique by title, no date."""
     buffer = io.StringIO()
-    # Ids of clip paths and markers are hashes: salted by the title, those of two plots on a page differ.
+    # Ids of clip paths and markers are hashes: the salt keeps those of two plots on a page apart.
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

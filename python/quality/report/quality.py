@@ -41,7 +41,7 @@ _TRAINED = {"train": "neural", "baseline": "XGBoost", "second_stage": "second st
 #: The models that the stage `evaluate` measures -> their names on the page.
 _COMPARED = {"model": "the day's", "champion": "champion", "challenger": "challenger"}
 _COLOURS = {"model": plots.NEURAL, "champion": plots.CEILING, "challenger": plots.BASELINE}
-#: Below this a difference is marked.
+#: P-value below which a difference is marked.
 _SIGNIFICANT = 0.05
 
 

@@ -8,7 +8,7 @@ from headrace.config import Spec
 from headrace.quality.report import facts
 from headrace.stage.manifest import Manifest
 
-#: Fewer validation rows than these say little.
+#: Fewer validation rows than these give a warning.
 _FEW_ROWS = 100
 #: Metrics of lists: their validation rows are positives alone, by design.
 _OF_LISTS = ("hr", "ndcg", "recall", "mrr", "map", "precision")
