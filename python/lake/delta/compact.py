@@ -18,13 +18,13 @@ from headrace.lake.delta.log import DeltaLog, TableState, check_files, file_path
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken
 from headrace.storage import Fence, LeaseLost, Location
 
-#: Of a file that joins others, about: as OPTIMIZE has it.
+#: Target size of a compacted file, in bytes: that of Delta's OPTIMIZE.
 _FILE_BYTES = 1 << 30
-#: Of a row group of it, about.
+#: Target size of its row groups, in bytes.
 _GROUP_BYTES = 128 << 20
-#: Reserved by Delta: what became of a row.
+#: Column name that Delta reserves for its change data feed.
 _CHANGE_TYPE = "_change_type"
-#: Versions of a day that are read, where others change its files meanwhile.
+#: Most tries, where other writers change the day's files meanwhile.
 _ATTEMPTS = 10
 
 
@@ -68,7 +68,7 @@ def _join_day(table: Location, day: str | None, size: float, fence: Fence | None
         if replaced:
             transaction.join(replaced, joined)
     except (TransactionOvertaken, LeaseLost):
-        # No commit names them.
+        # No commit names the new files.
         for add in joined:
             file_path(table, str(add["path"])).remove()
         raise
@@ -104,7 +104,7 @@ def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa
     some: list[pa.Table] = []
     for add in adds:
         for rows in live_row_groups(table, add, _opened(table, add)):
-            # Times of 96 bits are read without their zone: else they are no one table with those of 64.
+            # Arrow reads 96-bit times without a zone: cast them, so that they fit those of 64 bits.
             if rows.num_rows:
                 some.append(rows.select(schema.names).cast(schema))
             if sum(rows.nbytes for rows in some) >= _GROUP_BYTES:

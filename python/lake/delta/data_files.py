@@ -21,19 +21,19 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType, Time
 from headrace.lake.delta.log import file_path
 from headrace.storage import Location
 
-#: A row group has at most so many rows, and about so many bytes in memory.
+#: Most rows of a row group, and about its most bytes in memory.
 ROW_GROUP_ROWS = 1 << 18
 ROW_GROUP_BYTES = 128 << 20
-#: Rows by which it is judged whether a column's values repeat, and how many of them may differ.
+#: Rows sampled to decide whether a column is dictionary-encoded, and the largest share of distinct ones.
 _DICTIONARY_SAMPLE, _MOST_DISTINCT = 1 << 14, 0.6
-#: As Delta's writer: columns with statistics, and characters of a text's minimum and maximum.
+#: As in Delta's writer: number of columns with statistics, and characters of a text's minimum and maximum.
 _STATISTICS_COLUMNS = 32
 _STATISTICS_TEXT = 32
-#: Spark's names of codecs where Arrow's are others.
+#: Spark's names of codecs -> Arrow's, where they differ.
 _SPARK_CODECS = {"uncompressed": "none", "lz4": "lz4", "lz4raw": "lz4", "lz4_raw": "lz4"}
 #: A row's landing file and line.
 SOURCE_FILE, SOURCE_LINE = "_source_file", "_source_line"
-#: Codecs that pyarrow's writer names otherwise than its reader.
+#: Names of codecs in pyarrow's reader -> in its writer, where they differ.
 _PARQUET_CODECS = {"uncompressed": "none"}
 
 
@@ -62,7 +62,7 @@ def _arrow_type(type_: DataType) -> pa.DataType:
 class WrittenFile:
     """A data file of a day that no commit names yet, in JSON values but for its own type."""
 
-    #: Of Delta's log.
+    #: The `add` action for Delta's log.
     add: dict[str, Any]
     rows: int
 
@@ -198,7 +198,7 @@ class RowGroupWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         if error is not None:
-            # On a full disk Arrow fails again, in other words: the first error is the one to report.
+            # On a full disk Arrow fails again here, with another message: the first error is the one to report.
             with suppress(OSError, RuntimeError, pa.ArrowException):
                 self._writer.close()
             return self._partial.__exit__(kind, error, trace)
@@ -292,11 +292,11 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, nulls: Mapping[str,
     most: dict[str, Any] = {}
     for k in range(metadata.num_columns):
         name = metadata.schema.column(k).path
-        if name not in names:  # of a list: its elements have none
+        if name not in names:  # a column within a list: Delta keeps no statistics of elements
             continue
         group_statistics = [metadata.row_group(g).column(k).statistics for g in range(metadata.num_row_groups)]
         ranges = [(s.min, s.max) for s in group_statistics if s is not None and s.has_min_max]
-        # A row group without a range has nulls alone, or values that have no order.
+        # A row group without a range has only nulls, or values without an order.
         if len(ranges) < sum(1 for s in group_statistics if s is None or s.num_values):
             continue
         if ranges:
@@ -318,7 +318,7 @@ def _upper(value: Any) -> Any:
     if isinstance(value, str):
         if len(value) <= _STATISTICS_TEXT:
             return value
-        # Above all that begin alike.
+        # An upper bound of all texts with this prefix.
         return None if value[_STATISTICS_TEXT] == "\U0010ffff" else value[:_STATISTICS_TEXT] + "\U0010ffff"
     if isinstance(value, datetime) and value.microsecond % 1_000:
         value += timedelta(microseconds=1_000 - value.microsecond % 1_000)

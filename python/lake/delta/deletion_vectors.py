@@ -20,11 +20,11 @@ from headrace.lake.delta.data_files import row_groups
 from headrace.lake.delta.log import file_path
 from headrace.storage import Location
 
-#: Of the format of 64-bit positions: 32-bit bitmaps by the upper half.
+#: Magic number of the format of 64-bit positions: 32-bit bitmaps by the upper half.
 _MAGIC = 1681511377
-#: The first number of a 32-bit bitmap: without and with containers of runs.
+#: First number of a 32-bit bitmap, without and with run containers.
 _COOKIE_PLAIN, _COOKIE_RUNS = 12346, 12347
-#: Bitmaps of fewer containers with runs than this have no offsets.
+#: Bitmaps with runs and fewer containers than this have no offsets.
 _NO_OFFSETS = 4
 #: Containers of more values than this are bitmaps of 65,536 bits, others arrays.
 _ARRAY_VALUES = 4096

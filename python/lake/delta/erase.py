@@ -29,7 +29,7 @@ from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, c
 from headrace.storage import Fence, LeaseLost, Location
 
 _LOG = "_delta_log"
-#: Versions that are looked at, where others change the table meanwhile.
+#: Most tries, where other writers change the table meanwhile.
 _ATTEMPTS = 10
 
 
@@ -37,9 +37,10 @@ _ATTEMPTS = 10
 class Change:
     """A function of the rows of a table that removes or changes some of them."""
 
-    #: The columns that it looks at; a file that has none of them has nothing to go.
+    #: The columns that it reads; a file without any of them keeps all rows.
     columns: tuple[str, ...]
-    #: Some rows of a file without those that go, and how many went or were changed. Of the columns alone, too.
+    #: Returns rows of a file without those to erase, and the number of erased or changed ones. Also takes the columns
+    #: alone.
     apply: Callable[[pa.Table], tuple[pa.Table, int]]
 
 
@@ -47,15 +48,15 @@ class Change:
 class Erased:
     """Counts of the rows and files that were erased from a table."""
 
-    #: Rows of the newest version that went or were changed.
+    #: Rows of the newest version that were erased or changed.
     rows: int = 0
-    #: Files of it that were written again.
+    #: Files of the newest version that were rewritten.
     rewritten: int = 0
-    #: Files of it and of older versions that were removed.
+    #: Removed files, of the newest and of older versions.
     removed: int = 0
-    #: Bytes of these.
+    #: Bytes of the removed files.
     size: int = 0
-    #: What could not be done, and what to do.
+    #: Messages: work that could not be done, and how to do it.
     left: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -80,7 +81,7 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
         LeaseLost: a later holder has committed, or rewrites files now; nothing was removed.
     """
     if delete:
-        # Files that no commit names go, too: none of an earlier holder may name them afterwards.
+        # Files that no commit names are removed, too: after the claim, no earlier holder can commit them.
         claim(table, fence)
     counts: dict[Location, tuple[int, int]] = {}
     for attempt in range(_ATTEMPTS):
@@ -142,7 +143,7 @@ def _erase(
             assert path is not None
             changed.append(path)
     if delete and old:
-        # Where a process was killed before its commit, a file that took a live one's place may have rows to go itself.
+        # After a kill before the commit, a replacement may itself have rows to erase.
         instead = _flattened(instead)
         save_replacements(table, instead, recorded)
         if changed:
@@ -182,7 +183,7 @@ def _commit(
         rows = {path: add if _rows_of(add) else None for path, add in swaps.items()}
         transaction.rewrite(rows, erasure_text(request, by_day), old)
     except (TransactionOvertaken, LeaseLost):
-        # No commit names them.
+        # No commit names the new files.
         for add in newest_files.values():
             file_path(table, str(add["path"])).remove()
         raise
@@ -197,7 +198,7 @@ def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
     adds: dict[str, Mapping[str, Any]] = {}
     versions = log.versions()
     if len(versions) != newest + 1:
-        # Of commits that are gone a checkpoint tells, also of files that a later one has removed.
+        # A checkpoint still names files of commits that were cleaned up, even files that a later commit removed.
         for checkpoint in complete_checkpoints(log.folder / _LOG):
             adds |= {str(action["add"]["path"]): action["add"] for action in checkpoint.actions("add")}
     for version in sorted(versions):

@@ -17,7 +17,7 @@ from headrace.storage import LeaseLost, Location
 from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.erasure"
-#: In an `add` action: rows of the file that it took the place of, and that are gone.
+#: Key in an `add` action: rows of the replaced file that were erased.
 ROWS = "headrace.erased"
 
 
@@ -27,7 +27,7 @@ class Replacement:
 
     #: The `add` action of the new file, which may be without rows.
     add: dict[str, Any]
-    #: Rows that are gone.
+    #: Number of erased rows.
     rows: int
 
 
@@ -74,7 +74,7 @@ def _text(record: Mapping[str, Replacement]) -> str:
 def replaced(add: Mapping[str, Any], record: Mapping[str, Replacement]) -> Mapping[str, Any]:
     """Return the `add` action in force for that of a version."""
     replacement = record.get(add["path"])
-    # With a deletion vector a version has other rows of the file.
+    # An action with a deletion vector has other rows of the file than the replacement.
     return add if replacement is None or add.get("deletionVector") else {**replacement.add, ROWS: replacement.rows}
 
 

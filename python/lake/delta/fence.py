@@ -13,7 +13,7 @@ from typing import Any
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import Fence, LeaseLost, Location
 
-#: Of an application version: the commits of one holder. What is left of 63 bits is enough for milliseconds since 1970.
+#: Bits of an application version for the commits of one holder. The other 43 bits hold milliseconds since 1970.
 _BITS = 20
 
 

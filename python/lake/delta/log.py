@@ -19,7 +19,7 @@ from headrace.lake.delta.log_files import COMMIT, commit_file, newest_checkpoint
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable, sql_type
 from headrace.storage import Location, local, location_named, names_store, not_as_written
 
-#: For tables whose old versions are read again: their log is kept.
+#: Log retention of tables whose old versions are read again.
 LOG_RETENTION = "interval 3650 days"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 #: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).
@@ -35,13 +35,13 @@ class DataFile:
     partition: Mapping[str, str | None]
     #: Live rows; None where the writer kept no statistics.
     rows: int | None
-    #: Bytes, by the log.
+    #: Size in bytes, by the log.
     size: int
-    #: Rows of the Parquet file that a deletion vector marks as deleted: who reads the file itself must leave them out.
+    #: Rows that a deletion vector marks as deleted: readers of the Parquet file itself must leave them out.
     deleted: int = 0
-    #: Identifies its deletion vector; empty without one.
+    #: Id of its deletion vector; empty: none.
     vector: str = ""
-    #: Rows that a version had in the file in whose place this one is (headrace.lake.delta.erased).
+    #: Erased rows of the file that this one replaced (headrace.lake.delta.erased).
     erased: int = 0
 
 
@@ -81,9 +81,9 @@ class FileAction:
     partition: Mapping[str, str | None] | None
     #: Live rows; None where the writer kept no statistics.
     rows: int | None
-    #: Whether rows come or go: not where files are only rewritten (OPTIMIZE).
+    #: Whether rows change: False where files are only rewritten (OPTIMIZE).
     data_change: bool
-    #: Bytes; None where a `remove` does not say.
+    #: Size in bytes; None where a `remove` does not say.
     size: int | None = None
 
 
@@ -97,7 +97,7 @@ class Commit:
     user_metadata: str | None
     adds: tuple[FileAction, ...]
     removes: tuple[FileAction, ...]
-    #: When, by its writer's clock: milliseconds since 1970; None where it does not say.
+    #: Time by its writer's clock, in milliseconds since 1970; None: not recorded.
     timestamp: int | None = None
 
 

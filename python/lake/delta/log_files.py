@@ -27,15 +27,15 @@ from headrace.storage import Location, local, location_of
 _LOG = logging.getLogger("headrace.lake")
 COMMIT = re.compile(r"(\d{20})\.json")
 _OF_VERSION = re.compile(r"(\d{20})\.(?:json|crc|compacted\.json|checkpoint\..*)")
-#: Ends the name of what was set aside.
+#: Suffix of damaged files that were set aside.
 DAMAGED = ".damaged"
 _LAST_CHECKPOINT = "_last_checkpoint"
 _PARQUET = b"PAR1"
-#: Of a Parquet file without rows: both magic numbers, and the length of the footer.
+#: Bytes of the smallest Parquet file: both magic numbers, and the length of the footer.
 _LEAST_PARQUET = 12
 _CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{36})?\.(parquet|json)")
 _SIDECARS = "_sidecars"
-#: What is read of each action, where a file has it. Statistics may be text, a struct, or both.
+#: Fields to read of each action, where a file has them. Statistics may be text, a struct, or both.
 _FIELDS = {
     "add": (
         "path",
@@ -103,7 +103,7 @@ def set_torn_aside(folder: Location) -> None:
     names = [file.name for file in log.entries()]
     versions = {int(m.group(1)) for name in names if (m := COMMIT.fullmatch(name))}
     torn = torn_commits(log, versions)
-    # Also what a commit that is not there at all has left, such as its checksum, which the next one would not fit.
+    # Includes leftovers of a commit that is missing, such as its checksum, which would not fit the next commit.
     newest = max(versions - torn, default=-1) if versions else None
     of_torn = {
         name for name in names if (m := _OF_VERSION.fullmatch(name)) and newest is not None and int(m.group(1)) > newest
@@ -122,7 +122,7 @@ def set_torn_aside(folder: Location) -> None:
         _LOG.warning("%s is not whole (%s bytes), as after a power cut: set aside", file, f"{file.size():,}")
         file.move_to(log / f"{name}{DAMAGED}")
         (log / f".{name}.crc").remove()
-    # It may name a checkpoint that is gone; without it readers list the log.
+    # It may name a missing checkpoint; without it readers list the log.
     (log / _LAST_CHECKPOINT).remove()
     (log / f".{_LAST_CHECKPOINT}.crc").remove()
 
@@ -151,7 +151,7 @@ def _is_whole(file: Location, check: Callable[[Location], bool]) -> bool:
     """Files of a log never change: each is looked at once."""
     try:
         info = file.info()
-    except FileNotFoundError:  # set aside just now
+    except FileNotFoundError:  # another process has set it aside
         return False
     return _looked_at(file, info.size, info.modified_ns, check)
 
@@ -200,13 +200,13 @@ class Checkpoint:
 
 def complete_checkpoints(log: Location) -> list[Checkpoint]:
     """Return all complete checkpoints of the log in this folder, oldest first."""
-    # By version and number of parts: (0 for a checkpoint that is one file).
+    # By (version, number of parts; 0: a checkpoint in one file).
     files_of: dict[tuple[int, int], list[Location]] = {}
     for path in log.entries():
         match = _CHECKPOINT_NAME.fullmatch(path.name)
         if match is not None:
             files_of.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(path)
-    # Several of one version that are one file each are alternatives, each of them whole.
+    # Single-file checkpoints of one version are alternatives, each of them complete.
     return [
         Checkpoint(version, tuple(files) if parts else (files[0],))
         for (version, parts), files in sorted(files_of.items(), key=lambda item: item[0])

@@ -14,22 +14,22 @@ from headrace.config.schema import is_wider
 from headrace.errors import UserError
 from headrace.storage import Location
 
-#: Reader features that are understood. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`:
-#: only where its mode is none; `typeWidening`: whoever reads a data file casts its values to the table's types.
+#: Supported reader features. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`: only where
+#: its mode is none; `typeWidening`: readers of data files cast values to the table's types.
 READER_FEATURES = frozenset(
     {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-#: Reader features that say nothing of which files are live: whoever asks Spark for the rows may list the files.
+#: Reader features that do not affect which files are live: files may be listed where Spark reads the rows.
 _OF_ROWS = frozenset({"typeWidening-preview", "variantType", "variantType-preview", "variantShredding-preview"})
 _MAPPING = "delta.columnMapping.mode"
 #: The feature, of readers and writers, and the property without which no writer changes a type.
 FEATURE = "typeWidening"
 PROPERTY = "delta.enableTypeWidening"
-#: In a column's metadata: the types that it had, oldest first.
+#: Key in a column's metadata: its earlier types, oldest first.
 _CHANGES = "delta.typeChanges"
-#: Delta's names of types that Spark's SQL writes otherwise.
+#: Delta's names of types -> Spark SQL's, where they differ.
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-#: Features that writers of a version below 7 must know, by the version from which on.
+#: Features of writer versions below 7, each with the first version that requires it.
 _WRITER_FEATURES = (
     (2, "appendOnly"),
     (2, "invariants"),

@@ -37,9 +37,9 @@ _STATS, _PARSED = "stats", "stats_parsed"
 #: (org.apache.spark.sql.delta.stats.StatisticsCollection.truncateMaxStringAgg).
 _TEXT_UNITS = 32
 _TIES = ("\U0010ffff", "\x7f")
-#: By column: whether a smallest or largest value, or the beginning of a longer text, is or has one of the values.
+#: By column: tells whether a minimum or maximum, or its prefix if it was cut, is or contains one of the values.
 Values = Mapping[str, Callable[[Any, bool], bool]]
-#: Where statistics have the smallest and the largest values.
+#: Keys of statistics with minima and maxima.
 SIDES = ("minValues", "maxValues")
 
 
@@ -59,13 +59,13 @@ def redact_log(table: Location, values: Values, delete: bool, check: Callable[[]
     """
     log, folder, count = DeltaLog(table), table / "_delta_log", 0
     seen: set[int] = set()
-    # Others may commit meanwhile, from what they read before, and remove old commits.
+    # Other writers may commit meanwhile, from versions that they read before, and clean up old commits.
     while versions := log.versions() - seen:
         seen |= versions
         count += sum(_redact_commit(log, version, values, delete, check) for version in sorted(versions))
     count += redact_checkpoints(folder, values, delete, check)
     for file in folder.entries():
-        # What a power cut has torn is of no use to anybody (headrace.lake.delta.log_files).
+        # Files that a power cut has torn serve nobody (headrace.lake.delta.log_files).
         if file.suffix == DAMAGED or (_CHECKSUM.fullmatch(file.name) and _in_text(file, values)):
             count += 1
             if delete:
@@ -98,7 +98,7 @@ def _redacted_action(action: dict[str, Any], values: Values) -> dict[str, Any]:
     for kind in ("add", "remove"):
         if action.get(kind, {}).get("stats"):
             return {kind: {**action[kind], "stats": without_values(action[kind]["stats"], values)}}
-    # How others have deleted rows says which: DELETE FROM ... WHERE user_id = 17.
+    # Statements of other writers name values: DELETE FROM ... WHERE user_id = 17.
     parameters = action.get("commitInfo", {}).get("operationParameters")
     predicate = (parameters or {}).get("predicate")
     if predicate and any(column in predicate and _in_words(predicate, is_one) for column, is_one in values.items()):
@@ -120,7 +120,7 @@ def _in_text(file: Location, values: Values) -> bool:
     # Texts of several words: by the statistics themselves.
     try:
         checksum = json.loads(content)
-    except ValueError:  # nobody can use it, and tables do without
+    except ValueError:  # unreadable statistics are optional: drop them
         return True
     files = checksum.get("allFiles") if isinstance(checksum, dict) else None
     stats = [file["stats"] for file in files or [] if file.get("stats")]
@@ -173,7 +173,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool, check: Calla
         count += 1
         if delete:
             check()
-            # It may repeat what is in a checkpoint; without it readers list the log.
+            # It may repeat a checkpoint's content; without it readers list the log.
             remove_checksum(log / _LAST)
             (log / _LAST).remove()
             remove_checksum(file)
@@ -349,7 +349,7 @@ def is_value(value: Any, is_one: Callable[[Any, bool], bool]) -> bool:
         return False
     if not isinstance(value, str):
         return is_one(value, False)
-    # One unit less, where the cut would have parted a pair of them.
+    # One unit less, where the cut would have split a surrogate pair.
     if is_one(value, _units(value) >= _TEXT_UNITS - 1):
         return True
     begin = value[:-1]

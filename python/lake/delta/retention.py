@@ -24,11 +24,11 @@ from headrace.storage.own_records import known_keys
 _MARK = "headrace.retention"
 _LOG_FOLDER = "_delta_log"
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: Of the newest checkpoints, those that stay: the one before is for readers while the newest is written.
+#: Number of newest checkpoints to keep: readers use the one before while the newest is written.
 _NEWEST = 2
-#: Into how many parts the commits that are needed are divided by checkpoints: so much more than them is kept at most.
+#: Number of parts into which checkpoints divide the needed commits: it bounds the commits kept beyond those.
 _PARTS = 4
-#: Folders in which there are no data files.
+#: Folders without data files.
 _NOT_DATA = (_LOG_FOLDER,)
 
 
@@ -93,11 +93,11 @@ def unused_log_files(table: Location, pinned: Collection[int], first_day: str | 
     old = [] if start is None else [e for e in entries if int(e.name[:20]) < start]
     first = min(v for v in versions if start is None or v >= start)
     if len([v for v in versions if v >= first]) != max(versions) + 1 - first or (first and first not in checkpoints):
-        return sorted(old, key=lambda e: e.name)  # the commits do not say all: every checkpoint may be needed
+        return sorted(old, key=lambda e: e.name)  # commits are missing: every checkpoint may be needed
     kept_checkpoints = checkpoints_to_keep(checkpoints, first, needed, max(versions))
     if (named := _last_named(folder)) is not None:
         kept_checkpoints.add(named)
-    # One that is not complete may be at work.
+    # An incomplete checkpoint may still be being written.
     last = sorted(kept_checkpoints)[-_NEWEST] if len(kept_checkpoints) >= _NEWEST else 0
     quick = [
         e
@@ -128,7 +128,7 @@ def checkpoints_to_keep(checkpoints: Sequence[int], first: int, needed: int | No
     gap = max(1, (newest - needed) // _PARTS)
     last = first
     for version, after in pairwise(existing):
-        # Without it the next would be further than this from the one before.
+        # Dropping it would leave a gap larger than `gap`.
         if version in to_keep or after - last > gap:
             to_keep.add(version)
             last = version
@@ -149,7 +149,7 @@ def _first_needed(log: DeltaLog, versions: set[int], pinned: Collection[int], fi
 
 def _erased_kept_day(commit: Commit, first_day: str) -> bool:
     """Return whether a commit has erased rows of a kept day: manifests that count such rows need it."""
-    # "null" and other names of partitions that are no days are behind all days.
+    # "null" and other partitions that are no days sort after all days.
     return any(day >= first_day for day in erased_rows(commit.user_metadata) or {})
 
 
@@ -184,7 +184,7 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
     if newest is None:
         return []
     log.check()
-    # Files that are there now are looked for before the log is read: what is committed meanwhile is not among them.
+    # Files are listed before the log is read, so that the list has no file that is committed meanwhile.
     existing = [f for f in table.files() if f.below(table).split("/", 1)[0] not in _NOT_DATA]
     used: set[Location] = set()
     for version in {newest, *pinned}:

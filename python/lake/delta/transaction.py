@@ -23,8 +23,8 @@ from headrace.lake.delta.log_files import commit_file, newest_checkpoint, set_to
 from headrace.lake.delta.protocol import FEATURE, PROPERTY, widened_fields, with_feature
 from headrace.storage import Fence, Location, sync_files
 
-#: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
-#: `invariants`, `checkConstraints`: the caller's to check (`Transaction.constraints`).
+#: Writer features without requirements for commits that add and remove whole files of a table with these settings.
+#: `invariants`, `checkConstraints`: the caller checks them (`Transaction.constraints`).
 _WRITER_FEATURES = frozenset(
     {
         "allowColumnDefaults",
@@ -44,16 +44,16 @@ _WRITER_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-#: Those that ask something only of commits which add files or change the table.
+#: Writer features with requirements only for commits that add files or change the table.
 _OF_FILES = frozenset({"clustering", "icebergCompatV1", "icebergCompatV2", "rowTracking", "variantType"})
-#: Writer versions below this one mean features up to these, and 7 those that are listed.
+#: Writer version from which the protocol lists features; lower versions imply fixed sets.
 _MOST_VERSION = 7
-#: What a column's metadata has where its values are not the writer's to choose.
+#: Keys in the metadata of columns whose values the writer may not choose.
 _GENERATED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _CHECKPOINT_INTERVAL = 10
-#: As `delta-spark` makes a table with these settings.
+#: Protocol of a table that `delta-spark` creates with these settings.
 _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 7}
-#: Of a table without settings, as `delta-spark` makes it: features up to writer version 2.
+#: Protocol of a table that `delta-spark` creates without settings.
 _OLDEST: Mapping[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
 _CONFIGURATION = {
     "delta.enableChangeDataFeed": "true",
@@ -119,7 +119,7 @@ def create_table(
     """
     names = [str(f["name"]) for f in fields]
     for name in names:
-        # Delta itself begins no table with blanks or ` ,;{}()=` in names, and reads and writes those that have them.
+        # Blanks and ` ,;{}()=` pass: Delta creates no table with them, but reads and writes existing ones.
         if not name:
             raise UserError(f"{folder}: a Delta table cannot have a column '{name}'; give it another name")
         if sum(name.lower() == second.lower() for second in names) > 1:

@@ -28,9 +28,9 @@ from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, c
 from headrace.storage import Fence, Location, sync_files
 
 _LOG = logging.getLogger("headrace.lake")
-#: More files than these Spark lists by a job of its own (spark.sql.sources.parallelPartitionDiscovery.threshold).
+#: Spark lists more files than these by a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
 _FEW = 32
-#: What a path may not have to be taken for a glob, and a partition's value to be its folder's name as it is.
+#: Paths that are no globs, and partition values that are their folders' names unescaped.
 _PLAIN_PATH = re.compile(r"[^\\*?{}\[\]]+")
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9._-]+")
 #: Characters in names with which Delta begins no table, unless it maps columns; it reads and writes those that have
@@ -56,10 +56,10 @@ def write_checkpoint(spark: SparkSession, table: Location) -> None:
     jvm: Any = spark._jvm
     try:
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table))
-        # Beginning a transaction reads the newest version.
+        # The start of a transaction loads the newest version.
         log.startTransaction()
         log.checkpoint()
-    except Exception as e:  # whatever it is (Spark's, Java's, a JVM that has ended): the commit is there
+    except Exception as e:  # of Spark, Java or an ended JVM: the commit exists in any case
         java = getattr(e, "java_exception", None)
         _LOG.warning("%s: no checkpoint was written: %s", table, e if java is None else java.getMessage())
 
@@ -102,7 +102,7 @@ def _plain_files(
     if state.unknown_features or state.configuration.get("delta.columnMapping.mode", "none") != "none":
         return None
     files = [f for f in state.data_files(table) if is_wanted(f.partition)]
-    # Delta itself knows nothing of files in the places of others.
+    # Delta does not know of replaced files (headrace.lake.delta.erased).
     few = len(files) <= _FEW or any(ROWS in add for add in state.adds)
     plain = few and all(
         not f.vector and _PLAIN_PATH.fullmatch(str(f.path)) and f.path.parent == _folder(table, names, f) for f in files

@@ -18,18 +18,18 @@ from headrace.errors.stores import DEFAULT_REGION, region_of
 from headrace.storage.objects.clients import HADOOP, endpoint_of
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-#: The property that says what opens `s3://...`.
+#: Property with the file system class for `s3://...`.
 S3_FILES = "spark.hadoop.fs.s3.impl"
-#: AWS's: environment, web identity, profile, container, machine.
+#: AWS's chain of providers: environment, web identity, profile, container, machine.
 _CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _LOG_STORE = "headrace.delta.S3ConditionalLogStore"
 #: A path without a scheme is a file here, also where core-site.xml in HADOOP_CONF_DIR says that it is one in HDFS.
 _LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
-#: Of which Spark gets delegation tokens with the ticket of Kerberos: those, and the default's, which is no HDFS here.
+#: Property: file systems for which Spark gets delegation tokens with the Kerberos ticket.
 ACCESSED = "spark.kerberos.access.hadoopFileSystems"
-#: `str()` of a Location has the first, `uri` the second.
+#: Schemes of S3: in `str()` of a Location, and in its `uri`.
 _SCHEMES = ("s3", "s3a")
-#: Properties by which a user brings jars, and what S3A's is called.
+#: Properties by which a user adds jars, and the name of S3A's jar.
 _JARS, _HADOOP_AWS = ("spark.jars", "spark.jars.packages"), "hadoop-aws"
 #: Properties that name catalogs: `spark.sql.catalog.NAME`, and that of Hive.
 _CATALOG, _HIVE = "spark.sql.catalog.", "spark.sql.catalogImplementation"
@@ -78,8 +78,8 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
     if systems := [f"hdfs://{place.path.parts[1]}" for place in places if place.scheme == "hdfs"]:
         props[ACCESSED] = ",".join(dict.fromkeys(systems))
     if ws.store.scheme != "file":
-        # What YARN brings to its containers: else in the file system of paths without a scheme. Its nodes fetch it by
-        # their own Hadoop, which knows nothing of the properties here.
+        # Staging of YARN's files, by default in the file system of paths without a scheme. Nodes fetch it by their own
+        # Hadoop, which lacks the properties set here.
         staging = str(ws.store / ".spark-staging").removeprefix(ws.store.scheme)
         props["spark.yarn.stagingDir"] = HADOOP.get(ws.store.scheme, ws.store.scheme) + staging
     if not has_s3a:
@@ -93,7 +93,7 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
         props |= {
             "spark.hadoop.fs.s3a.endpoint": endpoint,
             "spark.hadoop.fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
-            # Buckets as names of hosts are AWS's own.
+            # Only AWS has buckets as names of hosts.
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
     if region := region_of(environ) or (DEFAULT_REGION if endpoint_of(environ) else None):

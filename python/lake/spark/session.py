@@ -30,20 +30,20 @@ from headrace.storage.lease import HeldFolder
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 
-#: Casts between texts, dates and timestamps obey it.
+#: Time zone of casts between texts, dates and timestamps.
 _TIME_ZONE = "spark.sql.session.timeZone"
-#: With them a file that a store does not give at the moment has no rows, and the job goes well.
+#: With these, a file that cannot be read at the moment counts as empty, and the job succeeds.
 _PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
-#: Without it what a task's error was raised for, a store that is away maybe, does not reach the driver.
+#: Without it the cause of a task's error, such as a store that is away, does not reach the driver.
 _WHOLE_TRACES = {"spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false"}
 _LOCAL_DIR = "spark.local.dir"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
-#: What its classes' names begin with, which properties give to catalogs and extensions.
+#: Prefix of Iceberg's classes in properties of catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
 _ICEBERG_JAR = "iceberg-spark-runtime"
-#: What a start of Spark writes besides copies of its jars, and a small job after it.
+#: Bytes that a start of Spark and a small job write, besides copies of jars.
 _START_BYTES = 4 << 20
-#: What a JVM that is about to end gets for it, where a failure may have come of that.
+#: Seconds to wait for the end of a JVM, where a failure may come from it.
 _JVM_END_SECONDS = 0.5
 #: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
 #: machine, and more cores than these partitions.
@@ -53,12 +53,12 @@ _LOCAL = {
     # A handful of cores: 200 shuffle partitions of nothing are what makes small days slow.
     "spark.sql.shuffle.partitions": "4",
 }
-#: Properties with commas between values, to which users add theirs.
+#: Comma-separated properties, to which values of users are added.
 _LISTS = {ACCESSED, "spark.jars"}
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 #: This process's folders for temporary files, by the folder above.
 _held: dict[Path, HeldFolder] = {}
-#: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
+#: Module of the process that forks Python workers. (A cluster's executors may lack it before a task brings it.)
 _DAEMON = "headrace.lake.spark.worker_daemon"
 #: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
 #: begins at 40 times its usual counts of calls and loops, which code that looks at each of a million rows soon reaches.
@@ -68,7 +68,7 @@ _LATE_C2 = (
 )
 _ARCHIVES = "spark.archives"
 _FETCHED_SCHEME = "s3://"
-#: Of the session: the spec's number.
+#: Property of the session: the spec's number.
 _DRIVER_PYTHON_MIB = "spark.headrace.driverPythonMib"
 
 
@@ -96,13 +96,13 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
         _DRIVER_PYTHON_MIB: str(conf.driver_python_mib),
-        # Executors get them from the driver: this host's paths need not be on theirs.
+        # Executors fetch them from the driver, since this host's paths need not exist on theirs.
         # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
         "spark.jars": ",".join([*jars, *stores, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
-        # What is on it can be in the class archive; Hadoop looks for file systems there, too.
+        # The class archive covers jars on it alone; Hadoop looks for file systems there, too.
         "spark.driver.extraClassPath": ":".join([*jars, *stores]),
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
@@ -128,12 +128,12 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
     user_properties = dict(conf.properties)
-    # Others besides: of a table that is read in place, say.
+    # Keep the user's other values, such as those for a table that is read in place.
     for key in (_LISTS & user_properties.keys()) & props.keys():
         user_properties[key] = ",".join(dict.fromkeys([*props[key].split(","), *user_properties[key].split(",")]))
     if _ARCHIVES in user_properties:
         user_properties[_ARCHIVES] = archives_at_hand(user_properties[_ARCHIVES], conf.master)
-    # A class path of the user's goes behind ours, which Delta and the stores are on.
+    # The user's class path follows ours, which has Delta and the stores.
     user_properties |= {
         path: f"{props[path]}:{user_properties[path]}"
         for path in _CLASS_PATHS
@@ -250,7 +250,7 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
         require_java()
     (ws.spark_local / "local").make_dir()
     if conf.is_local:
-        # Spark copies its jars there. A JVM that finds no room says so in traces.
+        # Spark copies its jars there, and a JVM without room for them fails with traces.
         needed = sum(jar.stat().st_size for jar in jars_dir().glob("*.jar")) + _START_BYTES
         require_room(Path(ws.spark_local.path), needed, "Spark's start")
     # Workers must run this very interpreter (or the spec's), whatever `python3` is on PATH.
@@ -325,7 +325,7 @@ class _Shared:
         self.begin()
         assert self._session is not None
         spark = self._session.result()
-        # Spark keeps it by thread.
+        # The active session is per thread.
         SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
         return spark
 

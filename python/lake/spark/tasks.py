@@ -16,16 +16,16 @@ from pyspark import RDD, Accumulator, AccumulatorParam, SparkContext, TaskContex
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
-#: What a task returns to the driver: a JSON value.
+#: Result of a task: a JSON value.
 TaskResult = Any
 _T = TypeVar("_T")
-#: A task is to read about so many bytes.
+#: Bytes that a task should read, about.
 _BYTES_A_TASK = 64 << 20
 _TASKS_A_CORE = 4
-#: Of a stage, whose executors are looked up.
+#: Most tasks of a stage whose executors are looked up.
 _MOST_TASKS = 100_000
 _KEPT_BYTES = 64 << 20
-#: Of mallopt, in glibc's malloc.h.
+#: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -151,7 +151,7 @@ def _keep_pages() -> None:
     A seventh of the processor time of tasks over columns went into pages that were given back and asked for again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # Only glibc has it. Larger arrays are mapped as ever, and so much may stay at the heap's end.
+    # Only glibc has mallopt. Larger arrays stay mapped; up to this many bytes may stay at the heap's end.
     if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES):
         pa.set_memory_pool(pa.system_memory_pool())
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from headrace import logs
 
-#: What nearly every task imports.
+#: Modules that nearly every task imports.
 _SHARED = ("numpy", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet")
-#: What Spark's archives hold.
+#: Packages in Spark's archives.
 _PACKAGES = ("pyspark", "py4j")
 
 
@@ -37,7 +37,7 @@ def without_archives(paths: list[str]) -> list[str]:
     if package is None or package.origin is None or any(PathFinder.find_spec(name, rest) is None for name in _PACKAGES):
         return paths
     installed = Path(package.origin).parent
-    # Archives of another installation may be of another version; others are the user's.
+    # Spark's archives of another installation may have another version.
     return [path for path in paths if not (Path(path).is_file() and Path(path).is_relative_to(installed))]
 
 
@@ -45,14 +45,14 @@ def main() -> None:
     """Serve workers until Spark ends."""
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
-    # Lines of all workers; Spark puts them into the executor's log.
+    # Log lines of all workers: Spark writes them to the executor's log.
     logs.configure(level=logging.WARNING)
-    # Not before: all are found on the path.
+    # After the path is set.
     for name in _SHARED:
         import_module(name)
     from pyspark.daemon import manager
 
-    # No worker looks for garbage among what all of them share.
+    # Workers need not collect garbage among the shared objects.
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 
