@@ -64,7 +64,6 @@ HELD: tuple[str, ...] = (
     "python/features/vocabulary",
     "python/features/workflow",
     "python/jobs",
-    "python/config/source.py",
     "python/lake/delta",
     "python/lake/forgotten.py",
     "python/lake/generate",

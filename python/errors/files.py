@@ -17,7 +17,7 @@ from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, User
 _MAY_NOT = {errno.EACCES, errno.EPERM}
 #: EFBIG: the largest size of a file that the process may write (`ulimit -f`).
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: How NFS and its like say that their server does not answer, or has forgotten the file. Sockets say most of them, too.
+#: Errors of NFS and similar file systems whose server does not answer, or has lost the file; most also of sockets.
 _AWAY = {
     errno.ESTALE,
     errno.ETIMEDOUT,
@@ -28,12 +28,12 @@ _AWAY = {
     errno.ENOTCONN,
     errno.EREMOTEIO,
 }
-#: How Arrow names a file that it cannot open or read: its errors have the number, and no name.
+#: Arrow's text before the name of a file that it cannot open or read: its errors have `errno`, but no `filename`.
 _OF_ARROW = "local file '"
-#: Messages of a full disk by libraries without a number of the system's, and their path where Java gives it.
+#: Messages of a full disk by libraries that give no `errno`, and the path in those of Java.
 _FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full|\bStorageFull\b")
 _PATH_IN_TEXT = re.compile(r"(?:file:)?(/[^\s:'\"()]+)(?:: | \()(?:No space left on device|Disk quota exceeded)")
-#: Builtin errors whose text says what a library of C or Rust has met; others are of Python code.
+#: Builtin errors that C and Rust libraries raise with a system's message; others come from Python code.
 _LIBRARY_ERRORS = (OSError, RuntimeError)
 
 

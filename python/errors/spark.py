@@ -23,53 +23,53 @@ from headrace.errors.stores import StoreAway, StoreError, StoreRefused, of_anoth
 _FAILED_READ = r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+?)\.?\s"
 _CAUSE = r"\nCaused by: (?:[\w$]+\.)+([\w$]+(?:: [^\n]*)?)"
 _HINTS = {"CANNOT_READ_FILE_FOOTER": "it has no footer", "NO_HINT": "no reason is given"}
-#: Causes that say nothing of a file.
+#: Causes that are no fault of the file.
 _NOT_OF_THE_FILE = ("OutOfMemoryError", "No space left", "InterruptedException", "InterruptedIOException")
 #: Characters of a cause that a message shows.
 _CAUSE_CHARACTERS = 300
 _BEGIN = r"Traceback \(most recent call last\):\n|PythonException: (?=\w[\w.]*: )"
-#: What Java says behind it.
+#: End of Python's trace in Java's message.
 _END = r"\n\s*at [\w$.]+|\n\n(?:Driver stacktrace|JVM stacktrace):"
-#: How Python joins the traces of errors that were raised one for another.
+#: Python's lines between the traces of chained errors.
 _FOR = "The above exception was the direct cause of the following exception"
 _WHILE = "During handling of the above exception, another exception occurred"
 _JOINED = rf"\n\n({_FOR}|{_WHILE}):\n\n(?=Traceback )"
-#: The lines of a trace before it are indented, but for the first.
+#: The last error of a trace: all lines before it are indented, but for the first.
 _ERROR = r"(?ms)^(?!Traceback \(|\s)([\w.]+)(?:: (.*))?\Z"
 _NUMBERED = r"\[Errno (\d+)\] ([^\n]*?)(?:: '([^'\n]+)')?"
-#: The exception, the URI, and what Amazon's client says (once: it stands there twice).
+#: S3A without an answer: the exception, the URI, and the client's reason.
 _OF_S3A = (
     r"\b(?:java\.net\.|org\.apache\.hadoop\.net\.|org\.apache\.hadoop\.fs\.s3a\.)"
     r"((?:Connect|ConnectTimeout|NoRouteToHost|SocketTimeout|UnknownHost|Socket|AWSServiceThrottled|AWSStatus500|"
     r"AWSNoResponse|AWSApiCallTimeout|AWSClientIO)Exception): [^\n]*? on (s3a?://[^\s:,]+)(?::[^\S\n]*([^\n]*))?"
 )
-#: Of AWSClientIOException, which says other things, too; and of a certificate that is not trusted.
+#: Texts of AWSClientIOException for no answer, and for an untrusted certificate; it has other causes, too.
 _UNANSWERED, _UNTRUSTED = "Unable to execute HTTP request", "PKIX path "
 _REPEATED = r":\s{2,}.*|:null: .*"
 _CLASS = r"^(?:[\w$]+\.)+\w+Exception: "
-#: The NameNode's address, and why.
+#: HDFS without an answer: the NameNode's address, and the reason.
 _OF_HDFS = (
     r"\b(?:Call From \S+|No Route to Host from \s*\S+) to (\S+:\d+) failed on (?:connection|socket timeout) exception: "
     r"([^;\n]+)"
 )
-#: That no DataNode has a block or takes one, or that the NameNode is not ready: what is said.
+#: HDFS where no DataNode has or takes a block, or the NameNode is not ready: the message.
 _OF_HDFS_DATA = (
     r"\borg\.apache\.hadoop\.(?:hdfs\.BlockMissing|hdfs\.server\.namenode\.SafeMode|ipc\.Standby|ipc\.Retriable)"
     r"Exception\)?: ([^\n]*)"
 )
-#: Running, excluded by the client, since they did not take it: others are full.
+#: DataNodes that run, and those that the client excluded since they refused the block; the others are full.
 _NO_DATANODE = r"There are (\d+) datanode\(s\) running and (\d+|no) node\(s\) are excluded"
-#: The codes of HTTP that say "later".
+#: HTTP status codes that mean "try later".
 _LATER = r"(?:408|429|5(?!01|05)\d\d)"
-#: What it was answered, the account's host, the container, the path.
+#: Azure's "try later": the message, the account's host, the container, the path.
 _OF_ABFS = rf'\bOperation failed: "([^"\n]*)", ({_LATER}), [A-Z]+, https?://([^/\s]+)/([^/?\s]+)([^?,\s]*)[^\n]*\brId: '
-#: No answer, of the store or of who gives tokens for it, in a trace of this file system's; the file is not named.
+#: No answer from Azure's store or its token service; the message does not name the file.
 _OF_ABFS_UNANSWERED = (
     rf"\bStatus code: -1 error code: null error message: [^\n]*?(HTTP Error {_LATER}\b|"
     r"java\.net\.(?:Connect|NoRouteToHost|SocketTimeout|UnknownHost|Socket)Exception: .*?)(?=java\.net\.|[;\n]|$)"
 )
 _AZURE = "org.apache.hadoop.fs.azurebfs."
-#: The object; a code that says "later", or that there was no answer.
+#: Google's "try later" or no answer: the object, and the reason.
 _OF_GCS = (
     rf"\bError [a-z]+ '?gs://([^\s']+?)'?\. reason=({_LATER} [^\n]*|[^\n]*(?:Connection refused|Connection reset|"
     r"timed out)[^\n]*)"
@@ -77,28 +77,28 @@ _OF_GCS = (
 _DENIED = r"\bjava\.nio\.file\.AccessDeniedException: s3a?://([^\n]*?): ([^\n]*)"
 _NO_CREDENTIALS = r"\b(?:NoAuthWithAWS|NoAwsCredentials|CredentialInitialization)Exception\b"
 _NO_BUCKET = r"\borg\.apache\.hadoop\.fs\.s3a\.UnknownStoreException: `s3a?://([^/'\n]+)([^\n]*?)':"
-#: S3A does not say of which bucket, and says "null" where S3 does not say which region.
+#: S3A's redirect: the region ("null" where S3 does not name it), without the bucket.
 _REDIRECT = (
     r"\borg\.apache\.hadoop\.fs\.s3a\.AWSRedirectException: Received permanent redirect response to region (\S+?)\.\s"
 )
-#: Other codes of 4xx and 501 that no later try changes.
+#: Other answers (4xx, 501) that no later try changes.
 _ANSWERED = r"\borg\.apache\.hadoop\.fs\.s3a\.AWS(?:BadRequest|UnsupportedFeature)Exception: ([^\n]*)"
 _CERTIFICATE = (
     r"\borg\.apache\.hadoop\.fs\.s3a\.AWSClientIOException: ([^\n]*PKIX path (?:building|validation) failed[^\n]*)"
 )
-#: What was asked, of which object.
+#: Start of S3A's message: the call's object, and the answer.
 _CALL = r"^\w[^\n]*? on s3a?://([^\n]*?): (.*)$"
 _HDFS_DENIED = r"\borg\.apache\.hadoop\.security\.AccessControlException: ([^\n]+)"
-#: The account's host, the container, the path, and what it was answered; as where it is told to come later.
+#: Azure's refusal: the message, the account's host, the container, the path.
 _ABFS_DENIED = (
     r'\bOperation failed: "([^"\n]*)", (40[13]), [A-Z]+, https?://([^/\s]+)/([^/?\s]+)([^?,\s]*)[^\n]*\brId: '
 )
-#: Of who gives tokens for it, in a trace of this file system's: 400 and 401 are of a client or a secret that is wrong.
+#: Refusal by Azure's token service: 400 and 401 mean a wrong client or secret.
 _ABFS_NO_TOKEN = r"\berror message: Auth failure: (HTTP Error 40[013])\b"
 _GCS_DENIED = r"\bError [a-z]+ '?gs://([^\s']+?)'?\. reason=(40[13] [^\n]*)"
-#: What the store says, its code of HTTP and its name for that; "null" where it says nothing, as to HEAD.
+#: S3's answer: message ("null" where there is none, as to HEAD), HTTP status code, error code.
 _ANSWER = r"^(.*?)(?:(?:^|: )null)? \(Service: [^,)]+, Status Code: (\d+)[^)]*\)(?::(\w+))?"
-#: Amazon's client says why it has no answer twice.
+#: Amazon's client states the reason of a missing answer twice.
 _TWICE = r"^(.+?): \1$"
 _CREDENTIALS = (
     "Credentials are those of the environment or of the machine (docs/storage.md): the driver finds its own, and each "
@@ -113,7 +113,7 @@ def is_of_spark(error: BaseException) -> bool:
 
 def spark_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors of PySpark and Py4J, none where pyspark is not imported."""
-    if (spark := sys.modules.get("pyspark.errors")) is None:  # then it is none of them
+    if (spark := sys.modules.get("pyspark.errors")) is None:  # not imported: no error can be one of them
         return ()
     return (spark.PySparkException, sys.modules["py4j.protocol"].Py4JJavaError)
 
@@ -125,12 +125,12 @@ def error_in_spark(error: BaseException) -> Exception | None:
     from pyspark.errors.exceptions.captured import CapturedException
 
     if isinstance(error, CapturedException):
-        # It says what it is alone, and in Java's trace what it comes of.
+        # Its text is the error alone; the causes are in Java's trace.
         texts.append(error._stackTrace)
     for text in texts:
         if (known := task_error(text) or store_away_of_spark(text) or refusal_of_spark(text)) is not None:
             return known
-    # Last: a store that is away says mostly that a file cannot be read.
+    # Last, since a store that is away mostly appears as an unreadable file.
     return next((known for text in texts if (known := _unreadable_file(text)) is not None), None)
 
 
@@ -219,7 +219,7 @@ def _error_of(name: str, message: str) -> Exception:
         return TaskError(f"{name}: {message}")
     if issubclass(error_class, OSError) and (numbered := re.fullmatch(_NUMBERED, message)) is not None:
         return OSError(int(numbered[1]), numbered[2], numbered[3])
-    # Those that are made of more than their message are told by a class above theirs.
+    # Classes whose constructors take more than a message are reported as their base class.
     special = [i for i, c in enumerate(error_class.__mro__) if "__init__" in vars(c) and c.__module__ != "builtins"]
     error = error_class.__mro__[special[-1] + 1 if special else 0](message)
     assert isinstance(error, Exception)

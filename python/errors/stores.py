@@ -12,32 +12,32 @@ from collections.abc import Mapping
 
 from headrace.errors import UserError
 
-#: The variables that name S3's region, the first of them that is set; without any it is that of the library and of AWS.
+#: Variables with S3's region, in order of precedence, and the default of the client library and of AWS.
 _REGIONS, DEFAULT_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"
-#: How the library says, after its last try, that it had no answer, or one of a server that is busy or broken. Of the
-#: codes of 5xx, 501 and 505 say that the server never will.
+#: The library's texts, after its last try, for no answer or that of a busy or broken server. Of the codes 5xx, 501 and
+#: 505 are final.
 _BUSY = r"Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)"
 _AWAY = re.compile(rf"HTTP error: |{_BUSY}")
-#: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted. No URL,
-#: which stands there with its key, has a space or a bracket: they are quoted.
+#: The library's texts for connections that no later try makes: an invalid URL, an untrusted certificate. No URL in its
+#: messages matches, since spaces and brackets are quoted there.
 _NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificate", re.IGNORECASE)
-#: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
+#: Addresses of clouds' metadata services: the library asks them where it has found no other credentials.
 _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
-#: How it says that nobody listens there: that a connection was made and no answer came, it says without.
+#: The library's texts for a connection that was not made, and for a time-out. Only the second: no answer came.
 _NOT_CONNECTED, _TIMEOUT = "ConnectError(", "kind: Timeout"
-#: What it has no errors of its own for where it lists: that it may not, and that there is no such bucket.
+#: Texts of errors for which listings have no class of their own: not allowed, and no such bucket.
 _REFUSED, _NO_BUCKET = re.compile(r"non-2xx status code: 40[13]\b"), re.compile(r"non-2xx status code: 404\b")
-#: How S3 says that a bucket is in another region, in its own words (no key has a bracket there) or by a redirect
-#: without an address; and which one it is.
+#: S3's answers for a bucket in another region: its own text (keys are quoted there), or a redirect without an
+#: address; and the text that names the region.
 _REGION = re.compile(
     r"- Received redirect without LOCATION\b|"
     r"<Code>(?:PermanentRedirect|IllegalLocationConstraintException)</Code>|"
     r"<Code>AuthorizationHeaderMalformed</Code>[^\n]*\bexpecting '"
 )
 _NAMED_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
-#: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
+#: Noise in the first line of the library's messages: its settings for retries, a server's error page.
 _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
-#: Why there was no answer, in the lines behind the first one.
+#: The reason of a missing answer, in the lines after the first.
 _REASON = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
 _CREDENTIALS = (
     "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read and list "

@@ -199,9 +199,9 @@ def test_what_a_row_of_additions_names_exists(addition: str, places: str) -> Non
 
 def test_the_page_shows_each_entry_of_the_package() -> None:
     layers = ARCHITECTURE.partition("## Packages")[2].partition("import-linter")[0]
-    shown = {name for line in re.findall(r"^    ([a-z_| ]+?)  ", layers, re.M) for name in re.findall(r"\w+", line)}
+    on_page = {name for line in re.findall(r"^    ([a-z_| ]+?)  ", layers, re.M) for name in re.findall(r"\w+", line)}
     entries = {p.stem for p in (checkout() / "python").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
-    assert shown == entries - {"__init__"}
+    assert on_page == entries - {"__init__"}
     assert len(entries) <= 24, "a newcomer reads the order of a day from the top of the package"
 
 

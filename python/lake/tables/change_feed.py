@@ -36,7 +36,7 @@ TYPE, VERSION = "_change_type", "_commit_version"
 INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 #: Columns of `live_rows`.
 ROW, COPY = "__row", "__copy"
-#: Types that Spark does not hash, or whose nulls it does not tell apart.
+#: Types that Spark does not hash, or hashes without regard to nulls within.
 _NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
 _ENABLED = "delta.enableChangeDataFeed"
 _MAPPING = "delta.columnMapping.mode"
@@ -48,7 +48,7 @@ _ANEW = "give the pipeline another name: it then begins with the table as it is"
 class VersionRange:
     """The versions that a day is made of."""
 
-    #: None: all up to `last`, as one snapshot.
+    #: First version of the range; None: all up to `last`, as one snapshot.
     first: int | None
     last: int
 
@@ -78,14 +78,14 @@ class ChangeFeed(OneSchemaRows):
     source: TableSource
     table: Table
     folder: Location
-    #: No later change is seen.
+    #: Version of the table; later changes are not read.
     version: int
-    #: What the days are made of that are known (VersionRange, as text): those that were taken, at first.
+    #: Range of versions (VersionRange, as text) of each known day, at first of the days that were taken.
     ranges: Mapping[str, str]
     format: str = "delta"
     plain: bool = False
     versioned: bool = True
-    #: None have days.
+    #: Always empty: rows of a change feed have no files.
     files: Sequence[TableFile] = ()
 
     def day_versions(self, days: Collection[str]) -> dict[str, str]:
@@ -169,7 +169,7 @@ class ChangeFeed(OneSchemaRows):
         for ds, versions in ranges.items():
             first = 0 if versions.first is None else versions.first
             day = F.when(F.col(VERSION).between(first, versions.last), ds).otherwise(day)
-        # Ordered as text as the versions are: the first of repeated rows is kept.
+        # Zero-padded, so that names sort like versions: the first of repeated rows is kept.
         file = F.format_string("version=%020d", F.col(VERSION))
         copy = F.when(F.col(COPY) > 1, F.format_string("/copy=%d", F.col(COPY))).otherwise("")
         return live.select(
@@ -273,7 +273,7 @@ def live_rows(
     named = named.select("*", is_added.alias("__comes")).select("*", F.row_number().over(of_commit).alias(COPY))
     if not removing:
         return named
-    # What a commit takes away was there before what it brings. Depths are as of nested brackets.
+    # Within a commit, removals come before additions. The running sum is a depth, as of nested brackets.
     order = Window.partitionBy(ROW).orderBy(VERSION, "__comes", COPY)
     step = F.when(F.col("__comes"), 1).otherwise(-1)
     deep = F.sum(step).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
@@ -290,7 +290,7 @@ def _hash(schema: T.StructType) -> Column:
         F.to_json(F.struct(c.alias("v"))) if isinstance(f.dataType, _NESTED) else c
         for c, f in zip(columns, schema.fields, strict=True)
     ]
-    # xxhash64 leaves nulls out, so where they are is hashed, too.
+    # xxhash64 skips nulls, so their positions are hashed, too.
     return F.xxhash64(*values, *(c.isNull() for c in columns))
 
 
@@ -341,7 +341,7 @@ def check_feed(log: DeltaLog, table_name: str, first: int, last: int) -> None:
     newest = log.version
     mapped = (metadata.get("configuration") or {}).get(_MAPPING, "none") != "none"
     if not mapped and newest is not None and newest > last:
-        # Delta reads changes under the columns of today, where the table does not map them.
+        # Without column mapping, Delta reads old changes by the newest schema.
         _check_columns([schemas[-1], (newest, (log.metadata(newest) or metadata)["schemaString"])], table_name)
     _check_columns(schemas, table_name)
 
@@ -358,7 +358,7 @@ def _changes(log: DeltaLog, version: int) -> tuple[list[Location], Mapping[str, 
         for kind in ("add", "remove"):
             if kind in action and action[kind].get("dataChange", True):
                 moved.append(file_path(log.folder, action[kind]["path"]))
-    # Where a commit has files of changes, they are all of its changes.
+    # A commit's change files, if it has any, hold all of its changes.
     return recorded or moved, metadata
 
 

@@ -124,7 +124,7 @@ def _day_of(value: Any, timezone: str, later: timedelta) -> str | None:
         except ValueError:
             return None
     if isinstance(value, datetime):
-        # Without a zone: of the source's.
+        # A time without a zone is in the source's time zone.
         try:
             local = value if value.tzinfo is None else value.astimezone(ZoneInfo(timezone))
             return (local + later).date().isoformat()

@@ -28,7 +28,7 @@ from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, Tabl
 from headrace.lake.values import AmbiguousColumn, Extracted, extract
 from headrace.storage import Location
 
-#: Column of `table_rows` with what cannot be read as declared.
+#: Column of `table_rows` with the faults of values that cannot be read as declared.
 FAULTS = "__faults"
 _FAULTS_TYPE = "array<struct<kind string, reason string>>"
 #: Characters of a value that a reason quotes.
@@ -39,13 +39,13 @@ _VALUE_CHARACTERS = 100
 class StoredColumns:
     """Declared columns as the table stores them."""
 
-    #: Declared columns that it lacks.
+    #: Declared columns that the table lacks.
     missing: frozenset[str]
-    #: Whether rows have a file and a position there: else their keys tell them apart.
+    #: Whether rows have a file and a position in it; else their keys identify them.
     positions: bool
     #: All its columns, name to type; of files that differ, all of their types.
     types: Mapping[str, str]
-    #: Declared columns that are stored as they are declared, wherever they are there.
+    #: Declared columns whose stored type is the declared one in all files that have them.
     exact: frozenset[str]
 
 
@@ -190,12 +190,12 @@ class PinnedTable:
 
     source: TableSource
     table: Table
-    #: Of the run.
+    #: Day of the run.
     ds: str
     snapshot: Snapshot
-    #: By day that was taken, up to `ds`: fingerprint of its files, and its rows that are left out.
+    #: By day taken, up to `ds`: fingerprint of its files, and number of its quarantined rows.
     days: Mapping[str, tuple[str, int]]
-    #: The table of the rows that are left out, and its version.
+    #: The table of the quarantined rows, and its version.
     quarantine: Location
     quarantine_version: int
     #: Values of declared columns whose rows are left out.

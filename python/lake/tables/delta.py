@@ -110,7 +110,7 @@ class DeltaSnapshot(FileSnapshot, OneSchemaRows):
     @property
     def plain(self) -> bool:
         state = self._state
-        # Of the types that others may have widened Arrow casts some otherwise than Delta does.
+        # Arrow casts some of the types that writers may have widened differently from Delta.
         features = set(state.unknown_features) | ({FEATURE} & set(state.protocol.get("readerFeatures") or ()))
         return not self.is_mapped and not features and not any(f.deleted for f in self.data_files)
 
@@ -121,7 +121,7 @@ class DeltaSnapshot(FileSnapshot, OneSchemaRows):
 
     @cached_property
     def files(self) -> list[TableFile]:
-        # By their names in files and statistics. What a mapped table has by another name is a column that was dropped.
+        # By their names in files and statistics. Other names in a mapped table's files belong to dropped columns.
         physical = {str(f.metadata.get(_PHYSICAL, f.name)): f.name.lower() for f in self.schema.fields}
         time = None if self.source.day is None else self.source.day.time
         time_column = None if time is None else self._physical_name(time)
@@ -149,7 +149,7 @@ class DeltaSnapshot(FileSnapshot, OneSchemaRows):
             columns = set(self._state.metadata["partitionColumns"])
             return read_parquet(spark, self.folder, files_of(self, days), self.schema, columns)
         frame = spark.read.format("delta").option("versionAsOf", self.version).load(str(self.folder))
-        # Delta has positions only of tables that may have deletion vectors.
+        # Delta has row positions only for tables that may have deletion vectors.
         with suppress(AnalysisException):
             frame = frame.select(
                 "*",

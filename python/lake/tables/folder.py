@@ -77,7 +77,7 @@ def check_same_types(files: Sequence[TableFile], form: str) -> None:
 #: First bytes of a file.
 _MAGIC = {"orc": b"ORC", "avro": b"Obj\x01"}
 _MOST_HEADER_BYTES = 64 << 20
-#: What Arrow and fastavro raise for bytes that are no schema.
+#: Errors of Arrow and fastavro for bytes that are no schema.
 _NO_SCHEMA = (
     *(pa.ArrowException, OSError, EOFError),
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
@@ -174,7 +174,7 @@ def _add_arrow(type_: pa.DataType, path: str, column_types: dict[str, str]) -> N
         _add_arrow(type_.key_type, f"{path}[key]", column_types)
         _add_arrow(type_.item_type, f"{path}[value]", column_types)
     elif pa.types.is_decimal(type_):
-        # Spark takes the largest number of digits.
+        # Of several precisions, Spark takes the largest.
         column_types[path] = f"decimal with {type_.scale} digits behind the point"
     else:
         column_types[path] = str(type_)
@@ -185,7 +185,7 @@ def _add_avro(type_: Any, path: str, column_types: dict[str, str]) -> None:
         types = [t for t in type_ if t != "null"]
         if len(types) == 1:
             _add_avro(types[0], path, column_types)
-        elif types:  # null alone has the type of whatever others have
+        elif types:  # null alone: other files may have a type
             column_types[path] = "a union"
         return
     kind = type_["type"] if isinstance(type_, Mapping) else str(type_)
@@ -251,7 +251,7 @@ class FolderSnapshot(FileSnapshot):
         listed = {name: info for name, info in self.folder.infos().items() if not _hidden(name)}
         for name in listed:
             _check_name(self.folder, name)
-        # In stores of objects those without a byte stand for folders (`day=1/`).
+        # In object stores, empty objects stand for folders (`day=1/`).
         data_files = {name: info for name, info in listed.items() if info.size or name.endswith(f".{self.format}")}
         if not data_files:
             fault = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
@@ -262,7 +262,7 @@ class FolderSnapshot(FileSnapshot):
     def _file(self, name: str, info: Info) -> TableFile:
         path = self.folder / name
         partition = {key.lower(): value for key, value in partition_values(name)}
-        # A store's times may be of seconds.
+        # Times of a store may have seconds only, so a tag is better.
         identity = f"{info.size}@{info.tag or info.modified_ns}"
         footer = _footer(path, identity, self._time) if self._time and self.format == "parquet" else _Footer()
         of_path = path_day(self.source, name)
@@ -280,7 +280,7 @@ class FolderSnapshot(FileSnapshot):
     def leaving_out(self, names: Collection[str]) -> FolderSnapshot:
         """Return the same files without the rows of some of them."""
         snapshot = replace(self, left_out=frozenset(names))
-        snapshot.__dict__["files"] = self.files  # and not what is there by now
+        snapshot.__dict__["files"] = self.files  # the pinned files, not a new listing
         return snapshot
 
     def faults(self, spark: SparkSession, days: Collection[str] | None) -> dict[str, str]:
@@ -373,7 +373,7 @@ class FolderSnapshot(FileSnapshot):
                     f"source: column '{twins[0]}' of {files[0].path} has fields that differ in case alone, which "
                     f"headrace does not read from ORC: leave it out, or write the folder as Parquet"
                 )
-            # By their places, not by their names.
+            # Columns match by position, not by name.
             reader = reader.option("orc.force.positional.evolution", "true")
         else:
             text = read_schema(files[0].path, files[0].identity, self.format).text

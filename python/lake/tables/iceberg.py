@@ -132,7 +132,7 @@ class IcebergSnapshot(FileSnapshot, OneSchemaRows):
         schema, *older_schemas = self.metadata.schemas
         if older_schemas or schema.get("schema-id") or _NAME_MAPPING in self.metadata.properties:
             return False
-        # Spark has text where the files have bytes.
+        # Spark reads a UUID as text; files have its bytes.
         if "uuid" in primitives(schema):
             return False
         return all(f.format == "parquet" and not f.deletes and not f.encrypted for f in self._files)

@@ -21,16 +21,16 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.storage import Location, StoreAway, local, location_named
 
-#: Of the specification, whose tables are read.
+#: Supported versions of Iceberg's table format.
 FORMAT_VERSIONS = (1, 2, 3)
 _HINT = "version-hint.text"
 _NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 _ANY = re.compile(r"(v?)(\d+)[^/]*\.metadata\.json(\.gz)?")
-#: Manifests that are read at once.
+#: Concurrent reads of manifests.
 _READERS = 8
 #: Status of a manifest's entry whose file is no longer part of the table.
 _DELETED = 2
-#: Contents of files, and of manifests.
+#: Content codes of files and manifests.
 _DATA, _POSITION_DELETES, _EQUALITY_DELETES = 0, 1, 2
 #: Id of the column of a position delete file that has the paths of data files.
 _FILE_PATH = 2147483546
@@ -119,7 +119,7 @@ def read_metadata(file: Location) -> TableMetadata:
         version = content["format-version"]
     except FileNotFoundError:
         raise UserError(f"source: there is no metadata file {file}") from None
-    except StoreAway:  # nothing is known of the file
+    except StoreAway:  # the store is away: the file may be intact
         raise
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"source: {file} is no metadata file of an Iceberg table: {e}") from None
@@ -149,7 +149,7 @@ def newest_metadata(folder: Location) -> TableMetadata:
     version = _hint(folder)
     if version not in files:
         return read_metadata(files[max(files)])
-    # Its writers write the hint last, and may die before.
+    # Writers write the hint last, and may be killed before.
     while version + 1 in files:
         version += 1
     return read_metadata(files[version])
@@ -188,7 +188,7 @@ def _hint(folder: Location) -> int:
 class SnapshotFile:
     """A live data file."""
 
-    #: As the manifest spells it, and as `_file` of Iceberg's reader.
+    #: Path as spelled in the manifest, and in `_file` of Iceberg's reader.
     name: str
     path: Location
     #: Bytes.

@@ -41,7 +41,7 @@ from headrace.storage import Location, StoreError
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-#: Rows that a task decodes at once.
+#: Rows per batch of a task.
 _BATCH_ROWS = 8_192
 
 
@@ -57,7 +57,7 @@ def partition_values(name: str) -> Iterator[tuple[str, str | None]]:
 class _Alike:
     """Files that are read together."""
 
-    #: What is read of each.
+    #: Columns to read of each file.
     struct: T.StructType
     #: Whether tasks read them by Arrow.
     by_arrow: bool
@@ -98,7 +98,7 @@ def mixed_rows(
             for f in struct.fields
             if (type_ := unreadable(f.dataType)) is not None
         )
-        # Hadoop takes what stands before a colon for a URI's scheme.
+        # Hadoop takes the part before a colon for a URI's scheme.
         by_arrow = needed.has_twins(schema) or ":" in name
         group = groups.setdefault((repr(struct), keys, by_arrow), _Alike(struct, by_arrow))
         group.files.append(file)
@@ -113,7 +113,7 @@ def mixed_rows(
             + "\nLeave these columns out of table.columns, or have their writer use another type"
         )
     if any(has_nanoseconds(schema.struct) for schema in {id(s): s for _, s in files.values()}.values()):
-        # Spark has no option for it. Not from the start: the RAPIDS plugin reads no Parquet file where it is set.
+        # Spark has no option of a read for it. Set only here: with it, the RAPIDS plugin reads no Parquet file.
         spark.conf.set(_NANOSECONDS, "true")
     shorten_batches(spark, [file for file, _ in files.values()])
     return [_rows(spark, root, group, list(keys)) for (_, keys, _), group in groups.items()]
@@ -218,9 +218,9 @@ class _ArrowReader:
     """Reads files in tasks."""
 
     tasks: tuple[tuple[TableFile, ...], ...]
-    #: What is read, by the names that files have.
+    #: Columns to read, by their names in files.
     schema: T.StructType
-    #: The same as it is returned, by names that are unique without case.
+    #: Columns as returned, by names that are unique regardless of case.
     returned: pa.Schema
     partitions: frozenset[str]
 
@@ -234,7 +234,7 @@ class _ArrowReader:
                     except StoreError:
                         raise
                     except (pa.ArrowException, OSError) as e:
-                        if isinstance(e, OSError) and e.errno is not None:  # of the file system
+                        if isinstance(e, OSError) and e.errno is not None:  # an error of the file system
                             raise
                         reason = f"Arrow cannot read it ({(str(e).splitlines() or [''])[0]})"
                         raise UnreadableDataFile.damaged(str(file.path), reason) from e
@@ -246,7 +246,7 @@ class _ArrowReader:
         with file.path.open_parts() as source:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             numbers = [parquet.schema_arrow.names.index(f.name) for f in stored]
-            # Without a column Arrow says how many rows there are all the same.
+            # Even without columns, Arrow's batches have their number of rows.
             names = [parquet.schema_arrow.names[i] for i in numbers]
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                 n = batch.num_rows

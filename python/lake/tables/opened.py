@@ -86,7 +86,7 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
     folder = str(place)
     if format_ != "iceberg":
         return TablePlace(format_, folder)
-    # The session's catalog may have kept what it knew half a minute ago.
+    # The session's catalog may have cached older metadata.
     spark.sql(f"REFRESH TABLE {name}")
     newest = spark.table(f"{name}.metadata_log_entries").collect()[-1]
     return TablePlace(format_, folder, str(named_place(newest["file"])))

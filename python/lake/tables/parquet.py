@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1)
 #: Units of a Parquet time, in a second.
 _IN_A_SECOND = {"milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _SIGNED: Mapping[int, T.DataType] = {8: T.ByteType(), 16: T.ShortType(), 32: T.IntegerType(), 64: T.LongType()}
-#: The types that hold every value of an unsigned one, as Spark reads it.
+#: Bits of an unsigned type -> the type as which Spark reads it, which holds every value.
 _UNSIGNED: Mapping[int, T.DataType] = {
     8: T.ShortType(),
     16: T.IntegerType(),
@@ -51,11 +51,11 @@ _PLAIN: Mapping[str, T.DataType] = {
     "FIXED_LEN_BYTE_ARRAY": T.BinaryType(),
 }
 _MOST_DIGITS = 38
-#: Distinct schemas that are kept.
+#: Most schemas in the cache.
 _KNOWN_SCHEMAS = 64
-#: Smaller files have no row group of which as many bytes of text are likely.
+#: Smaller files are not searched for row groups with much text.
 _LARGE_FILE = 64 << 20
-#: Bytes of a column in a row group, and of a value in the mean, with which batches are short.
+#: Bytes of a column in a row group, and mean bytes of a value, above which batches are shorter.
 _LARGE_COLUMN, _LONG_VALUE = 256 << 20, 1 << 10
 _BATCH_ROWS = "spark.sql.parquet.columnarReaderBatchSize"
 _FEW_ROWS = 64
@@ -143,7 +143,7 @@ def time_bounds(metadata: pq.FileMetaData, column: str) -> tuple[Bounds | None, 
         if stats is None or not stats.has_min_max:
             return None, True
         nulls |= not stats.has_null_count or stats.null_count > 0
-        # As integers: Python has no date for every one of them.
+        # As integers, since Python's dates do not cover all values.
         low = stats.min_raw if low is None else min(low, stats.min_raw)
         high = stats.max_raw if high is None else max(high, stats.max_raw)
     if low is None or logical["Type"] not in ("Date", "Timestamp"):
@@ -350,7 +350,7 @@ def arrow_reads(files: Sequence[TableFile]) -> bool:
 def _opens(path: Location) -> bool:
     try:
         footer(path)
-    except StoreError:  # which says nothing of the file
+    except StoreError:  # the store failed: the file may be intact
         raise
     except (pa.ArrowException, OSError):
         return False
@@ -377,7 +377,7 @@ def _has_long_values(path: Location) -> bool:
     except StoreError:
         raise
     except (pa.ArrowException, OSError):
-        return False  # of a newer writer than our Arrow, or no Parquet, of which Spark tells
+        return False  # a newer writer than our Arrow, or no Parquet file: Spark reports it
     columns = (
         metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)
     )
@@ -424,7 +424,7 @@ def read_parquet(
         ),
     )
     typed = [F.col(quoted_names([g.name])[0]).cast(g.dataType).alias(g.name) for g in partition_fields]
-    # A file that is not found again must be noticed, not lost.
+    # A file without a match must cause an error, not lose its rows.
     checked_file = F.coalesce(
         F.col("_known"), F.raise_error(F.concat(F.lit("no such data file: "), FILE)).cast("string")
     )

@@ -28,9 +28,9 @@ DAY = "__day"
 WHOLE_TABLE = "the table"
 #: Before and after every day.
 FIRST, LAST = "", "9999-99-99"
-#: Footers that are read at once.
+#: Concurrent reads of footers.
 READERS = 16
-#: What Java's URIs leave as it is in a path, besides letters and digits.
+#: Characters, besides letters and digits, that Java's URIs do not escape in a path.
 _URI_SAFE = "/-_.!~*'()+,;:$&=@"
 
 
@@ -43,7 +43,7 @@ class TableFile:
     path: Location
     #: Bytes.
     size: int
-    #: Changes with the live rows in it.
+    #: Identity of its content: it differs where the live rows do.
     identity: str
     #: The first and last day of which it may hold rows; a file of no day: both FIRST.
     first: str = FIRST
