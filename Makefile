@@ -268,9 +268,9 @@ test: setup-test
 	@HEADRACE_TEST_LANE=quick $(PYTEST) $(PYTEST_ARGS)
 test-all: setup-test-all
 	@HEADRACE_TEST_LANE=all $(PYTEST) $(PYTEST_ARGS)
-# A test may take hours: forty times its examples.
+# A test may take hours: forty times its examples. A run that was stopped goes on at the same commit.
 test-long: setup-test-all
-	@HEADRACE_TEST_LANE=long $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
+	@HEADRACE_TEST_LANE=long HEADRACE_TEST_PASSED=build/test-long/$$(git rev-parse --short=12 HEAD) $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
 	@$(PYTHON) -m bench.bench_serve --soak --minutes 30
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
@@ -18,6 +19,10 @@ from _pytest.reports import BaseReport
 
 VARIABLE = "HEADRACE_TEST_LANE"
 SEED = "HEADRACE_TEST_SEED"
+#: The path of a file with a node id a line: tests that passed or skipped. A run leaves them out, and adds its own.
+PASSED = "HEADRACE_TEST_PASSED"
+#: How many lines of that file the run goes by, for all processes of the run: the file grows while they start.
+_PASSED_LINES = "HEADRACE_TEST_PASSED_LINES"
 
 _Report = TypeVar("_Report", bound=BaseReport)
 
@@ -248,15 +253,42 @@ class LanePlugin:
             raise pytest.UsageError(f"{VARIABLE}={name}: there is no such lane; lanes: {', '.join(LANES)}")
         self.name = name
         self._lane = LANES.get(name)
+        self._passed_file = Path(os.environ[PASSED]) if os.environ.get(PASSED) else None
+        self._passed: frozenset[str] = frozenset()
+        self._failed: set[str] = set()
+        self._records = False
 
     def pytest_configure(self, config: pytest.Config) -> None:
         if self._lane and not config.option.markexpr:
             config.option.markexpr = self._lane.expression
+        if self._passed_file:
+            lines = self._passed_file.read_text().splitlines() if self._passed_file.exists() else []
+            self._records = not hasattr(config, "workerinput")  # each process of a run has all reports of its own tests
+            if self._records:
+                self._passed_file.parent.mkdir(parents=True, exist_ok=True)
+                os.environ[_PASSED_LINES] = str(len(lines))
+            self._passed = frozenset(lines[: int(os.environ[_PASSED_LINES])])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a test that ended without a failure: a run that is stopped loses the tests under way alone."""
+        if not (self._records and self._passed_file):
+            return
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._failed:
+            with self._passed_file.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._passed and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK  # all had passed before
 
     def pytest_report_header(self) -> str:
         lane = f"lane: {self.name} ({self._lane.expression}); " if self._lane else ""
         if self._lane and self._lane.draws:
             lane += f"part {_drawn_part() + 1} of {DRAWN_PARTS} of the drawn tests; "
+        if self._passed:
+            lane += f"without the {len(self._passed):,} tests that {self._passed_file} names; "
         return f"{lane}{SEED}={os.environ.get(SEED, '')} draws the same tests and kill points again"
 
     @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
@@ -265,6 +297,9 @@ class LanePlugin:
             not_drawn = [item for item in items if part_of(item.nodeid) not in (None, _drawn_part())]
             config.hook.pytest_deselected(items=not_drawn)
             items[:] = [item for item in items if part_of(item.nodeid) in (None, _drawn_part())]
+        if self._passed:
+            config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self._passed])
+            items[:] = [item for item in items if item.nodeid not in self._passed]
         scaled: set[int] = set()
         for item in items:
             marks = {mark.name for mark in item.iter_markers()}

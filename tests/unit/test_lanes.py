@@ -21,6 +21,7 @@ from tests.lanes import (
     FIXTURES,
     FOLDERS,
     LANES,
+    PASSED,
     QUICK_JVM,
     SEED,
     SLOW,
@@ -165,7 +166,7 @@ def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) ->
     assert ("mark the test `extra`" in ran.stdout) == (lane in ("quick", "all"))
 
 
-def test_three_seeds_take_each_drawn_test_once(tmp_path: Path) -> None:
+def test_seeds_one_after_the_other_take_each_drawn_test_once(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n@pytest.mark.parametrize('n', range(7))\ndef test_drawn(n): pass\ndef test_each_run(): pass\n"
     )
@@ -188,6 +189,40 @@ def test_three_seeds_take_each_drawn_test_once(tmp_path: Path) -> None:
         assert "test_each_run" in tests, ran.stdout + ran.stderr
         taken += [test for test in tests if test != "test_each_run"]
     assert sorted(taken) == [f"test_drawn[{n}]" for n in range(7)]
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_run_goes_on_where_another_stopped(processes: str, tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import os, pytest\n\n"
+        "def test_passes(): pass\n\n"
+        "def test_is_mended(): assert 'MENDED' in os.environ\n\n"
+        "@pytest.fixture\ndef leaves(): yield; assert 'MENDED' in os.environ\n\n"
+        "def test_ends_badly(leaves): pass\n\n"
+        "def test_skips(): pytest.skip('no GPU')\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from tests.lanes import LanePlugin\n"
+        "def pytest_configure(config): config.pluginmanager.register(LanePlugin(''))\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    passed_file = tmp_path / "of a commit" / "passed.txt"
+    runs = []
+    for mended in ({}, {"MENDED": "1"}, {}):
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider", "."],
+            env=os.environ | {"PYTHONPATH": str(checkout()), PASSED: str(passed_file)} | mended,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        counts = re.findall(r"(\d+) (passed|skipped|failed|error)", ran.stdout)
+        runs.append((ran.returncode, {word: int(n) for n, word in counts}))
+    assert runs == [(1, {"passed": 2, "skipped": 1, "failed": 1, "error": 1}), (0, {"passed": 2}), (0, {})]
+    assert sorted(passed_file.read_text().split()) == [
+        f"test_some.py::test_{name}" for name in ("ends_badly", "is_mended", "passes", "skips")
+    ]
 
 
 def test_a_lane_that_there_is_not(tmp_path: Path) -> None:
