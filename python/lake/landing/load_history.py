@@ -6,13 +6,21 @@ day counts as not loaded, and loading it again replaces it.
 Days that retention has removed count as not loaded; rows that `headrace forget` has erased are no damage. Others may
 change loaded days: rows are removed by `DELETE`, files are compacted by `OPTIMIZE`. What they removed stays removed:
 `LoadHistory.state` tells it from damage, which loading again repairs.
+
+Commits are read once. What they come to is kept beside the log (`_delta_log/_headrace_loads.json.gz`) with the SHA-256
+of the last of them, and readers go on from there. It says nothing that the commits do not say. Where it is gone,
+damaged or of another log, all commits are read again.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -20,12 +28,19 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from headrace.lake.delta.erased import erased_rows
-from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file
+from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file, file_path
+from headrace.lake.delta.log_files import commit_file
 from headrace.lake.delta.retention import first_kept
 from headrace.storage import Location, not_as_written
 from headrace.storage.own_records import known_keys
 
+_LOG = logging.getLogger("headrace.lake")
 _MARK = "headrace.ingest"
+_SUMMARY = "_headrace_loads.json.gz"
+#: Of the summary's form. Another one is not read.
+_SUMMARY_FORM = 1
+#: So many commits may follow the summary before it is written again.
+_COMMITS_AFTER_SUMMARY = 32
 _PARTITION = re.compile(r"(?:^|/)ds=([^/]+)/")
 
 
@@ -66,11 +81,7 @@ class LoadRecord:
 
     def metadata(self) -> str:
         """Return the text for `userMetadata`."""
-        stored = asdict(self)
-        del stored["version"]
-        if not self.bad_files:  # releases that do not know the key read the record
-            del stored["bad_files"]
-        return json.dumps({_MARK: stored}, separators=(",", ":"), ensure_ascii=False)
+        return json.dumps({_MARK: _stored(self)}, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -89,80 +100,204 @@ class DayState:
 _KEYS = frozenset(f.name for f in fields(LoadRecord)) - {"version"}
 
 
+@dataclass
+class _LoadedDay:
+    """The data files of a day since its load, by the commits."""
+
+    #: Size and rows of each live file; None where a commit does not say.
+    live: dict[FileKey, tuple[int | None, int | None]] = field(default_factory=dict)
+    #: Commits of others that changed rows: as `DELETE at version 7`, and whether rows went.
+    changes: list[tuple[str, bool]] = field(default_factory=list)
+    #: The live files and the changes after each commit that touched the day, for RESTORE.
+    past: list[tuple[frozenset[FileKey], list[tuple[str, bool]]]] = field(default_factory=list)
+    #: Rows that `headrace forget` has removed.
+    erased: int = 0
+    #: Why the load itself is gone.
+    undone: str | None = None
+
+    def apply(self, commit: Commit, adds: Iterable[FileAction], removes: Iterable[FileAction], is_load: bool) -> None:
+        """Replay a commit: `adds` and `removes` are those of the day."""
+        adds, removes = list(adds), list(removes)
+        for action in removes:
+            del self.live[action.key]
+        self.live |= {action.key: (action.size, action.rows) for action in adds}
+        of_request = erased_rows(commit.user_metadata)
+        if of_request is None and not is_load and (adds or removes):
+            if commit.operation == "RESTORE":
+                past_changes = next((c for files, c in reversed(self.past) if files == frozenset(self.live)), None)
+                if past_changes is None:
+                    self.undone = f"the load was undone by RESTORE at version {commit.version}"
+                    return
+                self.changes = list(past_changes)
+            elif any(action.data_change for action in (*adds, *removes)):
+                self.changes = [*self.changes, (_describe(commit), bool(removes))]
+        self.past.append((frozenset(self.live), self.changes))
+
+
+@dataclass
+class _Replay:
+    """The state of a table's days that its commits up to a version come to."""
+
+    version: int = -1
+    #: The version of the summary that it goes on from, or that was made of it; -1: none.
+    summary_version: int = -1
+    #: The newest record of each day, but of those that retention has removed since.
+    records: dict[str, LoadRecord] = field(default_factory=dict)
+    #: By day, as the records.
+    days: dict[str, _LoadedDay] = field(default_factory=dict)
+    #: The version that last changed each day; "" stands for files that have none.
+    changed: dict[str, int] = field(default_factory=dict)
+    #: Removals of rows by others: version, what it was, and the first day that it touched.
+    removals: list[tuple[int, str, str]] = field(default_factory=list)
+    #: The day of each live file of a loaded day.
+    _day_of: dict[FileKey, str] = field(default_factory=dict)
+
+    def apply(self, commit: Commit) -> None:
+        """Replay the next commit.
+
+        Raises:
+            UserError: a newer release has made it.
+        """
+        record, first = _record(commit), first_kept(commit.user_metadata)
+        self.version = commit.version
+        if record is not None:
+            self._drop([record.ds])
+            self.records[record.ds], self.days[record.ds] = record, _LoadedDay()
+        self._touch(commit, record)
+        if first is not None:
+            self._drop([ds for ds in self.records if ds < first])
+            return
+        changed_days = (
+            {record.ds} if record is not None else {_partition(a) or "" for a in (*commit.adds, *commit.removes)}
+        )
+        self.changed |= dict.fromkeys(changed_days, commit.version)
+        removed_days = [_partition(action) or "" for action in commit.removes if action.data_change]
+        if removed_days and record is None and erased_rows(commit.user_metadata) is None:
+            self.removals.append((commit.version, _describe(commit), min(removed_days)))
+
+    def _touch(self, commit: Commit, record: LoadRecord | None) -> None:
+        """Replay a commit for each loaded day that it touches."""
+        adds: dict[str, list[FileAction]] = {}
+        removes: dict[str, list[FileAction]] = {}
+        for action in commit.adds:
+            if (ds := _partition(action)) in self.days:
+                adds.setdefault(ds, []).append(action)
+        for action in commit.removes:
+            if (ds := self._day_of.pop(action.key, None)) is not None:
+                removes.setdefault(ds, []).append(action)
+        of_request = erased_rows(commit.user_metadata) or {}
+        loaded = set() if record is None else {record.ds}
+        for ds in {*adds, *removes, *loaded, *of_request} & self.days.keys():
+            day = self.days[ds]
+            day.erased += of_request.get(ds, 0)
+            if day.undone is None:
+                day.apply(commit, adds.get(ds, ()), removes.get(ds, ()), ds in loaded)
+                self._day_of |= dict.fromkeys(day.live, ds)
+
+    def _drop(self, days: Iterable[str]) -> None:
+        for ds in days:
+            self.records.pop(ds, None)
+            if (day := self.days.pop(ds, None)) is not None:
+                for key in day.live:
+                    self._day_of.pop(key, None)
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        days = {
+            ds: {
+                "live": [[*key, *sizes] for key, sizes in day.live.items()],
+                "changes": day.changes,
+                "past": [[sorted(files), changes] for files, changes in day.past],
+                "erased": day.erased,
+                "undone": day.undone,
+            }
+            for ds, day in self.days.items()
+        }
+        records = {ds: _stored(record) | {"version": record.version} for ds, record in self.records.items()}
+        return json.dumps(
+            {
+                "version": self.version,
+                "records": records,
+                "days": days,
+                "changed": self.changed,
+                "removals": self.removals,
+            },
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def of_text(cls, text: str) -> _Replay:
+        """Read what `text` returned. Raises ValueError, KeyError or TypeError of other texts."""
+        stored = json.loads(text)
+        replay = cls(stored["version"], stored["version"], changed=stored["changed"])
+        replay.removals = [(version, description, ds) for version, description, ds in stored["removals"]]
+        for ds, record in stored["records"].items():
+            replay.records[ds] = LoadRecord(**record)
+        for ds, day in stored["days"].items():
+            live = {(path, vector): (size, rows) for path, vector, size, rows in day["live"]}
+            past = [(frozenset((p, v) for p, v in files), _changes(changes)) for files, changes in day["past"]]
+            replay.days[ds] = _LoadedDay(live, _changes(day["changes"]), past, day["erased"], day["undone"])
+            replay._day_of |= dict.fromkeys(live, ds)
+        return replay
+
+
 class LoadHistory:
     """Loads that the log of the events' table records. Raises UserError where a newer release has loaded a day."""
 
     def __init__(self, log: DeltaLog) -> None:
         self.log = log
-        self._commits = _commits(log)
-        #: Of the table, as this history has it; -1: there is none.
-        self.version = self._commits[0].version if self._commits else -1
-        #: The newest record of each day, but of those that retention has removed since.
-        self.records: dict[str, LoadRecord] = {}
-        expired = ""
-        for commit in self._commits:
-            record = _record(commit)
-            if record is not None and record.ds >= expired:
-                self.records.setdefault(record.ds, record)
-            expired = max(expired, first_kept(commit.user_metadata) or "")
+        self._replay = _replay(log)
+
+    @property
+    def version(self) -> int:
+        """The version of the table, as this history has it; -1: there is none."""
+        return self._replay.version
+
+    @property
+    def records(self) -> dict[str, LoadRecord]:
+        """The newest record of each day, but of those that retention has removed since."""
+        return self._replay.records
 
     def state(self, ds: str) -> DayState:
         """Return what became of a loaded day since its load."""
-        record, erased = self.records[ds], 0
-        live: dict[FileKey, FileAction] = {}
-        changes: list[tuple[Commit, bool]] = []
-        #: Files and changes after each commit.
-        past: list[tuple[frozenset[FileKey], list[tuple[Commit, bool]]]] = []
-        for commit in reversed(self._commits):
-            if commit.version < record.version:
-                continue
-            adds = [a for a in commit.adds if _partition(a) == ds]
-            removes = [r for r in commit.removes if r.key in live]
-            for action in removes:
-                del live[action.key]
-            live |= {a.key: a for a in adds}
-            of_request = erased_rows(commit.user_metadata)
-            if of_request is not None:
-                erased += of_request.get(ds, 0)
-            elif commit.version > record.version and (adds or removes):
-                if commit.operation == "RESTORE":
-                    back = next((c for files, c in reversed(past) if files == frozenset(live)), None)
-                    if back is None:
-                        return DayState(0, damage=f"the load was undone by RESTORE at version {commit.version}")
-                    changes = back
-                elif any(a.data_change for a in (*adds, *removes)):
-                    changes = [*changes, (commit, bool(removes))]
-            past.append((frozenset(live), changes))
-        removed = tuple(_describe(c) for c, is_removal in changes if is_removal)
-        counts = [a.rows for a in live.values()]
+        record, day = self.records[ds], self._replay.days[ds]
+        if day.undone is not None:
+            return DayState(0, damage=day.undone)
+        removed = tuple(description for description, is_removal in day.changes if is_removal)
+        counts = [rows for _, rows in day.live.values()]
         rows = sum(n or 0 for n in counts)
-        damage = not_as_written({a.path: a.size for a in live.values() if a.size is not None})
-        if damage is None and not removed and changes:
-            damage = f"rows were added by {_describe(changes[0][0])}"
-        elif damage is None and (None in counts or (not removed and rows + erased != record.rows["kept"])):
-            damage = f"its files hold {rows:,} rows, not {record.rows['kept'] - erased:,}"
+        sizes = {key: size for key, (size, _) in day.live.items() if size is not None}
+        damage = not_as_written({file_path(self.log.folder, path): size for (path, _), size in sizes.items()})
+        if damage is None and not removed and day.changes:
+            damage = f"rows were added by {day.changes[0][0]}"
+        elif damage is None and (None in counts or (not removed and rows + day.erased != record.rows["kept"])):
+            damage = f"its files hold {rows:,} rows, not {record.rows['kept'] - day.erased:,}"
         return DayState(rows, removed, damage)
 
     def last_change(self, ds: str) -> int:
         """Return the version that last changed a landing day up to `ds`: later versions are of later days alone."""
-        return _last_change(self._commits, ds)
+        return _last_change(self.log, self._replay, ds)
 
     def removed_by_others(self, after: int, ds: str) -> str | None:
         """Return the first commit after a version by which others removed or changed rows of days up to `ds`."""
-        description = None
-        for commit in self._commits:
-            if commit.version <= after:
-                break
-            removes = [r for r in commit.removes if r.data_change and (_partition(r) or "") <= ds]
-            is_own = first_kept(commit.user_metadata) is not None or erased_rows(commit.user_metadata) is not None
-            if removes and _record(commit) is None and not is_own:
-                description = _describe(commit)
-        return description
+        return next((text for version, text, day in self._replay.removals if version > after and day <= ds), None)
+
+
+def save_summary(log: DeltaLog) -> None:
+    """Keep what the commits come to beside the log, where many came since the last time."""
+    replay = _replay(log)
+    if replay.version - replay.summary_version <= _COMMITS_AFTER_SUMMARY:
+        return
+    heading = json.dumps({"form": _SUMMARY_FORM, "commit": _commit_sha256(log, replay.version)})
+    data = gzip.compress(f"{heading}\n{replay.text()}".encode(), compresslevel=1, mtime=0)
+    (log.folder / "_delta_log" / _SUMMARY).put_bytes(data)
+    replay.summary_version = replay.version
 
 
 def last_change(log: DeltaLog, ds: str) -> int:
     """Return `LoadHistory.last_change` of a table that is partitioned by `ds`."""
-    return _last_change(_commits(log), ds)
+    return _last_change(log, _replay(log), ds)
 
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
@@ -185,30 +320,61 @@ def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | 
     return counts
 
 
-def _commits(log: DeltaLog) -> tuple[Commit, ...]:
-    """Return all commits, newest first."""
+def _replay(log: DeltaLog) -> _Replay:
+    """Return what all commits come to. It is shared, and must not be changed."""
     version = log.version
     if version is None:
-        return ()
+        return _Replay()
     log.check()
     # Commits never change; another table in the same place has other times.
-    return _read_commits(log.folder, version, log.committed_ns(version))
+    return _replay_commits(log.folder, version, log.committed_ns(version))
 
 
 @lru_cache(maxsize=16)
-def _read_commits(folder: Location, version: int, committed_ns: int) -> tuple[Commit, ...]:
-    return tuple(DeltaLog(folder).commits())
+def _replay_commits(folder: Location, version: int, committed_ns: int) -> _Replay:
+    log = DeltaLog(folder)
+    replay = _summary(log) or _Replay()
+    for commit in reversed(list(log.commits(replay.version))):
+        replay.apply(commit)
+    return replay
 
 
-def _last_change(commits: tuple[Commit, ...], ds: str) -> int:
-    for commit in commits:
-        if first_kept(commit.user_metadata) is not None:
-            continue
-        record = _record(commit)
-        days = {record.ds} if record is not None else set(_days(commit))
-        if any(day <= ds for day in days):
-            return commit.version
-    return commits[-1].version
+def _summary(log: DeltaLog) -> _Replay | None:
+    """Return what is kept beside the log; None where there is nothing, or not of this log."""
+    file = log.folder / "_delta_log" / _SUMMARY
+    try:
+        heading, _, text = gzip.decompress(file.read_bytes()).decode().partition("\n")
+        stored = json.loads(heading)
+        if stored["form"] != _SUMMARY_FORM:
+            return None
+        replay = _Replay.of_text(text)
+        return replay if _commit_sha256(log, replay.version) == stored["commit"] else None
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as e:
+        _LOG.info("%s is damaged (%s): the commits are read instead", file, e)
+        return None
+
+
+def _commit_sha256(log: DeltaLog, version: int) -> str:
+    return hashlib.sha256(commit_file(log.folder / "_delta_log", version).read_bytes()).hexdigest()
+
+
+def _last_change(log: DeltaLog, replay: _Replay, ds: str) -> int:
+    versions = [version for day, version in replay.changed.items() if day <= ds]
+    return max(versions) if versions else min(log.versions())
+
+
+def _stored(record: LoadRecord) -> dict[str, Any]:
+    stored = asdict(record)
+    del stored["version"]
+    if not record.bad_files:  # releases that do not know the key read the record
+        del stored["bad_files"]
+    return stored
+
+
+def _changes(stored: Iterable[Sequence[Any]]) -> list[tuple[str, bool]]:
+    return [(str(description), bool(is_removal)) for description, is_removal in stored]
 
 
 def _record(commit: Commit) -> LoadRecord | None:
@@ -224,10 +390,6 @@ def _record(commit: Commit) -> LoadRecord | None:
     stored_record = stored[_MARK]
     record_name = f"the load record of {stored_record.get('ds')} (version {commit.version} of the events' table)"
     return LoadRecord(**known_keys(stored_record, _KEYS, record_name), version=commit.version)
-
-
-def _days(commit: Commit) -> Iterator[str]:
-    return (_partition(action) or "" for action in (*commit.adds, *commit.removes))
 
 
 def _partition(action: FileAction) -> str | None:

@@ -16,7 +16,7 @@ from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.lake.landing.check_days import TableCheck
 from headrace.lake.landing.expectations import summed
 from headrace.lake.landing.load import Load, check_columns, create_tables
-from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts
+from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts, save_summary
 from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declared_source, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.landing.table_days import TableLook, look, table_result, why_gone
@@ -172,6 +172,8 @@ def _source_result(ctx: SourceContext) -> Result:
     what the run has made, and a rerun says what the first run said.
     """
     history = ctx.history()
+    for table in (ctx.events, ctx.quarantine):
+        save_summary(DeltaLog(table))
     records = history.records
     records_of_run = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
     rows = summed(r.rows for r in records_of_run)
