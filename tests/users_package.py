@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.config.workspace import checkout
-from headrace.plugins import offered
+from headrace.plugins import installed_entry_points
 
 _PROJECT = """\
 [build-system]
@@ -116,8 +116,8 @@ def offering(
     (metadata / "entry_points.txt").write_text("\n".join(sections))
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(site))
-        offered.cache_clear()
+        installed_entry_points.cache_clear()
         try:
             yield
         finally:
-            offered.cache_clear()
+            installed_entry_points.cache_clear()

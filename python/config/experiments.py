@@ -349,6 +349,21 @@ class Experiment(Section):
         return (self.start is None or self.start <= ds) and (self.end is None or ds <= self.end)
 
 
+def check_alerts(outcomes: Outcomes, experiments: Mapping[str, Experiment]) -> None:
+    """See that alerts by arms are of experiments that there are.
+
+    Raises:
+        ValueError: one is not, with the nearest.
+    """
+    for i, alert in enumerate(outcomes.alerts):
+        kind, _, name = alert.by.partition(":")
+        if kind == "arm" and name not in experiments:
+            raise ValueError(
+                f"outcomes.alerts[{i}].by: '{name}' is none of experiments{nearest(name, experiments)} (there are: "
+                f"{', '.join(experiments) or 'none'})"
+            )
+
+
 def check_experiments(experiments: Mapping[str, Experiment], score: Score | None, outcomes: Outcomes | None) -> None:
     """See that there are lists to have arms, outcomes to tell them apart, and the labels that are asked for.
 

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
+#: What a feature must be that a setting names: categorical with one id a row, or with a list of them, or with either;
+#: numbers; any feature.
+FeatureRole = Literal["id", "ids", "categorical", "number", "any"]
 
-class NextItemArgs(Section):
+
+class ModelArgs(Section):
+    """Settings of a model class, and facts about its network for checks of a spec, which do not import it."""
+
+    #: Settings that name features of the dataset, and what these must be.
+    feature_keys: ClassVar[Mapping[str, FeatureRole]] = {}
+    #: Settings that name features of one vocabulary.
+    share_vocabulary: ClassVar[tuple[str, ...]] = ()
+    #: Whether the network is in retrieval form (docs/retrieval.md): vectors of users and of items, and a loss of its
+    #: own over them.
+    has_vectors: ClassVar[bool] = False
+    #: Whether it has an output for each task of `train.tasks`.
+    has_task_outputs: ClassVar[bool] = False
+    #: The saved models that it starts from, `train.pretrained`.
+    starts_from: ClassVar[tuple[str, ...]] = ()
+
+    def named_features(self) -> list[tuple[str, str, FeatureRole]]:
+        """Return (setting, feature, what it must be) for each feature that is named."""
+        named: list[tuple[str, str, FeatureRole]] = []
+        for key, role in self.feature_keys.items():
+            value = getattr(self, key)
+            features = (value,) if isinstance(value, str) else value or ()
+            named += [(key, feature, role) for feature in features]
+        return named
+
+    @property
+    def compares_drawn_items(self) -> bool:
+        """Return whether its loss needs `train.negatives` with `as: candidates`."""
+        return False
+
+    def fault_of_widths(self, embedding_dim: int) -> str | None:
+        """Return why widths do not go together with `model.embedding_dim`, or None."""
+        return None
+
+
+class NextItemArgs(ModelArgs):
     """Settings that models of the next item have in common (headrace.models.next_item)."""
+
+    feature_keys: ClassVar = {"item": "id", "history": "ids"}
+    share_vocabulary: ClassVar = ("item", "history")
+    has_vectors: ClassVar = True
 
     #: The feature that is a row's item.
     item: str
@@ -38,6 +80,11 @@ class NextItemArgs(Section):
     #: Share of the inputs and hidden units that a training step leaves out.
     dropout: float = Field(default=0.2, ge=0, lt=1)
 
+    @property
+    def compares_drawn_items(self) -> bool:
+        """See `ModelArgs.compares_drawn_items`."""
+        return self.loss != "softmax"
+
 
 class SASRecArgs(NextItemArgs):
     """Causal self-attention over a history (Kang and McAuley, SASRec, 2018)."""
@@ -45,9 +92,17 @@ class SASRecArgs(NextItemArgs):
     #: Hidden width of a block's MLP; null: `embedding_dim`.
     mlp: int | None = Field(default=None, ge=1)
 
+    def fault_of_widths(self, embedding_dim: int) -> str | None:
+        """See `ModelArgs.fault_of_widths`."""
+        if embedding_dim % self.heads:
+            return f"embedding_dim {embedding_dim} is no multiple of heads {self.heads}"
+        return None
+
 
 class HSTUArgs(NextItemArgs):
     """Gated pointwise attention over a history (Zhai et al., Actions Speak Louder than Words, 2024)."""
+
+    feature_keys: ClassVar = {**NextItemArgs.feature_keys, "times": "number"}
 
     #: Width of queries and keys of a head; null: `embedding_dim` / heads.
     attention_dim: int | None = Field(default=None, ge=1)
@@ -59,7 +114,7 @@ class HSTUArgs(NextItemArgs):
     time_buckets: int = Field(default=64, ge=1)
 
 
-class DINArgs(Section):
+class DINArgs(ModelArgs):
     """Attention of a row's item over a history (Zhou et al., Deep Interest Network, 2018)."""
 
     #: List features by the feature that looks at them, which has the same values: `{item: viewed_items}`.
@@ -75,12 +130,22 @@ class DINArgs(Section):
     #: Share of the hidden units that a training step leaves out.
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
+    def named_features(self) -> list[tuple[str, str, FeatureRole]]:
+        """See `ModelArgs.named_features`."""
+        named: list[tuple[str, str, FeatureRole]] = []
+        for item, history in self.histories.items():
+            named += [("histories", item, "id"), ("histories", history, "ids")]
+        return named
 
-class TwoTowerArgs(Section):
+
+class TwoTowerArgs(ModelArgs):
     """A tower over a user's features and one over an item's, by in-batch softmax (Yi et al., 2019).
 
     Monitor a metric of rankings (`train.monitor`): logits are no probabilities.
     """
+
+    feature_keys: ClassVar = {"item": "id", "user_features": "any", "item_features": "any"}
+    has_vectors: ClassVar = True
 
     #: The feature of items.
     item: str = "item_id"
@@ -118,9 +183,17 @@ class TwoTowerArgs(Section):
             raise ValueError("`hard` is of drawn items: set `drawn`")
         return self
 
+    @property
+    def compares_drawn_items(self) -> bool:
+        """See `ModelArgs.compares_drawn_items`."""
+        return self.drawn
 
-class MatrixFactorizationArgs(Section):
+
+class MatrixFactorizationArgs(ModelArgs):
     """A vector of each user and item (Koren et al., 2009), by BPR (Rendle et al., 2009), softmax or cross-entropy."""
+
+    feature_keys: ClassVar = {"user": "categorical", "item": "id"}
+    has_vectors: ClassVar = True
 
     #: The feature of users.
     user: str = "user_id"
@@ -135,9 +208,17 @@ class MatrixFactorizationArgs(Section):
     #: With `similarity: dot`: whether an item has a bias.
     item_bias: bool = True
 
+    @property
+    def compares_drawn_items(self) -> bool:
+        """See `ModelArgs.compares_drawn_items`."""
+        return self.loss != "bce"
 
-class NeuMFArgs(Section):
+
+class NeuMFArgs(ModelArgs):
     """A generalised matrix factorisation (GMF) beside an MLP (He et al., Neural Collaborative Filtering, 2017)."""
+
+    feature_keys: ClassVar = {"user": "categorical", "item": "categorical"}
+    starts_from: ClassVar = ("gmf", "mlp")
 
     #: The feature of users.
     user: str = "user_id"
@@ -157,8 +238,12 @@ class NeuMFArgs(Section):
     alpha: float = Field(default=0.5, ge=0, le=1)
 
 
-class MultVAEArgs(Section):
+class MultVAEArgs(ModelArgs):
     """A variational autoencoder of lists of items (Liang et al., 2018)."""
+
+    feature_keys: ClassVar = {"item": "id", "history": "ids"}
+    share_vocabulary: ClassVar = ("item", "history")
+    has_vectors: ClassVar = True
 
     #: The feature that is a row's list of items.
     history: str
@@ -177,8 +262,11 @@ class MultVAEArgs(Section):
     anneal_steps: int = Field(default=20_000, ge=0)
 
 
-class LightGCNArgs(Section):
+class LightGCNArgs(ModelArgs):
     """Vectors propagated over the graph of the training rows (He et al., LightGCN, 2020)."""
+
+    feature_keys: ClassVar = {"user": "id", "item": "id"}
+    has_vectors: ClassVar = True
 
     #: The feature of users.
     user: str = "user_id"
@@ -193,9 +281,17 @@ class LightGCNArgs(Section):
     #: It is divided by this.
     temperature: float = Field(default=1.0, gt=0)
 
+    @property
+    def compares_drawn_items(self) -> bool:
+        """See `ModelArgs.compares_drawn_items`."""
+        return self.loss != "bce"
 
-class SimpleXArgs(Section):
+
+class SimpleXArgs(ModelArgs):
     """Cosines of items and users with their histories, by the cosine contrastive loss (Mao et al., SimpleX, 2021)."""
+
+    feature_keys: ClassVar = {"user": "categorical", "item": "categorical", "history": "categorical"}
+    has_vectors: ClassVar = True
 
     #: The feature of users.
     user: str = "user_id"
@@ -212,8 +308,13 @@ class SimpleXArgs(Section):
     #: Share of the numbers of a user's vector that a training step leaves out.
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
+    @property
+    def compares_drawn_items(self) -> bool:
+        """See `ModelArgs.compares_drawn_items`."""
+        return True
 
-class WideDeepArgs(Section):
+
+class WideDeepArgs(ModelArgs):
     """A linear model of ids and numbers beside an MLP over embeddings (Cheng et al., Wide & Deep, 2016)."""
 
     #: Hidden widths of the deep part.
@@ -222,7 +323,7 @@ class WideDeepArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class DeepFMArgs(Section):
+class DeepFMArgs(ModelArgs):
     """A factorisation machine and an MLP over the same vectors (Guo et al., DeepFM, 2017)."""
 
     #: Hidden widths of the deep part.
@@ -231,7 +332,7 @@ class DeepFMArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class DCNv2Args(Section):
+class DCNv2Args(ModelArgs):
     """Cross layers with an MLP behind or beside them (Wang et al., DCN V2, 2021)."""
 
     #: The deep part after the cross layers, or beside them.
@@ -248,8 +349,10 @@ class DCNv2Args(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class FinalMLPArgs(Section):
+class FinalMLPArgs(ModelArgs):
     """Two gated MLPs and a bilinear fusion of both (Mao et al., FinalMLP, 2023)."""
+
+    feature_keys: ClassVar = {"first_gate": "any", "second_gate": "any"}
 
     #: Hidden widths of the first stream.
     first_mlp: tuple[int, ...] = Field(default=(64, 32), min_length=1)
@@ -268,8 +371,15 @@ class FinalMLPArgs(Section):
     #: Share of the hidden units that a training step leaves out.
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
+    def fault_of_widths(self, embedding_dim: int) -> str | None:
+        """See `ModelArgs.fault_of_widths`."""
+        for width in (self.first_mlp[-1], self.second_mlp[-1]):
+            if width % self.heads:
+                return f"the last width {width} of a stream is no multiple of heads {self.heads}"
+        return None
 
-class MaskNetArgs(Section):
+
+class MaskNetArgs(ModelArgs):
     """Blocks whose inputs are masked by what an MLP makes of the row (Wang et al., MaskNet, 2021)."""
 
     #: Mask blocks one behind the other, or side by side.
@@ -284,8 +394,10 @@ class MaskNetArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class SharedBottomArgs(Section):
+class SharedBottomArgs(ModelArgs):
     """An MLP that the tasks of `train.tasks` share, and one for each behind it (Caruana, Multitask Learning, 1997)."""
+
+    has_task_outputs: ClassVar = True
 
     #: Hidden widths that all tasks share.
     bottom_mlp: tuple[int, ...] = Field(default=(64,), min_length=1)
@@ -295,8 +407,10 @@ class SharedBottomArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class MMoEArgs(Section):
+class MMoEArgs(ModelArgs):
     """Experts that are mixed by a gate of each task of `train.tasks` (Ma et al., MMoE, 2018)."""
+
+    has_task_outputs: ClassVar = True
 
     #: MLPs that all tasks share.
     experts: int = Field(default=4, ge=1)
@@ -308,8 +422,10 @@ class MMoEArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class PLEArgs(Section):
+class PLEArgs(ModelArgs):
     """Levels of shared experts and experts of one task of `train.tasks` (Tang et al., PLE, 2020)."""
+
+    has_task_outputs: ClassVar = True
 
     #: Levels, one behind the other; 1 is customized gate control.
     levels: int = Field(default=2, ge=1)
@@ -325,11 +441,13 @@ class PLEArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
-class ESMMArgs(Section):
+class ESMMArgs(ModelArgs):
     """An MLP of each task over the same embeddings, conversions over all impressions (Ma et al., ESMM, 2018).
 
     `train.tasks` has a product of the click and what comes after it.
     """
+
+    has_task_outputs: ClassVar = True
 
     #: Hidden widths of each task.
     tower_mlp: tuple[int, ...] = (64, 32)
@@ -338,7 +456,7 @@ class ESMMArgs(Section):
 
 
 #: The models that headrace has, besides `dlrm`, whose settings stand in `model` itself.
-MODEL_ARGS: Mapping[str, type[Section]] = {
+MODEL_ARGS: Mapping[str, type[ModelArgs]] = {
     "wide_deep": WideDeepArgs,
     "deepfm": DeepFMArgs,
     "dcn_v2": DCNv2Args,

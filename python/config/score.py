@@ -117,9 +117,13 @@ class Rerank(Section):
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of items that the rules look at."""
+        return tuple(dict.fromkeys(column for columns in self.columns_by_key().values() for column in columns))
+
+    def columns_by_key(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns of items that the rules look at, by the key that names them."""
         of_diversity = () if self.diversity is None or self.diversity.by == "vectors" else self.diversity.by
         of_freshness = () if self.freshness is None or self.freshness.column is None else (self.freshness.column,)
-        return tuple(dict.fromkeys((*of_diversity, *of_freshness, *self.caps)))
+        return {"diversity.by": of_diversity, "freshness.column": of_freshness, "caps": tuple(self.caps)}
 
 
 class Entity(Section):
@@ -161,8 +165,12 @@ def version_as_text(value: Any) -> Any:
 
 #: Columns of the scores table besides the keys.
 SCORES_COLUMNS = ("ds", "rank", "score", "model_version")
+#: Column of the scores if there are candidates: the names of the sources that gave the item.
+CANDIDATE_COLUMNS = {"source": "string"}
+#: Columns of the scores if there are rules for lists.
+RERANK_COLUMNS = {"propensity": "double", "reason": "string"}
 #: Columns of items that candidates are made with; and of the scores where there are candidates.
-_OF_CANDIDATES = ("item_row", "events", "first_event")
+ITEM_COLUMNS_OF_CANDIDATES = ("item_row", "events", "first_event")
 _OF_SCORES = ("source", "sources")
 
 
@@ -214,6 +222,12 @@ class Score(Section):
         return value
 
     @property
+    def row_columns(self) -> list[str]:
+        """Return the columns of the scores table, besides `arms` of experiments."""
+        optional = [*(CANDIDATE_COLUMNS if self.candidates else ()), *(RERANK_COLUMNS if self.rerank else ())]
+        return ["ds", self.user.key, self.item.key, "rank", "score", "model_version", *optional]
+
+    @property
     def of_registry(self) -> bool:
         """Return whether `model` is one of the registry."""
         return self.model[0] == "@" or self.model.isdecimal()
@@ -236,7 +250,7 @@ class Score(Section):
             return self
         columns = {"user": [self.user.key, *self.user.columns], "item": [self.item.key, *self.item.columns]}
         for column in (*columns["user"], *columns["item"]):
-            if column.lower() in _OF_CANDIDATES or column.startswith("__"):
+            if column.lower() in ITEM_COLUMNS_OF_CANDIDATES or column.startswith("__"):
                 raise ValueError(f"'{column}' is the name of a column that candidates make; rename the column")
         for side in ("user", "item"):
             if columns[side][0].lower() in _OF_SCORES:
@@ -272,9 +286,10 @@ class Score(Section):
         if self.rerank is None:
             return self
         known = (self.item.key, *self.item.columns)
-        for column in self.rerank.columns():
-            if column not in known:
-                raise ValueError(f"rerank: '{column}' is not in score.item.columns{nearest(column, known)}")
+        for key, columns in self.rerank.columns_by_key().items():
+            for column in columns:
+                if column not in known:
+                    raise ValueError(f"rerank.{key}: '{column}' is not in score.item.columns{nearest(column, known)}")
         reserved = {*(["events"] if self.rerank.new_items else []), "propensity", "reason"}
         if self.rerank.freshness is not None and self.rerank.freshness.column is None:
             reserved.add("first_event")

@@ -81,7 +81,7 @@ def spark_profile(name: str) -> Path:
     path = installation() / "conf" / "spark" / f"{name}.conf"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.conf"))
-        raise UserError(f"no Spark profile '{name}'{nearest(name, known)}; known: {', '.join(known)}")
+        raise UserError(f"spark.profile: no Spark profile '{name}'{nearest(name, known)}; known: {', '.join(known)}")
     return path
 
 

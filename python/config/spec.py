@@ -11,7 +11,14 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.config.baseline import Baseline, SecondStage, check_baseline, check_second_stage
-from headrace.config.experiments import Experiment, Outcomes, check_experiments, check_outcomes, days_until_ripe
+from headrace.config.experiments import (
+    Experiment,
+    Outcomes,
+    check_alerts,
+    check_experiments,
+    check_outcomes,
+    days_until_ripe,
+)
 from headrace.config.features import Features, OpSpec
 from headrace.config.gate import Gate, check_gate
 from headrace.config.model import Model
@@ -38,6 +45,8 @@ class StageSettings(Section):
     kind: str | None = Field(default=None, alias="class")
     #: Its settings: the class says which there are.
     args: Mapping[str, Any] = Field(default_factory=dict)
+    #: Days of whose outputs `headrace gc` keeps the files; null: as the class says, else all.
+    keep_days: int | None = Field(default=None, ge=1)
 
 
 class Spec(Section):
@@ -215,6 +224,11 @@ class Spec(Section):
             check_score_sources(self.score, self.sources, self.table.event_time, columns_of_events)
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
+        if self.publish:
+            try:
+                self.publish.warehouse.known.check(self.publish, self.spark)
+            except ValueError as e:
+                raise ValueError(f"publish.{e}") from None
         if self.baseline:
             check_baseline(self.baseline, self.train, self.features, self.score, self.publish)
         if self.second_stage:
@@ -244,6 +258,7 @@ class Spec(Section):
         if self.outcomes:
             main = NamedSource(source=self.source, table=self.table)
             check_outcomes(self.outcomes, self.score, main, self.sources, self.features.label, self.train.tasks)
+            check_alerts(self.outcomes, self.experiments or {})
         if self.experiments is not None:
             check_experiments(self.experiments, self.score, self.outcomes)
             self._check_models_of_arms(self.experiments)

@@ -84,10 +84,16 @@ class Table(Section):
             declared.add(name.lower())
             if name.startswith("_") or name.lower() == "ds":
                 raise ValueError(f"columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
-        required = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
-        for name in [*required, *([self.event_time] if self.event_time else [])]:
-            if name not in names:
-                raise ValueError(f"column '{name}' is used but not declared{nearest(name, names)}")
+        used = {
+            "keys": self.keys,
+            "event_time": () if self.event_time is None else (self.event_time,),
+            "expectations.null_rate": self.expectations.null_rate,
+            "expectations.ranges": self.expectations.ranges,
+        }
+        for key, columns in used.items():
+            for name in columns:
+                if name not in names:
+                    raise ValueError(f"{key}: column '{name}' is used but not declared{nearest(name, names)}")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -17,6 +17,9 @@ from headrace.config.section import NAME, PathText, Section
 from headrace.errors import UserError
 from headrace.logs import holds_secret, is_secret
 from headrace.plugins import Seam
+
+if TYPE_CHECKING:
+    from headrace.config.spark import Spark
 
 
 class WarehouseKind:
@@ -34,9 +37,21 @@ class WarehouseKind:
     needs: ClassVar[tuple[str, ...]] = ()
     #: How `stage` must begin; empty: anything.
     stage_prefix: ClassVar[str] = ""
+    #: Why nobody can be given the right to read its tables (`publish.grants`); empty: it has roles.
+    no_roles: ClassVar[str] = ""
     #: Arguments that headrace gives to the client library itself, by the library's names -> the key with their value;
     #: None: no key has it. `options` must not repeat them.
     own_arguments: ClassVar[Mapping[str, str | None]] = {}
+
+    @classmethod
+    def check(cls, publish: Publish, spark: Spark) -> None:
+        """Check the section against the rest of the spec, before anything is opened.
+
+        Raises:
+            ValueError: they do not go together; the message begins with a key below `publish`.
+        """
+        if publish.grants and cls.no_roles:
+            raise ValueError(f"grants: {cls.no_roles}")
 
     @classmethod
     def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str] | None:
@@ -53,25 +68,40 @@ class Postgres(WarehouseKind):
 class DuckDb(WarehouseKind):
     """A file of DuckDB."""
 
+    no_roles = "a DuckDB file has no roles; who may read the file may read its tables"
     opens = "headrace.publish.sql.column_stores:open_duckdb"
 
 
 class Delta(WarehouseKind):
     """A Delta table."""
 
+    no_roles = "a table of files (delta) has no roles: give them to its storage"
     opens = "headrace.publish.tables.delta:open_delta"
 
 
 class Iceberg(WarehouseKind):
     """An Iceberg table of a catalog of the Spark session."""
 
+    no_roles = "a table of files (iceberg) has no roles: give them to its storage"
     opens = "headrace.publish.tables.iceberg:open_iceberg"
     needs = ("catalog",)
+
+    @classmethod
+    def check(cls, publish: Publish, spark: Spark) -> None:
+        """See `WarehouseKind.check`."""
+        super().check(publish, spark)
+        catalog = publish.warehouse.catalog
+        if f"spark.sql.catalog.{catalog}" not in spark.properties:
+            raise ValueError(
+                f"warehouse.catalog: spark.properties define no catalog '{catalog}' "
+                f"(spark.sql.catalog.{catalog}: org.apache.iceberg.spark.SparkCatalog, and its type and warehouse)"
+            )
 
 
 class Parquet(WarehouseKind):
     """A folder of Parquet files by day."""
 
+    no_roles = "a folder of Parquet files has no roles: give them to its storage"
     opens = "headrace.publish.tables.parquet:open_parquet"
 
 
@@ -80,6 +110,12 @@ class SqlAlchemy(WarehouseKind):
 
     opens = "headrace.publish.sql.sqlalchemy:open_sqlalchemy"
     needs = ("url",)
+
+    @classmethod
+    def check(cls, publish: Publish, spark: Spark) -> None:
+        """See `WarehouseKind.check`."""
+        if publish.grants and str(publish.warehouse.url).startswith("sqlite"):
+            raise ValueError("grants: a SQLite file has no roles; who may read the file may read its tables")
 
 
 class ClickHouse(WarehouseKind):
@@ -168,6 +204,11 @@ class Warehouse(Section):
         return value
 
     @model_validator(mode="after")
+    def _one_password(self) -> Warehouse:
+        _check_password(self)
+        return self
+
+    @model_validator(mode="after")
     def _key_with_certificate(self) -> Warehouse:
         if (self.sslcert is None) != (self.sslkey is None):
             raise ValueError("sslcert and sslkey go together: name both files, or none")
@@ -220,6 +261,11 @@ class Warehouse(Section):
         return {"sslmode": mode} | {name: path for name, path in files.items() if path is not None}
 
 
+def _check_password(section: Warehouse | Online) -> None:
+    if section.password_env and section.password_file:
+        raise ValueError("give password_env or password_file, not both")
+
+
 def _has_secret(url: str) -> bool:
     """Return whether a database's URL has a password: before the host, in its query, or in the text for ODBC there."""
     if re.match(r"[^/]*://[^:/]*:[^@]*@", url):
@@ -259,6 +305,7 @@ class Online(Section):
             raise ValueError("kind redis needs the key 'url'")
         if self.url is not None and re.match(r"[^/]*://[^/@]*:[^/@]*@", self.url):
             raise ValueError("url has a password in it: leave it out and name password_env or password_file")
+        _check_password(self)
         return self
 
 

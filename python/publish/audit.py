@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.compute.psi import psi
 from headrace.config.warehouse import Audit, AuditRule, Reference
 from headrace.errors import UserError, nearest
+from headrace.features.table_ops.sql import fault_without_spark
 from headrace.publish.target import Check, StagedDay
 
 if TYPE_CHECKING:
@@ -393,6 +394,33 @@ def day_checks(
     return checks
 
 
+def check_names(audit: Audit, columns: Sequence[str]) -> None:
+    """Check what an audit names in the scores, without Spark and without rows.
+
+    Args:
+        audit: the section.
+        columns: of the scores.
+
+    Raises:
+        UserError: a column that the scores do not have, or an expression that Spark must refuse.
+    """
+    for column in audit.references:
+        _check_reference(column, columns)
+    for name, rule in audit.rules.items():
+        if rule.expr is not None and (fault := fault_without_spark(rule.expr, columns)) is not None:
+            raise UserError(f"publish.audit.rules.{name}.expr: {fault}")
+        if rule.sql is not None:
+            _filled(rule.sql, {"staged": "staged", "previous": "previous"}, f"publish.audit.rules.{name}.sql")
+
+
+def _check_reference(column: str, columns: Sequence[str]) -> None:
+    if column not in columns:
+        raise UserError(
+            f"publish.audit.references.{column}: the scores have no such column{nearest(column, columns)}; they have: "
+            f"{', '.join(columns)}"
+        )
+
+
 _EXAMPLES = 3
 
 
@@ -408,11 +436,7 @@ def reference_checks(spark: SparkSession, df: DataFrame, references: Mapping[str
 
     for column, reference in references.items():
         key_path = f"publish.audit.references.{column}"
-        if column not in df.columns:
-            raise UserError(
-                f"{key_path}: the scores have no such column{nearest(column, df.columns)}; they have: "
-                f"{', '.join(df.columns)}"
-            )
+        _check_reference(column, df.columns)
         table = _read(spark, reference.table, key_path)
         key = reference.column or column
         if key not in table.columns:
@@ -484,18 +508,24 @@ def _by_warehouse(staged: StagedDay, name: str, rule: AuditRule) -> Check:
     places: dict[str, str] = {"staged": staged.relation}
     if staged.previous is not None:
         places["previous"] = staged.previous.relation
-    try:
-        sql = rule.sql.format(**places)
-    except KeyError as e:
-        if e.args == ("previous",):
-            return Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
-        raise UserError(f"{key_path}: {{{e.args[0]}}} is none of {{staged}}, {{previous}}") from None
-    except (ValueError, IndexError) as e:
-        raise UserError(f"{key_path}: {e}; double a brace that is meant as such") from None
+    if (sql := _filled(rule.sql, places, key_path)) is None:
+        return Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
     rows = staged.query(sql)
     if len(rows) != 1 or len(rows[0]) != 1:
         raise UserError(f"{key_path}: gives {len(rows)} rows of {len(rows[0]) if rows else 0} columns, not one number")
     return check_within(name, _number(rows[0][0], key_path), rule.min, rule.max)
+
+
+def _filled(sql: str, places: Mapping[str, str], key_path: str) -> str | None:
+    """Return a rule's SQL with the relations in it; None where it names an earlier day, and `places` has none."""
+    try:
+        return sql.format(**places)
+    except KeyError as e:
+        if e.args == ("previous",):
+            return None
+        raise UserError(f"{key_path}: {{{e.args[0]}}} is none of {{staged}}, {{previous}}") from None
+    except (ValueError, IndexError) as e:
+        raise UserError(f"{key_path}: {e}; double a brace that is meant as such") from None
 
 
 def _number(value: Any, key_path: str) -> float | None:

@@ -63,8 +63,6 @@ def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse
     Raises:
         UserError: it is not there.
     """
-    if warehouse.password_env and warehouse.password_file:
-        raise UserError(f"{section}: give password_env or password_file, not both")
     if warehouse.password_env:
         # The spec names the variable, so the spec is still what says where the password comes from.
         password = os.environ.get(warehouse.password_env)

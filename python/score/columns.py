@@ -1,13 +1,37 @@
-"""Checks of the columns that the sections `score` and `score.rerank` name; they need no data."""
+"""Checks of what the section `score` names: columns, expressions, models and metrics; they need no data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
-from headrace.config import Score, Spec
-from headrace.errors import UserError
+from headrace.config import ExperimentArm, PairEvents, Score, Spec, WhereFilter
+from headrace.config.score import ITEM_COLUMNS_OF_CANDIDATES, score_entries, score_keys
+from headrace.errors import UserError, nearest
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
+from headrace.features.table_ops.sql import fault_without_spark
 from headrace.features.types import declared
+
+
+def check_score(spec: Spec) -> None:
+    """Check all that the section `score` names, as far as the spec alone decides it.
+
+    Raises:
+        UserError: a column, an expression, a model or a metric that the pipeline does not have.
+    """
+    score = spec.score
+    if score is None:
+        return
+    check_columns(spec, score)
+    check_rule_columns(spec)
+    _check_expressions(spec, score)
+    arms = {f"experiments.{name}.arms.{arm}.model": settings.model for name, arm, settings in _arms(spec)}
+    for key, model in {"score.model": score.model, **arms}.items():
+        if model == "baseline" and spec.baseline is None:
+            raise UserError(f"{key} is 'baseline', and there is no section `baseline`: add it, or set {key} to neural")
+        if model == "best" and spec.baseline is not None:
+            _check_metric(spec, key)
 
 
 def check_columns(spec: Spec, score: Score) -> None:
@@ -105,3 +129,47 @@ def check_rule_columns(spec: Spec) -> None:
             f"(features.window_days, and those that validate and test): every item would be fresh. Set fewer days, or "
             f"name a column of score.item, `column`"
         )
+
+
+def _arms(spec: Spec) -> Iterator[tuple[str, str, ExperimentArm]]:
+    """Yield (experiment, arm, settings)."""
+    for name, experiment in (spec.experiments or {}).items():
+        for arm, settings in experiment.arms.items():
+            yield name, arm, settings
+
+
+def _check_metric(spec: Spec, key: str) -> None:
+    """Check that both models are measured by the metric that says which of them is better."""
+    assert spec.score is not None
+    is_number = spec.model.loss is not None and spec.model.loss.predicts == "number"
+    known = [*spec.train.monitored(), *(("rmse", "mae", "r2") if is_number else ())]
+    if (metric := spec.score.metric) not in known:
+        raise UserError(
+            f"{key} is 'best' by score.metric, and '{metric}' is not measured{nearest(metric, known)}; there are: "
+            f"{', '.join(known)}. Ask for more in train.evaluation.metrics"
+        )
+
+
+def _check_expressions(spec: Spec, score: Score) -> None:
+    """Check expressions of candidates and filters against the columns of what they look at, and keys of events."""
+    events = _event_columns(spec)
+    pair = [*dict.fromkeys((score.user.key, *score.user.columns, score.item.key, *score.item.columns, *score.context))]
+    for key, entry in score_entries(score):
+        fault = None
+        if isinstance(entry, PairEvents):
+            columns = events if entry.from_ is None else [c.name for c in spec.sources[entry.from_].table.columns]
+            for name, column in score_keys(entry, score):
+                if column not in columns:
+                    raise UserError(f"{key}.{name}: the events have no column '{column}'{nearest(column, columns)}")
+            fault = None if entry.where is None else fault_without_spark(entry.where, columns)
+        elif isinstance(entry, WhereFilter):
+            fault = fault_without_spark(entry.where, [*pair, *ITEM_COLUMNS_OF_CANDIDATES])
+        if fault is not None:
+            raise UserError(f"{key}.where: {fault}")
+
+
+def _event_columns(spec: Spec) -> list[str]:
+    """Return the columns of the pipeline's own events as scoring reads them: after operators of single rows."""
+    preparation = Preparation.from_spec(spec)
+    later = preparation.split(serving=True)[1].steps
+    return [*(later[0].schema.types if later else preparation.end.types)]

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score
 from headrace.config.experiments import PARTS
+from headrace.config.score import RERANK_COLUMNS
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import ExternalReader, prepared_columns
@@ -88,16 +89,6 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
 #: Tasks per core, so that cores finish together and progress shows; and the largest task, in pairs.
 _TASKS_A_CORE = 4
 _TASK_PAIRS = 4_000_000
-#: Column of the scores if there are candidates: the names of the sources that gave the item.
-CANDIDATE_COLUMNS = {"source": "string"}
-#: Columns of the scores if there are rules for lists.
-RERANK_COLUMNS = {"propensity": "double", "reason": "string"}
-
-
-def score_columns(score: Score) -> list[str]:
-    """Return the columns of a spec's scores."""
-    optional = [*(CANDIDATE_COLUMNS if score.candidates else ()), *(RERANK_COLUMNS if score.rerank else ())]
-    return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *optional]
 
 
 @contextmanager
@@ -401,7 +392,7 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
             users, n_users = candidates.frame, candidates.facts["users"]
             pairs, sources = candidates.facts["candidates"], candidates.names
         tick = time.perf_counter()
-        with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as scored_users:
+        with users_to_score(ctx, spark, task, users, (n_users, pairs), score.row_columns) as scored_users:
             measures = run.peak, run.unmet
             with scored_rows(
                 ctx, spark, task, scored_users, chosen.output.version, measures, sources, received

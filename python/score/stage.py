@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType
 
 from headrace.config import Score, Spec
+from headrace.config.score import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.errors import UserError
 from headrace.features.build.rows import pinned_table
 from headrace.features.functions.spark_expressions import col
@@ -35,9 +36,7 @@ from headrace.score.experiments.assignment import Live, live_experiments, pinned
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
 from headrace.score.model_lists import (
-    CANDIDATE_COLUMNS,
     EXPERIMENT_COLUMNS,
-    RERANK_COLUMNS,
     AssignmentColumns,
     ModelOfRun,
     RunInputs,

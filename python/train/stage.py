@@ -12,10 +12,7 @@ from headrace.config import Spec
 from headrace.config.section import OF_RUNS, keys_with
 from headrace.config.spark import with_slots
 from headrace.config.workspace import Workspace
-from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import TEST, check_streams, open_split
-from headrace.dataset.negatives import NegativeSampler, UnknownIds
-from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.spark.session import session
 from headrace.models import registry
@@ -25,9 +22,10 @@ from headrace.models.registry.versions import lineage_of, preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.stage.manifest import Input, Manifest, Output, fingerprint
 from headrace.train.callbacks.progress import ProgressEvent
-from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
+from headrace.train.carried_columns import DayDecay, TaskLabels
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job, TrainingReport, driver_phase_ends, end_phase, show_metrics
+from headrace.train.requirements import check_requirements
 from headrace.train.setup.earlier_days import (
     PRETRAINED,
     REPLAY,
@@ -194,7 +192,8 @@ def check_dataset(job: Job) -> None:
     """Find out what the ranks would stumble over, before any is started.
 
     Raises:
-        UserError: a split is missing or damaged, too few row groups, or ids that cannot be drawn.
+        UserError: a split is missing or damaged, too few row groups, or something that the sections `model` and `train`
+            ask for and the dataset does not have.
     """
     schema = job.features.dataset_schema
     if schema is None:
@@ -202,21 +201,15 @@ def check_dataset(job: Job) -> None:
     dataset = job.ws.locate(job.features.output("dataset").name)
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
-    labels = TaskLabels(job.train, schema, job.ds)
-    lists = ListColumn.from_spec(job.model, job.train, schema)
-    weights = SampleWeights(job.train, schema, job.decay)
-    carried = labels.with_label_columns([*weights.carried, *([] if lists is None else [lists.column])])
+    new_rows = job.new_rows if job.warm_start is not None else "random"
+    carried = check_requirements(job.model, job.train, schema, job.ds, job.decay, new_rows)
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     if job.pretrained:
         # Imports torch: not for the driver of every training.
         from headrace.train.setup.initial_weights import check_pretrained
 
         check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
-    NegativeSampler.from_config(schema, job.train.negatives)
-    CandidateSampler.from_config(schema, job.train.negatives, job.train.seed)
-    UnknownIds.from_rates(schema, job.train.unknown_rate)
-    dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
-    request = Request(job.train, schema)
+    labels, request = TaskLabels(job.train, schema, job.ds), Request(job.train, schema)
     if open_split(dataset, "valid", schema, labels.with_label_columns(request.carried())).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if (dataset / TEST).is_dir():

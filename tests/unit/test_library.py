@@ -23,7 +23,7 @@ from headrace.features.workflow import fitted as pipeline
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.plugins import offered
+from headrace.plugins import installed_entry_points
 from headrace.storage import local
 from tests.plugin_operators import Halve
 
@@ -161,7 +161,7 @@ def test_an_operator_of_an_installed_package_has_a_name(tmp_path: Path, monkeypa
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: halves\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[headrace.operators]\nhalve_it = tests.plugin_operators:Halve\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    offered.cache_clear()
+    installed_entry_points.cache_clear()
     try:
         chain = Chain.model_validate({"columns": ["price"], "ops": [{"halve_it": {"by": 4}}]})
         df = frame(300)
@@ -170,7 +170,7 @@ def test_an_operator_of_an_installed_package_has_a_name(tmp_path: Path, monkeypa
         with pytest.raises(hr.UserError, match="no operator 'halv_it'; did you mean 'halve_it'"):
             hr.Workflow([Chain.model_validate({"columns": ["price"], "ops": ["halv_it"]})], label="click").fit(df)
     finally:
-        offered.cache_clear()
+        installed_entry_points.cache_clear()
 
 
 @pytest.mark.parametrize(

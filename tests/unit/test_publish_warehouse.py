@@ -410,7 +410,6 @@ def test_certificates_of_server_and_client(home: Workspace, tmp_path: Path) -> N
         ({"password_env": "HEADRACE_EMPTY"}, "the variable HEADRACE_EMPTY, which is empty"),
         ({"password_file": "/nowhere/password"}, "cannot read /nowhere/password: No such file"),
         ({"password_file": "/dev/null"}, "/dev/null is empty"),
-        ({"password_file": "/dev/null", "password_env": "X"}, "not both"),
     ],
 )
 def test_a_password_that_is_not_there(

@@ -25,6 +25,7 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.row_expression import RowExpression, parse
+from headrace.features.table_ops.sql import fault_without_spark
 from headrace.features.types import OpError, ValueType, declared
 
 if TYPE_CHECKING:
@@ -230,6 +231,8 @@ class Lambda(TableOp):
                     raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
                 if word in _NOT_A_ROW and word not in columns:
                     raise OpError(f"'{name}': `{text}` is no function of one row")
+            if (fault := fault_without_spark(column.expression, schema.types)) is not None:
+                raise OpError(f"'{name}': {fault}")
         return schema.adding({name: column.value_type(name) for name, column in self.add.items()})
 
     def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:

@@ -1,7 +1,8 @@
 """Expressions of SQL over the columns of a row: one tokenizer and one parser, from text to a tree.
 
 The tree says nothing of types or meaning. Two evaluators read it: conditions (`predicate`) and expressions that Arrow
-evaluates as Spark does (`row_expression`). Each refuses the parts of the language that it does not take.
+evaluates as Spark does (`row_expression`). Each refuses the parts of the language that it does not take. Checks of a
+spec ask `fault_without_spark` which names of an expression for Spark are no columns.
 
     or > and > not > comparison > sum > product > sign > number, text, column, parentheses, case, function
 """
@@ -9,9 +10,11 @@ evaluates as Spark does (`row_expression`). Each refuses the parts of the langua
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Literal, TypeAlias, cast
+
+from headrace.errors import nearest
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>`(?:[^`]|``)+`)
@@ -36,6 +39,10 @@ _COMPARISONS: dict[str, ComparisonSign] = {
 
 class SqlSyntaxError(ValueError):
     """A text that is no expression; the message says where it fails."""
+
+
+class UnfinishedSql(SqlSyntaxError):
+    """A text that ends where more is needed: no dialect of SQL has it as an expression."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +210,68 @@ def parse_sql(text: str) -> Expression:
     return _Parser(text).parse()
 
 
+#: Functions of Spark whose first of three arguments is a unit of time, not a column: `datediff(DAY, first, last)`.
+_OF_UNITS = frozenset({"dateadd", "date_add", "datediff", "date_diff", "timestampadd", "timestampdiff"})
+#: Names without parentheses that Spark takes for constants where no column has them.
+_CONSTANTS = frozenset(
+    [
+        "current_catalog",
+        "current_database",
+        "current_date",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "grouping__id",
+        "localtimestamp",
+        "session_user",
+        "user",
+    ]
+)
+
+
+def column_names(expression: Expression) -> Iterator[str]:
+    """Yield the names of columns in an expression as Spark reads it, from left to right, as often as they are there."""
+    match expression:
+        case ColumnName(name=name, is_quoted=is_quoted):
+            if is_quoted or name.lower() not in _CONSTANTS:
+                yield name
+        case Call(function=function, arguments=arguments):
+            has_unit = function.lower() in _OF_UNITS and len(arguments) == 3
+            for argument in arguments[1:] if has_unit else arguments:
+                yield from column_names(argument)
+        case _:
+            for part in fields(expression):
+                value = getattr(expression, part.name)
+                for inner in value if isinstance(value, tuple) else (value,):
+                    if is_dataclass(inner):
+                        yield from column_names(cast(Expression, inner))
+
+
+def fault_without_spark(expression: str, columns: Collection[str]) -> str | None:
+    """Return why Spark must refuse an expression over some columns, or None where only Spark can tell.
+
+    Spark's SQL has more words than this module: what `parse_sql` does not take is no fault, unless it ends too early.
+
+    Args:
+        expression: of Spark's SQL.
+        columns: the columns that it may name, in any case; besides them there may be columns of headrace's own (`ds`,
+            names that begin with `_`).
+    """
+    if "\\" in expression:  # Spark's texts may have escaped quotes, which end a text here.
+        return None
+    try:
+        names = [*column_names(parse_sql(expression))]
+    except UnfinishedSql as e:
+        return f"'{expression}' is no expression of Spark's SQL: {e}"
+    except SqlSyntaxError:
+        return None
+    known = {"ds", *(column.casefold() for column in columns)}
+    if (unknown := next((n for n in names if n.casefold() not in known and not n.startswith("_")), None)) is None:
+        return None
+    return f"there is no column '{unknown}'{nearest(unknown, columns)} (there are: {', '.join(columns)})"
+
+
 class _Parser:
     """Take tokens from the left, one method for each level of the grammar."""
 
@@ -291,7 +360,7 @@ class _Parser:
     def _primary(self) -> Expression:
         token = self._peek()
         if token is None:
-            raise SqlSyntaxError("it ends too early" if self._tokens else "it is empty")
+            raise UnfinishedSql("it ends too early" if self._tokens else "it is empty")
         self._next += 1
         if token.kind == "number":
             return NumberLiteral(token.text, re.match(r"[\w.]", self._text[token.end :]) is not None)
@@ -332,7 +401,7 @@ class _Parser:
         self._need("word", "as", "write `cast(VALUE as TYPE)`")
         type_ = self._peek()
         if type_ is None or type_.kind != "word":
-            raise SqlSyntaxError("write `cast(VALUE as TYPE)`")
+            raise (UnfinishedSql if type_ is None else SqlSyntaxError)("write `cast(VALUE as TYPE)`")
         self._next += 1
         self._need("sign", ")", "a ')' is missing")
         return Cast(operand, type_.text)
@@ -364,4 +433,4 @@ class _Parser:
 
     def _need(self, kind: str, text: str, message: str) -> None:
         if not self._take(kind, text):
-            raise SqlSyntaxError(message)
+            raise (UnfinishedSql if self._peek() is None else SqlSyntaxError)(message)

@@ -458,9 +458,4 @@ def open_iceberg(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iter
     assert spec.publish is not None
     conf = spec.publish.warehouse
     assert conf.catalog is not None, "config refuses the kind without it"
-    if f"spark.sql.catalog.{conf.catalog}" not in spec.spark.properties:
-        raise UserError(
-            f"publish.warehouse.catalog: spark.properties define no catalog '{conf.catalog}' "
-            f"(spark.sql.catalog.{conf.catalog}: org.apache.iceberg.spark.SparkCatalog, and its type and warehouse)"
-        )
     yield IcebergTarget(spec, ws, conf.catalog, conf.schema_name, lock)

@@ -137,7 +137,23 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
     by: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         by.setdefault((row["side"], row["column"]), {})[row["split"]] = row
-    names = sorted({column for _, column in by})
+    check_names(drift, sorted({column for _, column in by}))
+    columns = [
+        _compare(splits[TRAINING], splits[NEWEST], drift) for splits in by.values() if {TRAINING, NEWEST} <= set(splits)
+    ]
+    return sorted(columns, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
+
+
+def check_names(drift: Drift, names: Sequence[str]) -> None:
+    """Check that limits are for columns that are counted.
+
+    Args:
+        drift: the limits.
+        names: of the features and of the columns that they are made of.
+
+    Raises:
+        UserError: a limit is for a column that is not there.
+    """
     for name in drift.columns:
         if name not in names:
             raise UserError(
@@ -145,10 +161,6 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
                 f"{nearest(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
-    columns = [
-        _compare(splits[TRAINING], splits[NEWEST], drift) for splits in by.values() if {TRAINING, NEWEST} <= set(splits)
-    ]
-    return sorted(columns, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
 
 
 def _compare(training: Mapping[str, Any], newest: Mapping[str, Any], drift: Drift) -> ColumnDrift:

@@ -29,6 +29,7 @@ from headrace.lake.spark.session import session
 from headrace.models.predictor import maps_of_tasks, needed_models
 from headrace.quality.gate.evaluate import CARRIED, LABEL, RANK, GateTask, ModelResult, batch_seconds, evaluate
 from headrace.quality.gate.predictions import RawActions, coarse_counts, inputs_of
+from headrace.quality.gate.rules import predicts
 from headrace.stage import Context
 from headrace.stage.manifest import Input
 from headrace.storage import Location
@@ -258,16 +259,6 @@ def _requested(task: GateTask, kinds: Sequence[Any]) -> list[str]:
     return [m for kind in kinds for m in task.train.evaluation.wants(kind)]
 
 
-def _predicts(spec: Spec, gate: Gate) -> str:
-    """Return what the judged model predicts: probability, number or order."""
-    trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
-    if trees is not None:
-        return {"classification": "probability", "regression": "number"}.get(trees.objective, "order")
-    if spec.model.loss is not None:
-        return "number" if spec.model.loss.predicts == "number" else "probability"
-    return "number" if spec.features.label_type == "number" else "probability"
-
-
 def _task(
     ctx: Context, gate: Gate, compared: Sequence[Location], optional: int, actions: RawActions | None
 ) -> GateTask:
@@ -295,7 +286,7 @@ def _task(
         schema,
         measures(spec, gate, actions is not None),
         (split, *lists),
-        _predicts(spec, gate),
+        predicts(spec, gate),
         (*needed, LABEL, SPLIT, *carried.values()),
         carried,
         label_column,

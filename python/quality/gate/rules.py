@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
-from headrace.config import Gate
-from headrace.config.evaluation import HIGHER_IS_BETTER
+from headrace.config import Gate, Spec
+from headrace.config.evaluation import HIGHER_IS_BETTER, CatalogueMetric, ClickMetric, RankingMetric, UserMetric
 from headrace.config.gate import MetricExpression, UndefinedMetric
+from headrace.config.schema import DatasetSchema, Kind
 from headrace.errors import UserError, nearest
 
 #: The verdicts.
@@ -105,6 +106,80 @@ def _named(key: str, name: str, known: Mapping[str, Any]) -> None:
             f"{key}: '{name}' was not measured{nearest(name, known)}; there are: {', '.join(known)}. Ask for "
             f"more in train.evaluation"
         )
+
+
+#: Figures of a saved model that rules may name besides metrics.
+_OF_MODELS = ("bytes", "batch_ms", "rows_per_second")
+
+
+def check_names(spec: Spec, gate: Gate, schema: DatasetSchema) -> None:
+    """Check that rules name metrics that a day's evaluations may have, and vocabularies that a model has.
+
+    Args:
+        spec: the pipeline.
+        gate: the section.
+        schema: of its datasets.
+
+    Raises:
+        UserError: a name that no evaluation has.
+    """
+    compared, measured = measurable(spec, gate)
+    known = dict.fromkeys((*compared, *measured, *_OF_MODELS))
+    for name in gate.metrics:
+        _named(f"gate.metrics.{name}", name, known)
+    for rule_name, rule in gate.expressions().items():
+        for name in (*rule.names, *rule.champion_names):
+            _named(f"gate.rules.{rule_name}", name, known)
+    for key, metrics in (("champion", gate.champion), ("slices", gate.slices)):
+        for name in metrics:
+            _named(f"gate.{key}.{name}", name, dict.fromkeys(compared))
+    vocabularies = [f.name for f in schema.of(Kind.CATEGORICAL) if f.vocabulary is not None]
+    for name in gate.coverage.min_known:
+        if name not in vocabularies:
+            raise UserError(
+                f"gate.coverage.min_known: '{name}' is no feature with a vocabulary{nearest(name, vocabularies)} "
+                f"(there are: {', '.join(vocabularies) or 'none'})"
+            )
+
+
+def measurable(spec: Spec, gate: Gate) -> tuple[list[str], list[str]]:
+    """Return the metrics that a day's evaluations may have.
+
+    Returns:
+        those of the judged model beside the champion on the same rows; those of its own evaluation.
+    """
+    # Late: these modules bring the arithmetic of metrics, of which only names are needed.
+    from headrace.train.evaluation.click import BASIC, ERROR_METRICS, OF_PROBABILITIES
+    from headrace.train.evaluation.evaluate import OF_LISTS
+    from headrace.train.evaluation.policy import POLICY_METRICS
+    from headrace.train.evaluation.ranking import full_name
+
+    train, evaluation, full = spec.train, spec.train.evaluation, spec.train.evaluation.full_ranking
+    of_rows = [*BASIC, *get_args(ClickMetric), *([] if evaluation.user is None else get_args(UserMetric))]
+    of_lists = [*OF_LISTS, *get_args(RankingMetric), *([] if evaluation.item is None else get_args(CatalogueMetric))]
+    compared = {
+        "probability": of_rows,
+        "number": [*ERROR_METRICS],
+        "order": [metric for metric in of_rows if metric not in OF_PROBABILITIES],
+    }[predicts(spec, gate)]
+    compared = [*compared, *([] if train.rank_group is None else of_lists)]
+    if gate.model != "neural":
+        # Trees that rank are measured by the lists of `group`, too.
+        return compared, [*of_rows, *of_lists, *ERROR_METRICS]
+    of_policies = [] if evaluation.off_policy is None else POLICY_METRICS
+    of_full = [] if full is None else [*full.metrics(), *(full_name(m, k) for k in full.k for m in evaluation.metrics)]
+    of_tasks = [f"{metric}.{task}" for task in train.tasks for metric in (*of_rows, *ERROR_METRICS)]
+    return compared, [*compared, *of_policies, *of_full, *of_tasks]
+
+
+def predicts(spec: Spec, gate: Gate) -> str:
+    """Return what the judged model predicts: probability, number or order."""
+    trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
+    if trees is not None:
+        return {"classification": "probability", "regression": "number"}.get(trees.objective, "order")
+    if spec.model.loss is not None:
+        return "number" if spec.model.loss.predicts == "number" else "probability"
+    return "number" if spec.features.label_type == "number" else "probability"
 
 
 def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[GateRule]:

@@ -14,6 +14,7 @@ from headrace.models.registry.client import missing_version
 from headrace.stage import Context, Result, Stage, identity
 from headrace.stage.manifest import Input, Manifest
 from headrace.train.carried_columns import is_weighted
+from headrace.train.requirements import refuse_drawn_negatives
 
 
 def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
@@ -28,20 +29,6 @@ def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
         "sample_weight": spec.train.sample_weight if is_weighted(spec, conf) else None,
         **keys_with(spec.train, {Effect.METRICS}),
     }
-
-
-def refuse_drawn_negatives(spec: Spec, name: str) -> None:
-    """See that the dataset has negatives.
-
-    Raises:
-        UserError: they are drawn while the neural model trains.
-    """
-    if spec.train.negatives is not None:
-        raise UserError(
-            f"{name}: pipeline '{spec.pipeline}' draws its negatives batch by batch while the neural model trains "
-            f"(train.negatives), so its dataset has nothing for XGBoost to tell clicks from; remove the section "
-            f"`{name}`"
-        )
 
 
 def verify_trees(ctx: Context, manifest: Manifest) -> str | None:

@@ -18,7 +18,7 @@ from headrace.dataset.layout import SplitLayout
 from headrace.embeddings.checkpoint.files import load_tensors, read_chain, record_of
 from headrace.embeddings.checkpoint.saved_rows import GrownTable, start_at_means
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards
-from headrace.errors import UserError, nearest
+from headrace.errors import UserError
 from headrace.features.workflow.fitted import vocabulary_file
 from headrace.models.mapped import storages
 from headrace.models.predictor import read_meta
@@ -26,6 +26,7 @@ from headrace.models.saved import DENSE, EMBEDDINGS, Changes, has_state_of, read
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 from headrace.train.job import Job
+from headrace.train.requirements import SEGMENT, segment_feature
 
 log = logging.getLogger("headrace.train")
 
@@ -71,8 +72,6 @@ def start_from_pretrained(model: ShardedModel, models: Mapping[str, Location]) -
     log.info("starting from %s", ", ".join(f"{part} {folder}" for part, folder in sorted(models.items())))
 
 
-#: In the metadata of a categorical feature: another one, which says of what segment its id is.
-SEGMENT = "segment"
 #: Codes whose pairs the ranks tell each other at a time.
 _CODES = 1 << 20
 
@@ -114,7 +113,7 @@ def segments_of(
     Raises:
         UserError: the feature's metadata names no single-valued categorical feature.
     """
-    segment = _segment_feature(feature, schema)
+    segment = segment_feature(feature, schema)
     cardinality, width = feature.cardinality or 0, max(1, segment.cardinality or 0)
     pairs, counts = _count_pairs(_read_pairs(feature, segment, width, train, collective))
     segments = np.full(cardinality, -1, np.int32)
@@ -171,19 +170,6 @@ def _summed(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArr
     values, counts = values[order], counts[order]
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     return values[starts], np.add.reduceat(counts, starts)
-
-
-def _segment_feature(feature: Feature, schema: DatasetSchema) -> Feature:
-    features = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not (f.is_list or f.dynamic)}
-    name = feature.metadata[SEGMENT]
-    if name not in features or feature.is_list:
-        known = ", ".join(f for f in features if f != feature.name) or "none"
-        hint = f"'{feature.name}' is a list" if feature.is_list else f"there are: {known}"
-        raise UserError(
-            f"the metadata of feature '{feature.name}' names the segment '{name}': it is a categorical feature of one "
-            f"value a row, of a feature of one value{nearest(str(name), list(features))}; {hint}"
-        )
-    return features[name]
 
 
 def _reaching(segments: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
