@@ -125,7 +125,7 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
 
 
 def _show_sample(publish: Manifest) -> None:
-    from headrace.cli.screen import psql_table
+    from headrace.cli.screen import print_rows
     from headrace.publish.target import described
 
     if left_out := publish.rows.get("left_out"):
@@ -134,7 +134,7 @@ def _show_sample(publish: Manifest) -> None:
     sample = facts.records(publish.facts.get("sample"))[:_SAMPLE_ROWS]
     table_name = publish.facts.get("table", "scores")
     out.print(f"\nSELECT * FROM {table_name} WHERE ds = '{publish.ds}' LIMIT {len(sample)};", markup=False)
-    out.print(psql_table(sample), markup=False, soft_wrap=True)
+    print_rows(sample)
 
 
 _REFUSED = "refused"

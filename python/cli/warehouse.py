@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Panel, Pipeline, app, examples, workspace
-from headrace.cli.screen import out, psql_table
+from headrace.cli.screen import out, print_rows
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 
@@ -82,7 +82,7 @@ def warehouse_sample(
     if not sampled_rows:
         raise UserError(f"{target.label} has no scores of {day}. {again}")
     out.print(f"SELECT * FROM {target.label} WHERE ds = '{day}' LIMIT {rows};", markup=False)
-    out.print(psql_table(sampled_rows), markup=False, soft_wrap=True)
+    print_rows(sampled_rows)
 
 
 @warehouse_app.command("drop-kept", epilog=examples("headrace warehouse drop-kept clicks"))

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
@@ -220,3 +222,72 @@ def test_every_message_advises_commands_by_the_argument() -> None:
     ]
     assert len(advised) > 20
     assert [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")] == []
+
+
+_CELLS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max_size=60)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows; no cell begins or ends with a blank, which wrapping takes away."""
+    columns = draw(st.integers(1, 8))
+    texts = st.lists(_CELLS.map(str.strip), min_size=columns, max_size=columns)
+    return draw(texts), draw(st.lists(texts, min_size=1, max_size=3))
+
+
+def _printed(console: screen.Console, headings: list[str], rows: list[list[str]]) -> str:
+    new_table = screen.table(*(f">{h}" if i % 2 else h.lstrip(">") for i, h in enumerate(headings)))
+    for row in rows:
+        new_table.add_row(*map(screen.plain, row))
+    console.print(new_table)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def _without_blanks(text: str) -> Counter[str]:
+    return Counter("".join(text.split()))
+
+
+@given(_tables(), st.integers(24, 200))
+def test_tables_fit_any_terminal_and_lose_nothing(table: tuple[list[str], list[list[str]]], width: int) -> None:
+    """Each character of each cell is printed, though perhaps on another line."""
+    headings, rows = table
+    terminal = screen._SafeConsole(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    printed = _printed(terminal, headings, rows)
+    assert max(map(cell_len, printed.splitlines()), default=0) <= width
+    expected = _without_blanks("".join(map("".join, rows)))
+    assert not expected - _without_blanks(printed)
+    records = [{f"{i}{h}": cell for i, (h, cell) in enumerate(zip(headings, row, strict=True))} for row in rows]
+    as_psql = psql_table(records, width)
+    assert max(map(cell_len, as_psql.splitlines())) <= width
+    assert not expected - _without_blanks(as_psql)
+
+
+@given(_tables())
+def test_tables_in_pipes_are_not_wrapped(table: tuple[list[str], list[list[str]]]) -> None:
+    headings, rows = table
+    pipe = screen._SafeConsole(file=io.StringIO(), width=screen._UNLIMITED, force_terminal=False)
+    lines = _printed(pipe, headings, rows).splitlines()
+    assert len(lines) == 1 + len(rows)
+    for line, row in zip(lines[1:], rows, strict=True):
+        assert all(" ".join(cell.split()) in " ".join(line.split()) for cell in row)
+
+
+def test_a_narrow_terminal_has_rows_as_lists() -> None:
+    console = screen._SafeConsole(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
+    row = ["ingest", "60,000", "/data/headrace/logs/clicks/ingest.log"]
+    printed = _printed(console, ["stage", "rows", "log"], [row])
+    assert [line.rstrip() for line in printed.splitlines()] == [
+        "stage  ingest",
+        "rows   60,000",
+        "log    /data/headrace/logs/c",
+        "       licks/ingest.log",
+    ]
+    assert psql_table([{"user_id": 7, "model": "x" * 30}], 30).splitlines() == [
+        "-[ RECORD 1 ]",
+        "user_id | 7",
+        "model   | xxxxxxxxxxxxxxxxxxxx",
+        "        | xxxxxxxxxx",
+        "(1 row)",
+    ]
