@@ -407,10 +407,11 @@ def dry_run(
 
 
 def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, previous_plans: Sequence[PlannedStage]) -> PlannedStage:
-    from headrace.stage import plan_run
     from headrace.stage.manifest import Manifest
+    from headrace.stage.protocol import needs_of, plan_run
 
-    needs, day_plans = [need.rstrip("?") for need in stage.needs], {p.stage: p for p in previous_plans if p.ds == ds}
+    needs = [need.rstrip("?") for need in needs_of(stage, spec)]
+    day_plans = {p.stage: p for p in previous_plans if p.ds == ds}
     again = [name for name in needs if name in day_plans and day_plans[name].runs]
     if again:
         # What those make decides what this one reads: its inputs are not known yet.

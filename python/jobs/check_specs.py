@@ -30,7 +30,7 @@ from headrace.features.table_ops.sql import fault_without_spark
 from headrace.logs import redact_sentence
 from headrace.plugins import check_not_taken, check_reference, offered
 from headrace.score.columns import check_score
-from headrace.stage import PACKAGE_STAGES, stage_entries
+from headrace.stage.protocol import PACKAGE_STAGES, stage_entries
 from headrace.train.carried_columns import DayDecay
 from headrace.train.requirements import check_requirements, has_vectors, refuse_drawn_negatives
 

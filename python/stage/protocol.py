@@ -71,6 +71,10 @@ class Result:
     core_seconds: float = 0.0
 
 
+#: In `Stage.needs`: all stages of other packages that the pipeline has, which may be missing.
+PACKAGE_NEEDS = "*?"
+
+
 class Stage(Protocol):
     """One step of the day.
 
@@ -84,7 +88,7 @@ class Stage(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Stages whose manifests (same pipeline, same ds) must exist; one like `"x?"` may be missing."""
+        """Stages whose manifests (same pipeline, same ds) must exist; one like `"x?"` may be missing (`needs_of`)."""
         ...
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
@@ -121,8 +125,11 @@ class PackageStage(ABC):
     spark: ClassVar[bool] = False
     #: Hours after which Airflow ends it.
     hours: ClassVar[float] = 2
-    #: Where it writes, as `StageEntry.writes`; shown by a dry run.
+    #: Where it writes, as `StageEntry.writes`; a dry run shows it. `headrace gc` removes what these patterns cover and
+    #: no manifest names any more.
     writes: ClassVar[tuple[str, ...]] = ()
+    #: Days of whose outputs `headrace gc` keeps the files, where the pipeline says nothing else; None: all.
+    keep_days: ClassVar[int | None] = None
     #: Pydantic model of `stages.NAME.args`; None: any mapping, which `__init__` checks.
     Args: ClassVar[type[BaseModel] | None] = None
 
@@ -405,9 +412,15 @@ def identity(manifest: Manifest) -> str:
     return fingerprint({"key": manifest.key, "outputs": [o.model_dump() for o in manifest.outputs]})
 
 
+def needs_of(stage: Stage, spec: Spec) -> tuple[str, ...]:
+    """Return a stage's needs in a pipeline, with the stages of other packages in the place of `PACKAGE_NEEDS`."""
+    packages = [f"{name}?" for name in spec.stages]
+    return tuple(need for part in stage.needs for need in (packages if part == PACKAGE_NEEDS else [part]))
+
+
 def _upstream(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> dict[str, Manifest]:
     manifests: dict[str, Manifest] = {}
-    for need in stage.needs:
+    for need in needs_of(stage, spec):
         name = need.rstrip("?")
         manifest = Manifest.load(ws.manifest(spec.pipeline, ds, name))
         if manifest is not None:

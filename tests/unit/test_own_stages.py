@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,16 @@ from headrace.config.stages import ORDER
 from headrace.config.workspace import Workspace, pipeline_file
 from headrace.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from headrace.jobs.check_specs import answer_of
+from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.observe.openlineage.events import event
 from headrace.jobs.observe.openlineage.names import Run, new_run_id
 from headrace.jobs.observe.prometheus import newest
-from headrace.stage import stage_entries, stage_entry, stage_order
-from headrace.stage.manifest import Manifest
+from headrace.jobs.stages import load_stage
+from headrace.quality.report import overview
+from headrace.quality.report.blocks import Day
+from headrace.quality.report.report import page
+from headrace.stage import plan_run, run_stage, stage_entries, stage_entry, stage_order
+from headrace.stage.manifest import Manifest, Output
 from tests.ingest_support import COLUMNS, D1
 from tests.users_package import installed, offering
 
@@ -97,16 +102,17 @@ def clicks(stages: dict[str, Any], **sections: Any) -> dict[str, Any]:
     return {**spec, "stages": stages, **sections}
 
 
-def shop(tmp_path: Path, stages: dict[str, Any]) -> tuple[Path, Workspace]:
-    """A pipeline of a file whose stage `features` is done, and its workspace."""
+def shop(tmp_path: Path, stages: dict[str, Any], days: Sequence[str] = (D1,)) -> tuple[Path, Workspace]:
+    """A pipeline of a file whose stage `features` is done for some days, and its workspace."""
     path = tmp_path / "shop.yaml"
     features = {"label": "hour", "workflow": [], "split": {"by": "position"}}
     source = {"format": "csv", "path": "in/{ds}/*.csv"}
     spec = {"pipeline": "shop", "source": source, "table": {"columns": COLUMNS}, "features": features}
     path.write_text(yaml.safe_dump({**spec, "stages": stages}))
     ws = Workspace(tmp_path / "home")
-    done = Manifest(stage="features", pipeline="shop", ds=D1, key="k", spec_hash="x", rows=SPLITS)
-    done.save(ws.manifest("shop", D1, "features"))
+    for ds in days:
+        done = Manifest(stage="features", pipeline="shop", ds=ds, key="k", spec_hash="x", rows=SPLITS)
+        done.save(ws.manifest("shop", ds, "features"))
     return path, ws
 
 
@@ -258,3 +264,83 @@ def test_a_spec_without_stages_of_packages_is_as_before() -> None:
     spec: Spec = load_spec("clicks")
     assert stage_order(spec) == ORDER
     assert spec.stages == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "noun"),
+    [
+        ("headrace.warehouses", "delta", "the warehouse 'delta'"),
+        ("headrace.sources", "csv", "the format of landing files 'csv'"),
+        ("headrace.table_sources", "csv", "the format of tables 'csv'"),
+        ("headrace.operators", "categorify", "the operator 'categorify'"),
+        ("headrace.models", "deepfm", "the model 'deepfm'"),
+        ("headrace.models", "dlrm", "the model 'dlrm'"),
+        ("headrace.stages", "train", "the stage 'train'"),
+    ],
+)
+def test_a_package_that_takes_a_name_of_headrace_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, noun: str
+) -> None:
+    """The class is never asked, so that it need not exist."""
+    site = tmp_path / "site"
+    site.mkdir()
+    with offering(site, "greedy-kinds", {group: {name: "greedy:Kind"}}, monkeypatch):
+        result = command(tmp_path / "home", "run", "clicks", "--ds", D1, "--dry-run")
+        assert result.exit_code == EXIT_USER_ERROR
+        fault = answer_of("clicks")["fault"]
+    assert fault.startswith(
+        f"the installed package greedy-kinds offers {noun} ({group}), which is a name of headrace's"
+    )
+
+
+def test_the_report_has_stages_of_packages(package: Path, tmp_path: Path) -> None:
+    _, ws = shop(tmp_path, {STAGE: {}})
+    spec = load_spec(str(tmp_path / "shop.yaml"))
+    run_stage(load_stage(STAGE, spec), spec, ws, D1)
+    plan = plan_run(load_stage("report", spec), spec, ws, D1)
+    assert STAGE in plan.ctx.upstream
+    manifests = plan.ctx.upstream
+    text = page(Day(spec, D1, manifests))
+    chip = next(chip for chip in overview.chips(Day(spec, D1, manifests)) if chip.name == STAGE)
+    assert chip.state == "done"
+    assert [c.name for c in overview.chips(Day(spec, D1, manifests))][:3] == ["ingest", "features", STAGE]
+    assert f"exports/shop/{D1}.csv" in text
+    assert "Stages of packages" in text
+    own_manifests = {name: manifest for name, manifest in manifests.items() if name != STAGE}
+    assert f"Not run: {STAGE}" in page(Day(spec, D1, own_manifests))
+
+
+def test_gc_knows_what_a_stage_of_a_package_writes(package: Path, tmp_path: Path) -> None:
+    """Outputs of kept days stay; those of older days, and what no manifest names, go."""
+    days = ["2026-01-10", "2026-01-11", "2026-01-12"]
+    _, ws = shop(tmp_path, {STAGE: {"keep_days": 2}}, days)
+    spec = load_spec(str(tmp_path / "shop.yaml"))
+    for ds in days:
+        run_stage(load_stage(STAGE, spec), spec, ws, ds)
+    exports = ws.store / "exports" / "shop"
+    # A run that was killed, whose day was never done; a folder of another pipeline; what the pattern does not cover.
+    for name in ("2025-12-31.csv", "2026-01-01.txt"):
+        (exports / name).put_text("left over")
+    (ws.store / "exports" / "other" / "2025-12-31.csv").put_text("of another pipeline")
+    # Files of packages in headrace's own folders are named, too: by kinds of their own.
+    for ds, folder in (("2026-01-12", "datasets"), ("2026-01-12", "models")):
+        (ws.store / folder / "shop" / ds / "mine" / "table.bin").put_text("live")
+    manifest = Manifest.load(ws.manifest("shop", "2026-01-12", STAGE))
+    assert manifest is not None
+    names = [f"{folder}/shop/2026-01-12/mine/table.bin" for folder in ("datasets", "models")]
+    extra = tuple(Output(kind="acme", name=name, version="1") for name in names)
+    saved = manifest.model_copy(update={"outputs": (*manifest.outputs, *extra)})
+    saved.save(ws.manifest("shop", "2026-01-12", STAGE))
+    soon = datetime.now(UTC) + timedelta(days=30)
+    listed = {(step.kind, step.name) for step in collect(spec, ws, soon, delete=False)}
+    assert listed == {("output", "exports/shop/2026-01-10.csv"), ("unfinished", "exports/shop/2025-12-31.csv")}
+    assert len(exports.entries()) == 5
+    assert {(step.kind, step.name) for step in collect(spec, ws, soon, delete=True)} == listed
+    assert [entry.name for entry in exports.entries()] == ["2026-01-01.txt", "2026-01-11.csv", "2026-01-12.csv"]
+    removed = Manifest.load(ws.manifest("shop", "2026-01-10", STAGE))
+    assert removed is not None
+    assert [r.name for r in removed.removed] == ["exports/shop/2026-01-10.csv"]
+    assert not [*collect(spec, ws, soon, delete=True)]
+    # Young files may be of a run that is at work: nobody has its lock outside of `delete`.
+    (exports / "2025-12-30.csv").put_text("young")
+    assert not [*collect(spec, ws, datetime.now(UTC), delete=False)]

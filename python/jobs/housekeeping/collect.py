@@ -22,6 +22,7 @@ from headrace.jobs.housekeeping.folders import (
     search_steps,
     unfinished_steps,
 )
+from headrace.jobs.housekeeping.packages import package_steps
 from headrace.jobs.housekeeping.tables import compaction_steps, history_steps, row_steps, vacuum_steps, warehouse_steps
 from headrace.jobs.housekeeping.workspace_state import CleanupStep, WorkspaceState, remove_all, size_of
 from headrace.lake.delta.log import DeltaLog
@@ -88,6 +89,7 @@ _KINDS: tuple[Callable[[WorkspaceState], Iterator[CleanupStep]], ...] = (
     mapped_steps,
     search_steps,
     report_steps,
+    package_steps,
     log_steps,
     scratch_steps,
     decoded_steps,

@@ -49,18 +49,20 @@ def dataset_steps(state: WorkspaceState) -> Iterator[CleanupStep]:
     newest = state.newest_day
     replayed = set() if newest is None else {*replay_days(state.spec, newest)}
     first = min(first, *replayed) if replayed else first
-    named = {o.name for _, m in state.manifests() if not m.removed for o in m.outputs if o.kind == "dataset"}
+    # Of any kind: stages of packages may write there, too.
+    outputs = [(m.ds, o.name, ws.locate(o.name)) for _, m in state.manifests() if not m.removed for o in m.outputs]
     base = ws.dataset(state.pipeline, "x", "x").parent.parent
     idle = state.before_ns(state.keep.unfinished_days)
     # Every later model is measured on this day's rows.
     measured_on = state.spec.retrain.forgetting_day if state.spec.retrain else None
     for day in base.entries():
         for folder in day.entries():
-            if ws.name_of(folder) in named and day.name == measured_on:
+            named = [name for ds, name, place in outputs if ds == day.name and place.is_below(folder)]
+            if named and day.name == measured_on:
                 continue
             if day.name < first:
-                yield removal(state, "dataset", day.name, folder, f"before {first}")
-            elif ws.name_of(folder) not in named and newest_write_ns(folder) < idle:
+                yield removal(state, "dataset", day.name, folder, f"before {first}", *named)
+            elif not named and newest_write_ns(folder) < idle:
                 yield removal(state, "dataset", day.name, folder, "no manifest names it")
     yield from empty_folders(state, base)
 
@@ -158,9 +160,9 @@ def model_steps(state: WorkspaceState) -> Iterator[CleanupStep]:
     ws, kept_folders = state.ws, kept_models(state)
     named: dict[str, dict[str, str]] = {}
     for _, manifest in state.manifests():
-        for output in manifest.outputs:
-            if output.kind == "model" and not manifest.removed:
-                named.setdefault(manifest.ds, {})[output.name] = manifest.stage
+        # Of any kind: stages of packages may write there, too.
+        for output in manifest.outputs if not manifest.removed else ():
+            named.setdefault(manifest.ds, {})[output.name] = manifest.stage
     base = ws.model(state.pipeline, "x", "x").parent.parent
     first = state.first_day(state.keep.models)
     idle = state.before_ns(state.keep.unfinished_days)

@@ -21,8 +21,8 @@ from headrace.storage import Fence, Location
 class CleanupStep:
     """Removal of one thing by `headrace gc`. Doing it twice is the same as doing it once."""
 
-    #: dataset, model, checkpoints, log, report, search, unfinished, staged, decoded, mapped, rows, compaction, vacuum,
-    #: history, published, manifests, registry.
+    #: dataset, model, checkpoints, log, report, output, search, unfinished, staged, decoded, mapped, rows, compaction,
+    #: vacuum, history, published, manifests, registry.
     kind: str
     #: A path below the workspace, or a name for messages.
     name: str

@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Literal
 from markupsafe import Markup
 
 from headrace.config import Spec
-from headrace.config.stages import STAGES
+from headrace.config.stages import ORDER, STAGES
+from headrace.errors import UserError
 from headrace.quality.report import facts, lineage
 from headrace.quality.report.lineage import Node
+from headrace.stage import stage_order
 from headrace.stage.manifest import Manifest
 
 Tone = Literal["", "good", "bad", "dim"]
@@ -138,7 +140,20 @@ class Day:
 
     def planned(self, stage: str) -> bool:
         """Return whether the pipeline has the stage."""
-        return STAGES[stage].applies(self.spec)
+        return stage in self.spec.stages or (stage in STAGES and STAGES[stage].applies(self.spec))
+
+    @property
+    def order(self) -> list[str]:
+        """Names of all stages before the report, those of other packages among them, in the order of the day.
+
+        The classes of packages say where they come. Where some cannot be imported, packages' stages come last, as in a
+        page about days that were made elsewhere.
+        """
+        try:
+            order = [*stage_order(self.spec)]
+        except UserError:
+            order = [*ORDER, *self.spec.stages]
+        return [name for name in order if name != ORDER[-1]]
 
 
 def not_run(name: str, title: str = "") -> Text:

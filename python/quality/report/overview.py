@@ -38,7 +38,7 @@ Runs = Mapping[str, Mapping[str, Manifest]]
 
 def chips(day: Day) -> list[Chip]:
     """Return each stage of the pipeline and its state, the report itself left out."""
-    stages = (s for s in ORDER[:-1] if s in day.manifests or day.planned(s))
+    stages = (s for s in day.order if s in day.manifests or day.planned(s))
     return [Chip(stage, "done" if stage in day.manifests else "not run") for stage in stages]
 
 
@@ -155,6 +155,7 @@ def flow(day: Day) -> ReportSection:
         ("Dataset", ("features",)),
         ("Models", ("train", "baseline", "second_stage")),
         ("Scores", ("score", "publish")),
+        ("Stages of packages", tuple(day.spec.stages)),
     ):
         counts = [(s, n, v) for s in names for n, v in day.rows(s).items()]
         largest = max((v for _, _, v in counts), default=0) or 1
@@ -176,7 +177,7 @@ def flow(day: Day) -> ReportSection:
 
 def cost(day: Day) -> ReportSection:
     """Time, processor time, bytes from and to storage, and peak memory, by stage."""
-    done = [m for s in ORDER if (m := day.manifests.get(s)) is not None and s != "report"]
+    done = [m for s in day.order if (m := day.manifests.get(s)) is not None]
     if not done:
         return ReportSection("cost", "Cost", (not_run("the day"),))
     blocks: list[Block] = [_cost_table(done)]

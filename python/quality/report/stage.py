@@ -12,6 +12,7 @@ from headrace.config import Spec
 from headrace.config.workspace import Workspace
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
+from headrace.stage.protocol import PACKAGE_NEEDS
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.monitor")
@@ -39,6 +40,7 @@ class Report(Stage):
         "promote?",
         "score?",
         "publish?",
+        PACKAGE_NEEDS,
     )
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
