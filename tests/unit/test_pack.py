@@ -161,7 +161,7 @@ def test_the_command_says_how_spark_is_told_of_the_archive(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("spark.properties: ")
     properties = yaml.safe_load(last.removeprefix("spark.properties: "))
-    page = (checkout() / "docs" / "cluster.md").read_text(encoding="utf-8")
+    page = (checkout() / "docs" / "pack.md").read_text(encoding="utf-8")
     assert properties["spark.archives"] == f"{archive}#environment"
     assert f"    spark.pyspark.python: {properties['spark.pyspark.python']}\n" in page
 
