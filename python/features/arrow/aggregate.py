@@ -37,12 +37,12 @@ _LAST = np.iinfo(np.int64).max
 class TrainRows:
     """The rows of a row group that statistics are of, and what is known of each row of the row group."""
 
-    #: Which rows; None: all.
+    #: Mask of the rows to count; None: all.
     train: npt.NDArray[np.bool_] | None
-    #: The label, a value a row.
+    #: The label of each row.
     label: pa.Array
     identity: I64
-    #: Of each row; None: all on one day.
+    #: Day of each row; None: all on one day.
     day: I64 | None
 
     @property
@@ -94,7 +94,7 @@ class TrainRows:
         """Days of the rows, each once, oldest first."""
         day = self.rows.day
         assert day is not None
-        # Most often all are alike, and nothing need be sorted.
+        # Most often all days are equal: then nothing need be sorted.
         return day[:1] if len(day) and (day == day[0]).all() else np.unique(day)
 
 
@@ -133,7 +133,7 @@ def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) 
             out["key"] = pa.array(rounded(x[is_present], statistic.bits))
         else:
             is_present = (weights > 0) & column.values.is_valid().to_numpy(zero_copy_only=False)
-            # Most often all values are there, the last of them null.
+            # Most often all values occur, the last of them null.
             is_prefix = is_present.all() or is_present[:-1].all()
             chosen = (
                 column.values.slice(0, np.count_nonzero(is_present))
@@ -145,7 +145,7 @@ def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) 
         if statistic.day:
             out["day"] = pa.array(rows.first_day(column.indices, size)[is_present])
         statistic_table = assemble(out, sums)
-        # Operators before this one, or rounding, may have made values the same.
+        # Earlier operators, or rounding, may have made values equal.
         same = not (column.distinct and statistic.kind == "text") and len(out["key"].unique()) < len(out["key"])
         return merge([statistic_table, statistic_table.slice(0, 0)]) if same else statistic_table
     n = rows.count

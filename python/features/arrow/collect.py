@@ -45,7 +45,7 @@ from headrace.storage import Location
 from headrace.storage.host_scratch import made_once
 from headrace.udfs.arrow import xxhash64_strings
 
-#: Most of a file's statistic that is merged: long keys are more than memory has, and an array.
+#: Largest statistic of a file to merge, in bytes: long keys may exceed the memory, and what an array holds.
 _MERGED_BYTES = 256 << 20
 #: (chain, step, name of the statistic).
 Name = tuple[int, int, str]
@@ -56,12 +56,12 @@ class AggregateTask:
     """Statistics to compute of a file, in a task: a `headrace.features.arrow.scan.FileVisitor`."""
 
     workflow: Workflow
-    #: By chain: what its first steps have learned, where the next one needs statistics.
+    #: By chain: fitted states of its first steps, where the next one needs statistics.
     learned: tuple[tuple[FittedState, ...], ...]
     requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
     folder: Location
     pass_number: int
-    #: StatisticNumbers of `learned` that are not in it.
+    #: Keyed tables of `learned` that are too large to be in it.
     shared_tables: Mapping[Name, SharedKeyedTable] = field(default_factory=dict)
 
     def __call__(self, number: int, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class AggregateTask:
                         pending = parts.setdefault((i, j, name), [])
                         pending.append(part)
                         if sum(p.nbytes for p in pending) > _MERGED_BYTES:
-                            # The new part alone may be nearly all that an array holds.
+                            # The new part alone may nearly fill an array.
                             if waiting := parts.pop((i, j, name))[:-1]:
                                 yield (i, j, name), merge(waiting)
                             yield (i, j, name), part
@@ -121,9 +121,9 @@ class SharedKeyedTable:
     """A keyed table in a file that all hosts see. Pickled into tasks."""
 
     file: Location
-    #: Which of a run's tables it is: so the copies are called, whose files may be called alike in two turns.
+    #: Name of the copies: it tells tables of two turns apart, whose files may have equal names.
     name: str
-    #: Where the copies are: a folder that all tasks see, or each host's own.
+    #: Folder of the copies: one that all tasks see, or one of each host's own.
     host: Location | HostFolder
 
     def open(self) -> KeyedTable:
@@ -142,9 +142,9 @@ def _write(file: Location, folder: Location) -> None:
 
 #: Parts by the highest bits of the hash.
 _BITS = 5
-#: So few texts are left as they are by tasks.
+#: Tasks do not partition fewer texts than these.
 _FEW = 4_096
-#: In the schema's metadata: where each part begins and the last one ends, a JSON list.
+#: Key in the schema's metadata: JSON list of the parts' offsets, and the end.
 _EDGES = b"edges"
 
 
@@ -200,9 +200,9 @@ def _columns(counts: Partial) -> tuple[pa.Array, pa.Array, pa.Array]:
     return one_chunk(counts.column("key")), one_chunk(counts.column("rows")), one_chunk(counts.column("day"))
 
 
-#: Of lake files, whose statistics one task is to merge; and most such tasks.
+#: Bytes of lake files whose statistics one task merges, and the most such tasks.
 _BYTES_A_TASK, _MOST_TASKS = 64 << 20, 2_000
-#: Instead of a table's number: what was counted in a file.
+#: In place of a table's number: counts of a file.
 _FACTS = -1
 _MERGED = "name int, value string, count bigint, day bigint, statistic binary"
 _MERGED_SCHEMA = pa.schema(
@@ -214,7 +214,7 @@ _MERGED_SCHEMA = pa.schema(
         ("statistic", pa.binary()),
     ]
 )
-#: Values of a batch on its way to the JVM.
+#: Rows of a batch that is sent to the JVM.
 _BATCH_ROWS = 10_000
 
 
@@ -256,14 +256,14 @@ class StatisticNumbers:
 class Merged:
     """The statistics of a turn over all files."""
 
-    #: Of operators, but for those in `keyed`.
+    #: Statistics of operators, without those in `keyed`.
     statistics: Mapping[Name, Partial]
     #: (name string, value string, count bigint, day bigint) of vocabularies; None: no value is counted in this turn.
     values: DataFrame | None
-    #: Numbers of statistics that are too large for the driver, and (name int, statistic binary) that has them.
+    #: Numbers of statistics that are too large for the driver, and their frame: (name int, statistic binary).
     keyed: Mapping[Name, int]
     partials: DataFrame
-    #: What the frames read, on the executors' disks until `release`.
+    #: Data of the frames, on the executors' disks until `release`.
     persisted: DataFrame | None = None
 
     def release(self) -> None:
@@ -285,7 +285,7 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
         merged = exchange(spark, len(tasks), send, partitions, receive, _MERGED, rows.hosts_of(tasks))
         again = bool(tables.vocabularies or by_key)
         if again:
-            # They are looked at more than once; what is lost is made again of what the tasks sent.
+            # They are read more than once; a lost executor's part is computed again from the tasks' output.
             merged = merged.persist(StorageLevel.DISK_ONLY)
         partials = merged.where("statistic is not null").select("name", "statistic", "count")
         is_keyed = F.col("name").isin(by_key)
@@ -340,7 +340,7 @@ class StatisticsFile:
     """A file of `headrace.features.arrow.scan.concatenated`."""
 
     name: str
-    #: (number of a statistic, where it begins).
+    #: (number of a statistic, its offset).
     parts: tuple[tuple[int, int], ...]
 
 

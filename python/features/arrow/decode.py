@@ -36,17 +36,17 @@ from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 _FORMAT = 2
 _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
-#: What a task may decode at once, and what a value takes that is no number of a dictionary's: 1.7 million rows of
-#: Criteo's 41 columns. Of texts the values come on top, of lists their elements.
+#: Bytes that a task may decode at once, and bytes of a value without a dictionary: enough for 1.7 million rows of
+#: Criteo's 41 columns. Values of texts and elements of lists come on top.
 _DECODED_BYTES, _CELL_BYTES = 192 << 20, 8
-#: Of a row group with more none is read but in parts.
+#: Larger row groups are read in parts only.
 _HELD_BYTES = 4 * _DECODED_BYTES
 #: Bytes of a column's texts in a row group, above which they are read in parts and not as a dictionary: Arrow keeps 2
 #: GiB in one, however the row group is cut.
 _LONG_TEXTS = 1 << 30
-#: Such a row group is read in steps, so many a part as its rows go: long texts may stand side by side.
+#: Most parts in which such a row group is read, by its rows: long texts may be neighbours.
 _STEPS = 64
-#: Numbers are kept once each where this many first rows have at most half as many values.
+#: Numbers are dictionary-encoded where so many first rows have at most half as many distinct values.
 _SAMPLE = 4_096
 
 
@@ -56,10 +56,10 @@ class LakeFile:
 
     path: Location
     size: int
-    #: Of a file that another wrote: what its rows have as `_source_file`, and their number in the file, from 0, as
-    #: `_source_line`. None: the file has both columns.
+    #: For a file of another writer: the `_source_file` of its rows. `_source_line` is their number in it, from 0.
+    #: None: the file has both columns.
     name: str | None = None
-    #: Changes with the file's content, where one may take the place of another under its name.
+    #: Identity of the file's content, where another file may replace it under the same name.
     identity: str = ""
     #: The columns' names in order, where the file has numbers in their place (`numbered_name`). Empty: it has names.
     columns: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class RowGroupLayout:
 
     #: Name -> type.
     columns: Mapping[str, ValueType]
-    #: What makes the rows of the lake's; None: they are as they are.
+    #: Row operators before the features; None: the lake's rows as they are.
     preparation: RowPreparation | None = None
 
     @property
@@ -218,11 +218,11 @@ def _decoded(
     rows = parquet.metadata.row_group(group).num_rows
     if not rows or not columns:
         return
-    # Of a row group in parts these are held whole until the last one, half a cell's bytes at most.
+    # They stay in memory until the last part: at most half a cell's bytes each.
     held = rows * len(columns) * _CELL_BYTES <= _HELD_BYTES
     ready = dictionary_columns(parquet, fd, group, numbered) if held else {}
     rest = [name for name in columns if name not in ready] or columns[:1]
-    # A part makes dictionaries of its own of those of the whole, which takes half as long as to decode them.
+    # Each part takes its values from the whole's dictionaries: half the cost of decoding them.
     decoded = rows * len(rest) * _CELL_BYTES + sum(column.indices.nbytes for column in ready.values())
     decoded += sum(column_bytes(parquet.metadata, name)[group] for name in long)
     parts = -(-decoded // _DECODED_BYTES)
@@ -246,7 +246,7 @@ def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator
         if waiting and size + cells > _DECODED_BYTES:
             yield pa.Table.from_batches(waiting)
             waiting, size = [], 0
-        # The dictionary goes on from one batch to the next.
+        # A dictionary covers several batches: keep the values that this one uses.
         arrays = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
         joined = pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
         if not long:
@@ -318,7 +318,7 @@ def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: Ro
     )
     if rows.num_rows == n:
         return rows
-    # No dictionary keeps a value of a row that was dropped.
+    # Dictionaries must not keep values of dropped rows.
     arrays = [_used(x) if pa.types.is_dictionary(x.type) else x for x in rows.columns]
     return pa.table(arrays, names=rows.schema.names)
 
@@ -418,10 +418,10 @@ class HostFolder:
     """The row groups of one layout on each host, and what a run leaves there for its own tasks."""
 
     scratch: HostScratch
-    #: Of the layout of the row groups.
+    #: Key of the row groups' layout.
     key: str
     run: str
-    #: Keys of the files that the run reads: row groups of others go.
+    #: Keys of the files that the run reads: row groups of other files are removed.
     files: tuple[str, ...]
 
     @staticmethod

@@ -42,9 +42,9 @@ from headrace.storage import Location, local
 
 _LOG = logging.getLogger("headrace.features")
 
-#: What a pass found: by file, or merged on its way.
+#: Statistics of a pass: by file, or merged in tasks.
 Scanned: TypeAlias = Sequence[Mapping[str, Any]] | Merged
-#: Each has a table of what it merges.
+#: Threads that merge; each holds a table.
 _MERGING_THREADS = min(4, len(os.sched_getaffinity(0)))
 
 
@@ -103,7 +103,7 @@ class LakeFit:
             return None
         self._pass_number += 1
         self._learning = tuple(requested)
-        # Of chains that need nothing the tasks need not be told what they have learned.
+        # Tasks need the learned states only of chains that have requests.
         asking = {i for i, _ in requested}
         shared = {name: table for i in asking for name, table in self._shared_tables(i)}
         learned = tuple(
@@ -193,7 +193,7 @@ class LakeFit:
             learned = dict(zip(held, finished, strict=True))
         if large:
             learned |= self._by_spark(results, {place: partials[place] for place in large})
-        for result in results:  # before they are written to the disk
+        for result in results:  # removed before the kernel writes them to the disk
             (self._folder / result["path"]).remove_quietly()
         self._learn(learned)
 

@@ -38,10 +38,9 @@ Indices = npt.NDArray[Any]
 #: Numbers of rows, or of places.
 Rows = npt.NDArray[np.int32]
 
-#: Integers within so many are numbered by a table.
+#: Largest range of integers that are numbered by a table.
 _MOST_RANGE = 1 << 22
-#: Texts that are counted at once, a table of them takes 64 MiB (96 while it grows); and bytes of texts, which Arrow's
-#: offsets must hold.
+#: Texts to count at once: their table takes 64 MiB (96 while it grows). And their bytes, within Arrow's 32-bit offsets.
 _TEXTS_AT_ONCE, _BYTES_AT_ONCE = 1 << 20, 1 << 28
 
 
@@ -170,7 +169,7 @@ def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
     if len(used_numbers) == len(dictionary):
         return column
     number = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
-    # A null's number is not looked at.
+    # The index of a null is ignored.
     new_index = (
         number[pc.fill_null(index, 0).to_numpy(zero_copy_only=False)]
         if len(used_numbers)
@@ -253,7 +252,7 @@ def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: i
 def _round(
     lib: Any, parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int, number: int, rounds: int
 ) -> pa.Table:
-    # In most parts no text is twice, so there are at least as many as in the largest.
+    # Most parts have no text twice, so expect as many texts as the largest part has.
     counts = lib.headrace_text_counts(max((len(key) for key, _, _ in parts), default=0) // rounds)
     if not counts:
         raise MemoryError("no memory to count texts")
@@ -358,8 +357,8 @@ def _chunk_column(lib: ctypes.CDLL, chunk: int, rows: int, type_: pa.DataType) -
     return pa.DictionaryArray.from_arrays(pa.array(index), dictionary, safe=False)
 
 
-#: Bytes of texts that are decoded at once, a value a row: texts that are kept once may be more than memory has, and
-#: than the 2 GiB of an Arrow array.
+#: Bytes of texts to decode at once, one for each row: dictionary-encoded texts may exceed memory, and the 2 GiB of an
+#: Arrow array, once decoded.
 DECODED_TEXT = 256 << 20
 
 
@@ -369,7 +368,7 @@ class DictionaryColumn:
 
     values: pa.Array
     indices: Indices | None = None
-    #: No value is twice among `values`.
+    #: Whether `values` are distinct.
     distinct: bool = False
 
     def decode(self) -> pa.Array:

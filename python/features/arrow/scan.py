@@ -43,7 +43,7 @@ from headrace.storage.host_scratch import RUN, HostScratch
 _LOG = logging.getLogger("headrace.features")
 
 
-#: By task: files and their numbers.
+#: By task: (number, file).
 FileTasks = tuple[tuple[tuple[int, LakeFile], ...], ...]
 
 
@@ -101,15 +101,16 @@ class LakeRows:
     """The files, where their row groups are, and how their rows are seen."""
 
     files: list[LakeFile]
-    #: Of the row groups.
+    #: Layout of the row groups.
     layout: RowGroupLayout
     splitter: Splitter
-    #: Of the row groups: that which all tasks see, or one of each host's own.
+    #: Folder of the row groups: one that all tasks see, or one of each host's own.
     folder: Location | HostFolder
-    #: Of this run: for what tasks hand to each other, where they see one folder; else for what the driver writes here.
+    #: Folder of this run: files that tasks exchange, where all see one folder; else the driver's own files.
     scratch: Location
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
-    #: Who has decoded a file, by its key, where hosts have folders of their own (`headrace.lake.spark.tasks.numbered`).
+    #: Host that has decoded a file, by its key, where hosts have folders of their own
+    #: (`headrace.lake.spark.tasks.numbered`).
     hosts: dict[str, str] = field(default_factory=dict)
 
     def tasks(self, spark: SparkSession | None) -> FileTasks:
@@ -244,7 +245,7 @@ class FileScan:
 
     def facts(self, result: Any = None) -> dict[str, Any]:
         """Return what was counted in the whole file (JSON), and the result of the visitor."""
-        for _ in self.rows():  # what nobody visited
+        for _ in self.rows():  # files that no caller has visited
             pass
         null, bad = self._faults.tolist()
         return {
@@ -287,7 +288,7 @@ def table_at(path: Location, start: int) -> pa.Table:
     return pa.ipc.open_stream(source).read_all()
 
 
-#: A row that is in no split.
+#: Split number of a row that is in none.
 DROPPED = -1
 _DAY_US = 86_400_000_000
 

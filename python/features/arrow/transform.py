@@ -227,8 +227,8 @@ def _missing(
     return kernels.take(mask, order) if in_order is None else mask
 
 
-#: Names of what a transform leaves of a row group's rows, part by part (write_lake): their numbers, where each part
-#: begins and the last one ends, their hashes; rows that lack a value, of each of `source_sets` and by part; labels.
+#: Names of a transform's outputs, by part (write_lake): the rows' numbers, offsets of the parts and the end, hashes;
+#: counts of rows that lack a value, by `source_sets` and part; labels.
 ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "label"
 
 
@@ -309,7 +309,7 @@ class PartRows:
         by_value = self._arrays.get(f"value.{feature.name}")
         if by_value is None:
             codes = self._arrays[f"row.{feature.name}"][self._slice]
-            # Codes are kept in as few bytes as hold them.
+            # Codes are stored in the narrowest type, which may be unsigned.
             return Values(codes.astype(np.int32) if codes.dtype.kind == "u" else codes, None)
         return Values(by_value, self._index(feature.sources[0]))
 
@@ -363,7 +363,7 @@ class RowOrder(NamedTuple):
     """Rows in order: those of part k are `rows[edges[k]:edges[k + 1]]`."""
 
     rows: kernels.Rows
-    #: Of each of `rows`.
+    #: Hash of each of `rows`.
     hashes: npt.NDArray[np.int64]
     #: int64 [parts + 1].
     edges: npt.NDArray[np.int64]
@@ -384,7 +384,7 @@ def row_order(
     """
     rows, sorted_, edges = kernels.row_order(hashes, part, parts)
     ties = np.flatnonzero(sorted_[1:] == sorted_[:-1])
-    if len(ties):  # hardly ever, but where rows are made of one
+    if len(ties):  # rare, but for rows that an operator made of one
         tied = np.unique(np.concatenate([ties, ties + 1]))
         these = rows[tied]
         file, line = _identities(sources, these)

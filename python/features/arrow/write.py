@@ -45,9 +45,9 @@ def write(
     w = fitted.workflow
     frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
     task = _Task(tuple(plans), folder, workflow, of_run, tuple(carried_columns(w)), tuple(frame.columns))
-    # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+    # Columns are numbered: mapInArrow takes a dot in a name for the separator of a field. The task restores the names.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-    # Long texts: a column of a batch holds 2 GiB of them.
+    # A column of a batch holds 2 GiB of texts, so batches with long ones must be short.
     varying = any(t.is_list or t.element == "string" for t in map(w.input_type, (*w.input_columns, *w.carried_columns)))
     with bounded_batches(rows.sparkSession) if varying else nullcontext():
         answers = numbered.mapInArrow(task.run, "written string").collect()
@@ -63,7 +63,7 @@ class _Task:
     workflow: Location
     of_run: Location | RunFolder
     carried: tuple[str, ...]
-    #: Of the batches' columns, in order.
+    #: Names of the batches' columns, in order.
     names: tuple[str, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,12 +119,12 @@ def write_part(
     files = []
     for group, (start, end) in enumerate(pairwise(edges)):
         path = folder / plan.file(group)
-        # A task may run twice; the last rename wins, and both wrote the same.
+        # A task may run twice; the last rename wins, and both wrote equal files.
         with (
             path.new_file() as partial,
             pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer,
         ):
-            # Where a column has several chunks Parquet may cut pages.
+            # Parquet may split pages where a column has several chunks.
             writer.write_table(table.slice(start, end - start).combine_chunks(), row_group_size=end - start)
         path.start_writeback()
         files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": path.size()})

@@ -68,7 +68,7 @@ def write_lake_rows(
         for row_group, outputs in f["row_groups"]
     )
     parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), folder, workflow))
-    for _, outputs in placed:  # so that the dataset does not wait for them on its way to the disk
+    for _, outputs in placed:  # so that syncing the dataset does not write them to the disk
         outputs.remove_quietly()
     return written_dataset(plans, parts)
 
@@ -104,7 +104,7 @@ class _TransformTask:
 class _WriteTask:
     """The third pass, in a task: one part, its rows from every row group."""
 
-    #: Paths of row groups and of what `_TransformTask` left of them.
+    #: Paths of row groups and of the outputs of `_TransformTask` for them.
     row_groups: tuple[tuple[Location, Location], ...]
     plans: tuple[FilePlan, ...]
     folder: Location
@@ -142,7 +142,7 @@ class _WriteTask:
         yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
 
 
-#: Instead of a table's number: rows that lack a value, of each of `source_sets`.
+#: In place of a table's number: counts of rows that lack a value, by `source_sets`.
 _MISSING, _ROWS = 0, 1
 
 
@@ -209,7 +209,7 @@ def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
         FILE: rows.column(FILE).decode().cast(pa.string()).dictionary_encode(),
         LINE: rows.column(LINE).decode(),
     }
-    # Numbers for names: a feature may be called as one of those.
+    # Columns are numbered, since a feature may have one of those names.
     names = [*map(str, range(len(columns))), *order]
     return pa.table([*columns, *order.values()], names=names)
 
@@ -271,7 +271,7 @@ def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
 
 
 _ALIGN = 64
-#: Of an array in a block.
+#: Alignment of an array in a block, in bytes.
 _BLOCK_ALIGN = 8
 
 
@@ -290,7 +290,7 @@ def save_arrays(path: Location, shared: Mapping[str, Array], by_part: Mapping[st
         offset += -(-array.nbytes // _ALIGN) * _ALIGN
     in_block = [[name, array.dtype.str] for name, array in by_part.items()]
     text = json.dumps({"whole": mapped, "bytes": offset, "by_part": in_block}).encode()
-    # Numbers and not JSON: there are as many edges as parts, and a reader of one part needs them all.
+    # Binary, not JSON: there are as many edges as parts, and a reader of one part needs all.
     head = np.array([len(text), len(edges), *edges], np.int64).tobytes() + text
     with path.new_file() as partial, open(partial, "wb") as f:
         f.write(head + b"\0" * (-len(head) % _ALIGN))
@@ -338,7 +338,7 @@ def _padded(size: Any) -> Any:
 def _read(path: Location, offset: int, size: int) -> bytes:
     fd = os.open(path.local_path(), os.O_RDONLY)
     try:
-        # Nothing around it: the block behind this one is another task's.
+        # No read-ahead: the next block belongs to another task.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         data = os.pread(fd, size, offset)
         if len(data) != size:

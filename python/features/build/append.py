@@ -32,7 +32,7 @@ from headrace.storage import Location, StoreAway
 
 _LOG = logging.getLogger("headrace.features")
 
-#: In a dataset whose files are by day: of each day where its rows came from, its files and what was counted in them.
+#: File in a dataset by days: for each day the origin of its rows, its files and their counts.
 DAYS_FILE = "_days.json"
 
 
@@ -40,7 +40,7 @@ DAYS_FILE = "_days.json"
 class DatasetDay:
     """A day of a dataset."""
 
-    #: Of the lake's data files that hold its rows, and how many each.
+    #: Fingerprint of the lake's data files with its rows, and their numbers of rows.
     rows_of: str
     files: tuple[DatasetFile, ...]
     counts: Mapping[str, ColumnCounts]
@@ -55,7 +55,7 @@ class BaseDataset:
     """The dataset that a new one takes over from."""
 
     folder: Location
-    #: The day that wrote everything: its training range taught the numbers.
+    #: The day that wrote the whole dataset: operators have learned from its training range.
     learned: str
     days: Mapping[str, DatasetDay]
 
@@ -125,7 +125,7 @@ class AppendPlan:
     retained: Mapping[str, DatasetDay]
     #: The other days' parts.
     plans: list[FilePlan]
-    #: The lake files that these are made of.
+    #: The lake files of these parts.
     sources: LakeRows
 
 
@@ -155,7 +155,7 @@ def plan_days(
     file_numbers: set[int] = set()
     for number, by_file in sorted(files.counts.days.items()):
         day = day_name(number)
-        # Relative to the workspace, which may be moved or mounted elsewhere.
+        # Names relative to the workspace, which may move.
         named = {ws.name_of(files.files[i].path): n for i, n in by_file.items()}
         rows_of[day] = fingerprint(named)
         known = base.days.get(day) if base is not None else None

@@ -98,7 +98,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
         yield split_rows(spec, events, ctx.ds)
         return
     folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
-    # What a killed run left.
+    # Leftovers of a killed run.
     folder.remove_quietly()
     numbers, persisted = count(), list[DataFrame]()
     last: PreparedFiles | None = None
@@ -109,7 +109,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
         if in_place:
             return frame
         if spec.spark.own_scratch:
-            # What is lost with an executor is made again of the pinned versions.
+            # A lost executor's part is computed again from the pinned versions.
             persisted.append(frame.persist(StorageLevel.DISK_ONLY))
             return persisted[-1]
         path = folder / str(next(numbers))
@@ -133,14 +133,14 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             frame = frame.where(F.col(LABEL_KNOWN)).drop(LABEL_KNOWN)
         frame = frame.drop(QUERY)
         if spec.features.split.by == "time":
-            # Without a look at the rows, and what was read for the past alone is not kept.
+            # Lazy, and rows that were read only as history are dropped.
             rows = split_rows(spec, frame, ctx.ds)
             rows = replace(rows, frame=materialize(rows.frame))
         else:
             rows = split_rows(spec, materialize(frame), ctx.ds)
         reader.check_unchanged()
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
-        # The last files have all of these rows, whether the split came before or after.
+        # The last files have all of these rows, wherever the split was made.
         yield replace(rows, files=last)
     finally:
         for frame in persisted:
@@ -274,7 +274,7 @@ def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:
     return events
 
 
-#: Days by which a landing day may be after the UTC day of an event in it: time zones, clocks that are ahead.
+#: Most days by which an event's UTC day may be after its landing day: time zones, fast clocks.
 _MOST_AHEAD = 3
 
 
@@ -284,7 +284,7 @@ class SourceRows:
 
     ctx: Context
     spark: SparkSession
-    #: The first microsecond of the rows that ask; None where they are not bounded.
+    #: First microsecond of the rows to compute; None: no bound.
     first: int | None
     #: The same for sources' events where an operator has no bound of its own (`features.history_days`).
     first_event: int | None = None
@@ -316,7 +316,7 @@ class SourceRows:
                 )
         timed = named_table(named).time is not None
         if named.source.daily and read.use == "newest" and isinstance(named.source, LandingSource):
-            # Ingest has loaded ds: where it has no rows, the list is empty, and not that of a day before.
+            # Ingest has loaded ds: without rows of it the list is empty, never that of an earlier day.
             rows = rows.where(F.col("ds") == ctx.ds)
         elif read.use == "newest" or (not named.source.daily and (timed or read.use == "table")):
             newest = rows.agg(F.max("ds")).collect()[0][0]
@@ -367,5 +367,5 @@ def _known_from(named: NamedSource) -> Column:
     end = F.date_add(day, 1).cast("timestamp")
     if named.source.timezone != "UTC":
         end = F.to_utc_timestamp(end, F.lit(named.source.timezone))
-    # The day's last microsecond: before an event of the next day's first.
+    # The day's last microsecond, which is before the first event of the next day.
     return spark_micros(end, ValueType("timestamp")) - F.lit(1)

@@ -51,7 +51,7 @@ from headrace.storage.host_scratch import RunFolder
 
 _LOG = logging.getLogger("headrace.features")
 
-#: Stages whose manifests name a folder with a saved workflow, and what they call it.
+#: Stages whose manifests name a folder with a saved workflow, and the kind of that output.
 _HOLDERS = (("features", "dataset"), ("train", "model"))
 
 
@@ -59,16 +59,16 @@ _HOLDERS = (("features", "dataset"), ("train", "model"))
 class BuiltDay:
     """A day's dataset and what it was made of."""
 
-    #: What made the dataset.
+    #: The fitted workflow of the dataset.
     fitted: FittedWorkflow
     rows: SplitRows
-    #: The rows as lake files, where they are.
+    #: The rows as lake files; None: they are a frame.
     files: LakeRows | None
     #: Rows of each split.
     counts: Mapping[str, int]
-    #: The dataset's.
+    #: Folder of the dataset.
     folder: Location
-    #: Who made the dataset.
+    #: Engine that wrote the dataset.
     engine: Engine
 
 
@@ -287,7 +287,7 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     needed_columns = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
     for c in spec.table.columns:
         column, stored_type = c.name, stored_types.get(c.name, "no column at all")
-        # Table operators may look at any of them.
+        # Table operators may read any column.
         if (column in needed_columns or spec.features.prepare) and stored_type != str(declared(c)):
             raise UserError(
                 f"column '{column}' is declared {c.type}, but {pinned.name} (version {pinned.version}) has it "
@@ -302,7 +302,7 @@ def day_files(
     """Return the rows as files, for the Arrow engine: the pinned ones, or those that Spark has prepared."""
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
-    # An appended dataset is made of the days' own files.
+    # An appended dataset consists of the days' own files.
     if rows.files is not None and ctx.spec.features.append is None:
         return prepared_files(ctx.spec, ctx.ws, workflow, rows)
     taken = source_table(ctx)

@@ -51,7 +51,7 @@ class BuildFeatures(Stage):
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Return the section `features`, and what it needs of the table's declaration."""
         features = spec.features.model_dump(mode="json") | {"engine": engine_of(spec)}
-        # What is counted, not its limits: those are for the stage `drift`.
+        # Only keys that affect the counts: limits belong to the stage `drift`.
         counted = spec.drift and spec.drift.model_dump(include={"quantiles", "top_values"})
         return {
             "features": features,

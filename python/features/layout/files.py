@@ -44,7 +44,7 @@ class FilePlan:
     split: str
     #: Position among the parts of its split.
     part: int
-    #: Files that it has, where it has the rows.
+    #: Number of its files, if it has enough rows.
     groups: int
     #: Most rows of a row group.
     group_rows: int
@@ -68,9 +68,9 @@ class FilePlan:
 class ColumnCounts:
     """Counts of a feature's values."""
 
-    #: Rows that lack a value of one of the columns that it is made of: null, NaN, an empty list.
+    #: Rows without a value in one of its source columns: null, NaN, an empty list.
     missing: int = 0
-    #: Codes that are 1, and codes that are not 0.
+    #: Number of codes that are 1, and of codes that are not 0.
     oov: int = 0
     coded: int = 0
 

@@ -34,7 +34,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import partition_keys
 from headrace.storage import Location
 
-#: Name of the column that says the split.
+#: Name of the column with the split.
 SPLIT = "__split"
 
 
@@ -42,7 +42,7 @@ SPLIT = "__split"
 class PreparedFiles:
     """Rows that table operators made, as Parquet files."""
 
-    #: Has the files, and goes with the stage.
+    #: Folder of the files; the stage removes it at its end.
     folder: Location
     #: The columns' names in order. The files have numbers for them, as Spark's writer refuses some characters in names.
     columns: tuple[str, ...]
@@ -55,7 +55,7 @@ class SplitRows:
     #: The events' columns and `__split`; a null there is a value of the split column that names no split.
     frame: DataFrame
     splits: tuple[str, ...]
-    #: The same split for those who do not work on the frame.
+    #: The same split as a rule, for readers that do not use the frame.
     rule: Rule
     #: First and last day (UTC) of a split by time.
     train_range: DayRange | None = None
@@ -63,7 +63,7 @@ class SplitRows:
     test_range: DayRange | None = None
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
-    #: The same rows as Parquet files that all tasks see; None: they are in no files of their own.
+    #: The same rows as Parquet files that all tasks see; None: there are none.
     files: PreparedFiles | None = None
 
     @property

@@ -65,7 +65,7 @@ class _TypedColumn:
 class Aggregated:
     """Statistics of all rows of a frame."""
 
-    #: By the place among those requested.
+    #: Partials by position among the requested statistics.
     partials: Mapping[int, Partial]
     #: The others, which are too large for the driver.
     large: LargeStatistics | None
