@@ -1,1 +1,1 @@
-"""C++ libraries, resources of a process, and arrays and random numbers in NumPy."""
+"""C++ libraries, and numbers in NumPy: lists as offsets and values, random numbers without state, distances."""
