@@ -99,7 +99,7 @@ def refusals(page: Path) -> Iterator[Refusal]:
     for offset, code in _code(text):
         for rule, name in [*_commands(code), *_targets(code), *_modules(code)]:
             yield refusal(offset, rule, name)
-    for offset, block in _yaml_blocks(text):
+    for offset, block in yaml_blocks(text):
         for name in unknown_keys(block):
             yield refusal(offset, "key", name)
     if place in HISTORY:
@@ -151,7 +151,7 @@ def _lines(offset: int, block: str) -> Iterator[tuple[int, str]]:
         offset += len(line) + 1
 
 
-def _yaml_blocks(text: str) -> Iterator[tuple[int, Any]]:
+def yaml_blocks(text: str) -> Iterator[tuple[int, Any]]:
     """Yield (offset, value) of each block of YAML whose keys are those of a pipeline."""
     blocks = [(b.start(4), b[4]) for b in _FENCE.finditer(text) if b[3] == "yaml"]
     prose = _FENCE.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from headrace.config.spec import Spec
 from scripts import check_pages
 
 
@@ -59,3 +63,41 @@ def test_a_name_that_does_not_exist_is_refused(tmp_path: Path, original: str, re
     page = tmp_path / "page.md"
     page.write_text(PLAIN.replace(original, replacement))
     assert refused in [str(refusal) for refusal in check_pages.refusals(page)]
+
+
+def _without_ellipses(value: Any) -> Any:
+    """Return a block's value without what it leaves out by `...`, and with days as the text that a pipeline has.
+
+    A mapping or a list of nothing else is left out, too: None.
+    """
+    if isinstance(value, dict):
+        entries = {key: _without_ellipses(inner) for key, inner in value.items() if key != "..."}
+        return {key: inner for key, inner in entries.items() if inner is not None} if entries or not value else None
+    if isinstance(value, list):
+        items = [_without_ellipses(inner) for inner in value if inner != "..."]
+        return items if items or not value else None
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def refused_settings(text: str) -> list[str]:
+    """Return what a pipeline would refuse of the YAML of a page, without keys that a block leaves out."""
+    refused = []
+    for _, block in check_pages.yaml_blocks(text):
+        for key, value in _without_ellipses(block).items():
+            try:
+                TypeAdapter(Spec.model_fields[key].rebuild_annotation()).validate_python(value)
+            except ValidationError as e:
+                refused += [f"{key}: {fault['msg']}" for fault in e.errors() if fault["type"] != "missing"]
+    return refused
+
+
+@pytest.mark.parametrize("page", check_pages.pages(), ids=lambda page: str(page.relative_to(check_pages.ROOT)))
+def test_the_settings_that_a_page_shows_are_accepted(page: Path) -> None:
+    """Names of packages of the reader begin with acme."""
+    refused = refused_settings(page.read_text(encoding="utf-8"))
+    assert [message for message in refused if "'acme_" not in message] == []
+
+
+def test_a_setting_that_a_pipeline_would_not_take() -> None:
+    (refused,) = refused_settings("# A page\n\n```yaml\ntrain: {ranks: 8, threads: 4}\n```\n")
+    assert refused.startswith("train: Value error, ranks (8) must divide streams")
