@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,14 @@ def bits(table: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def normal(profile: Any) -> str:
+    """A profile as text, with its doubles as Python spells them: Java 17 has more digits of some."""
+    text = json.dumps(
+        asdict(profile), sort_keys=True, default=lambda v: sorted(v) if isinstance(v, frozenset) else str(v)
+    )
+    return re.sub(r"-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?", lambda number: repr(float(number[0])), text)
+
+
 def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: Any) -> tuple[int, int]:
     """Read a batch both ways; (rows that Arrow took, rows that are good)."""
     plan = arrow_plan(batch, [])
@@ -94,13 +104,9 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     # What Arrow skips, Spark skips: the rest of them is among those that are left.
     assert counts.skipped <= skipped
     # The profile of both parts is that of the whole.
-    left_rows = None
-    if read.left:
-        rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.left_files)
-        left_rows, _ = rows_by_spark(rest, checked_reader(batch), scratch / "left-typed")
-    profile = read.profile(0, profiles(left_rows, batch.table, batch, read.left)[0])
+    profile = read.profile(0, profiles(None, batch.table, batch)[0])
     (whole_profile,) = profiles(typed, batch.table, batch)
-    assert profile == whole_profile
+    assert normal(profile) == normal(whole_profile)
     return rows_by_arrow, int(pc.sum(pc.equal(every.column("_state"), GOOD)).as_py() or 0)
 
 

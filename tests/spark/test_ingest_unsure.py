@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,21 @@ def bits(table: pa.Table) -> dict[int, dict[str, Any]]:
             number = pa.int64() if pa.types.is_timestamp(field.type) else pa.int32()
             table = table.set_column(i, field.name, table.column(i).cast(number))
     rows = table.to_pylist()
-    return {row["_line"]: {k: v.hex() if isinstance(v, float) else v for k, v in row.items()} for row in rows}
+    return {row["_line"]: {k: without_digits(v) for k, v in row.items()} for row in rows}
+
+
+def without_digits(value: Any) -> Any:
+    """A double by its bits; a text with the doubles in it as Python spells them: Java 17 has more digits of some."""
+    if isinstance(value, str):
+        return re.sub(r"-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?", lambda number: repr(float(number[0])), value)
+    return value.hex() if isinstance(value, float) else value
+
+
+def normal(profile: FileProfile) -> str:
+    text = json.dumps(
+        asdict(profile), sort_keys=True, default=lambda v: sorted(v) if isinstance(v, frozenset) else str(v)
+    )
+    return str(without_digits(text))
 
 
 def differences(by_judge: dict[int, dict[str, Any]], by_spark: dict[int, dict[str, Any]]) -> list[str]:
@@ -78,51 +95,42 @@ def differences(by_judge: dict[int, dict[str, Any]], by_spark: dict[int, dict[st
     return texts
 
 
-def compare(
-    spark: SparkSession, ws: Workspace, batch: LandingBatch, forgotten: ForgottenValues | None = None
-) -> tuple[int, int]:
-    """Judge all lines both ways; (lines that the tasks' judge decides, all of them)."""
+def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, forgotten: ForgottenValues | None = None) -> None:
+    """Judge all lines both ways."""
     plan = arrow_plan(batch, [])
     assert not isinstance(plan, str), plan
     file, declaration = plan.files[0], plan.declaration
     place = (0, file.ds, file.name)
     judge = LineJudge(declaration, file.form, plan.accept, file.times, place, forgotten)
-    counts, tables, undecided = JudgedCounts(), [], []
+    counts, tables = JudgedCounts(), []
     lines = 0
     for block in blocks(Part(0, batch.files[0][1].path), 1 << 16):
         judged = judge.judge(block, np.ones(len(block), np.bool_))
         counts.add(judged.counts)
         tables.append(judged.rows)
-        undecided += (block.first_line + np.flatnonzero(judged.undecided)).tolist()
         lines += len(block)
     rows = pa.concat_tables(tables).sort_by("_line")
     frame, folder = rows_by_spark(batch, checked_reader(batch), ws.spark_local / "typed", forgotten)
     every = pq.read_table(folder.local_path(), partitioning=None).sort_by("_line")
     assert every.num_rows == lines
-    decided = every.filter(pc.invert(pc.is_in(every.column("_line"), pa.array(undecided, pa.int64()))))
     names = ["_file", "_ds", "_source_file", "_copy", "_state", "_raw", "_reason"]
     for state, columns in ((BAD, names), (GOOD, [*names, *(c.name for c in batch.table.columns)])):
         by_judge, by_spark = (
-            bits(frame.filter(pc.equal(frame["_state"], state)).select(["_line", *columns]))
-            for frame in (rows, decided)
+            bits(frame.filter(pc.equal(frame["_state"], state)).select(["_line", *columns])) for frame in (rows, every)
         )
         assert differences(by_judge, by_spark) == []
     if plan.accept:
-        written = decided.filter(pc.is_in(decided.column("_state"), pa.array([GOOD, BAD])))
+        written = every.filter(pc.is_in(every.column("_state"), pa.array([GOOD, BAD])))
         for judged_extra, spark_extra in zip(rows["_extra"].to_pylist(), written["_extra"].to_pylist(), strict=True):
-            assert dict(judged_extra or {}) == dict(spark_extra or {})
-    states = decided.column("_state").to_pylist()
+            by_judge, by_spark = ({k: without_digits(v) for k, v in (e or [])} for e in (judged_extra, spark_extra))
+            assert by_judge == by_spark
+    states = every.column("_state").to_pylist()
     totals = (counts.good, counts.bad, counts.skipped, counts.forgotten)
     assert totals == tuple(states.count(state) for state in (GOOD, BAD, SKIPPED, FORGOTTEN))
-    if undecided:
-        frame = frame.where(~frame["_line"].isin(undecided))
-        left = {0: lines - len(undecided)}
-    else:
-        left = None
-    (expected,) = profiles(frame, batch.table, batch, left)
+    (expected,) = profiles(frame, batch.table, batch)
     empty_profile = FileProfile(file.ds, file.name, nulls=dict.fromkeys(batch.table.expectations.null_rate, 0))
-    assert with_judged(empty_profile, [counts], [c.name for c in batch.table.columns]) == expected
-    return lines - len(undecided), lines
+    profile = with_judged(empty_profile, [counts], [c.name for c in batch.table.columns])
+    assert normal(profile) == normal(expected)
 
 
 def joined(lines: Sequence[str], end: str = "\n") -> bytes:
@@ -169,7 +177,7 @@ ODD_CELLS += ['"x^"y"', '"x\\"y"', '"x"y', '"a', 'a"b', '"1|2"', '"2026-03-01"',
 #: JSON values, `;` between them.
 _VALUES = r"""1.5;1.50;100.0;1e3;-0;-0.0;0.1;1E400;NaN;-Infinity;null;true;false;[];{};"\ud83d";"\ud83d\ude00";01;1.;.5
 "a\u0001\n";[[1.50]];"\u00e9\/";"it\'s";'single';12345678901234567890;0.30000000000000004;[NaN, "a", null, {"k": 1.0}]
-+1;"[1]";{"a": {"b": [1.0, "x\u001f"], 'c': null}};[1, "2", 3.0];["a\"b"];1e15;1e16;123456.789;"\u0000";INF;0.00012"""
++1;"[1]";{"a": {"b": [1.0, "x\u001f"], 'c': null}};[1, "2", 3.0];["a\"b"];1e15;1e16;123456.789;"\u0000";0.00012"""
 JSON_VALUES = [value for line in _VALUES.split("\n") for value in line.split(";")]
 
 
@@ -206,15 +214,13 @@ def objects(pool: tuple[list[str], random.Random], names: Sequence[str], rows: i
 
 @pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "dialects", "jsonl", "jsonl, accepted"])
 def test_the_tasks_judge_as_spark_does(spark: SparkSession, tmp_path: Path, form: str) -> None:
-    numbers, totals = count(), [0, 0]
+    numbers = count()
     forgotten = ForgottenValues.new().having("id", ["e2", "a b"]).having("i", ["7"])
 
     def check(body: bytes, chosen: LandingSource, declared: Table, name: str, listed: bool = False) -> None:
         ws = Workspace(tmp_path / str(next(numbers)))
         batch = batch_of(spark, ws, chosen, declared, name, body)
-        decided, lines = compare(spark, ws, batch, forgotten if listed else None)
-        totals[0] += decided
-        totals[1] += lines
+        compare(spark, ws, batch, forgotten if listed else None)
 
     limits = {"ids": {"max_bytes": 6, "empty": "quarantine"}}
     few_columns = ["id", "ts", "i", "tags"]
@@ -255,4 +261,3 @@ def test_the_tasks_judge_as_spark_does(spark: SparkSession, tmp_path: Path, form
             check(body, source(format="csv", **more), table, "a.csv", crlf)
 
     run()
-    assert totals[0] > 0.9 * totals[1], totals

@@ -56,7 +56,6 @@ def test_good_rows_their_hashes_and_the_rows_that_are_judged(
     (result,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl")(0)
     rows = rows_of(home / "table" / result["data"]["add"]["path"])
     assert [(r["user"], r["_source_line"]) for r in rows] == [(i, i + 1 + (i > 3)) for i in range(9)]
-    assert result["left"] is None
     judged = rows_of(home / "handed" / result["judged"])
     assert [{name: r[name] for name in ("_file", "_line", "_source_file", "_state")} for r in judged] == [
         {"_file": 0, "_line": 5, "_source_file": "a.jsonl", "_state": BAD},

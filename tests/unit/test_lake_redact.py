@@ -239,7 +239,7 @@ def test_a_task_leaves_their_rows_out(tmp_path: Path) -> None:
     (result,) = task(0)
     counts = PartCounts(**result["parts"][0])
     is_forgotten = np.isin(users, [-3, 5])
-    assert (counts.lines, counts.forgotten, counts.good, counts.left) == (
+    assert (counts.lines, counts.forgotten, counts.good, counts.judged["good"]) == (
         500,
         is_forgotten.sum(),
         (~is_forgotten).sum(),

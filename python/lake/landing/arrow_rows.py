@@ -1,7 +1,6 @@
 """Batches of landing files that Arrow reads: whether it may, in which parts and tasks, and what comes of it.
 
-The result is counts, data files of good rows, the rows of lines that Arrow is unsure of, and the few lines that are
-left to Spark's rules.
+The result is counts, data files of good rows, and the rows of lines that Arrow is unsure of.
 """
 
 from __future__ import annotations
@@ -236,16 +235,8 @@ class ArrowRows:
     data: tuple[_Data, ...]
     counts: Mapping[int, tuple[PartCounts, ...]]
     keys: tuple[str, ...]
-    #: Those with the lines for Spark's rules.
-    left_files: tuple[Location, ...]
     #: (day, file) of the rows of lines that Arrow is unsure of (headrace.lake.landing.unsure_lines).
     judged_files: tuple[tuple[str, Location], ...]
-
-    @property
-    def left(self) -> Mapping[int, int]:
-        """Numbers of lines for Spark's rules, by file; files without any are left out."""
-        counts = {i: sum(p.left for p in parts) for i, parts in self.counts.items()}
-        return {i: n for i, n in counts.items() if n}
 
     @property
     def judged(self) -> int:
@@ -262,10 +253,10 @@ class ArrowRows:
         """Numbers of the files, by day and name."""
         return {(f.ds, f.name): i for i, f in self.plan.files.items()}
 
-    def profile(self, i: int, rest: FileProfile) -> FileProfile:
-        """Return the profile of a file, `rest` being that of the lines left."""
+    def profile(self, i: int, empty: FileProfile) -> FileProfile:
+        """Return the profile of a file; `empty` has none of its rows."""
         parts = self.counts.get(i, ())
-        rest = with_judged(rest, [p.judged for p in parts], [c.name for c in self.plan.declaration.columns])
+        rest = with_judged(empty, [p.judged for p in parts], [c.name for c in self.plan.declaration.columns])
         columns = [c.name for c in self.plan.declaration.columns]
         profile = replace(rest)
         good = sum(p.good for p in parts)
@@ -371,7 +362,6 @@ def read_by_arrow(
         tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, folder, codec, forgotten
     )
     data: list[_Data] = []
-    left: list[Location] = []
     judged: list[tuple[str, Location]] = []
     counts: dict[int, list[PartCounts]] = {}
     unreadable = None
@@ -382,8 +372,6 @@ def read_by_arrow(
         part_counts = [PartCounts.of_result(p) for p in result["parts"]]
         for part in part_counts:
             counts.setdefault(part.file, []).append(part)
-        if result["left"] is not None:
-            left.append(folder / result["left"])
         if result["judged"] is not None:
             judged.append((plan.files[task[0].file].ds, folder / result["judged"]))
         if result["data"] is not None:
@@ -393,7 +381,7 @@ def read_by_arrow(
             )
             data.append(_Data(WrittenFile(**result["data"]), lines, result["hashes"] or ""))
     by_file = {i: tuple(p) for i, p in counts.items()}
-    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left), tuple(judged))
+    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(judged))
     if unreadable is not None:
         remove_files(table, rows.written)
         return unreadable
@@ -403,44 +391,31 @@ def read_by_arrow(
     return rows
 
 
-def with_judged(rest: FileProfile, judged: Sequence[JudgedCounts], columns: Sequence[str]) -> FileProfile:
-    """Return the profile of the lines left to Spark's rules with those that the tasks have judged."""
+def with_judged(profile: FileProfile, judged: Sequence[JudgedCounts], columns: Sequence[str]) -> FileProfile:
+    """Return an empty profile with the counts of the rows that the tasks have judged."""
     total = JudgedCounts()
     for counts in judged:
         total.add(counts)
     read = total.good + total.bad + total.forgotten
     if not read:
-        return rest
-    present = {*total.present, *(set(columns) - rest.absent if rest.read else ())}
-    unreadable = {name: UnreadableValues(*value) for name, value in total.unreadable.items()}
-    for name, values in rest.unreadable.items():
-        judged_values = unreadable.get(name, UnreadableValues(0, values.example))
-        unreadable[name] = UnreadableValues(
-            values.count + judged_values.count, min(values.example, judged_values.example)
-        )
-    newest = None if total.newest is None else FileProfile.moment(total.newest)
+        return profile
     return replace(
-        rest,
-        read=rest.read + read,
-        good=rest.good + total.good,
-        bad=rest.bad + total.bad,
-        forgotten=rest.forgotten + total.forgotten,
-        broken=rest.broken + total.broken,
-        absent=frozenset(columns) - present,
-        extra=rest.extra | set(total.extra),
-        readable=_sums(total.readable, rest.readable),
-        unreadable=unreadable,
-        mended=_sums(total.mended, rest.mended),
-        nulls={name: n + total.nulls.get(name, 0) for name, n in rest.nulls.items()},
+        profile,
+        read=read,
+        good=total.good,
+        bad=total.bad,
+        forgotten=total.forgotten,
+        broken=total.broken,
+        absent=frozenset(columns) - set(total.present),
+        extra=frozenset(total.extra),
+        readable=dict(total.readable),
+        unreadable={name: UnreadableValues(*value) for name, value in total.unreadable.items()},
+        mended=dict(total.mended),
+        nulls={name: total.nulls.get(name, 0) for name in profile.nulls},
         # In the order of `profiles`.
-        reasons=dict(sorted(_sums(total.reasons, rest.reasons).items())),
-        newest=max((moment for moment in (newest, rest.newest) if moment is not None), default=None),
+        reasons=dict(sorted(total.reasons.items())),
+        newest=None if total.newest is None else FileProfile.moment(total.newest),
     )
-
-
-def _sums(counts: Mapping[str, int], added: Mapping[str, int]) -> dict[str, int]:
-    """Return the sums of counts by name."""
-    return {name: counts.get(name, 0) + added.get(name, 0) for name in {**counts, **added}}
 
 
 def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:

@@ -91,8 +91,8 @@ class JudgedRows:
     ctx: SourceContext
     plan: LoadPlan
     batch: LandingBatch
-    #: Judged by Spark's rules (headrace.lake.landing.frame); None: there are none. Those that tasks have judged
-    #: (headrace.lake.landing.unsure_lines) are in `arrow`.
+    #: Judged by Spark's rules (headrace.lake.landing.frame); None: Arrow has read the files. `arrow` then also has the
+    #: rows of lines that it is unsure of (headrace.lake.landing.unsure_lines).
     typed: DataFrame | None
     #: Their Parquet files.
     folder: Location
@@ -103,8 +103,8 @@ class JudgedRows:
 
     def profiles(self) -> list[FileProfile]:
         """Return the profile of each file."""
-        left_profiles = profiles(self.typed, self.ctx.table, self.batch, self.arrow.left if self.arrow else None)
-        return left_profiles if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(left_profiles)]
+        files = profiles(self.typed, self.ctx.table, self.batch)
+        return files if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(files)]
 
     def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
         """Return the good rows to drop (headrace.lake.landing.repeats).
@@ -123,9 +123,7 @@ class JudgedRows:
         near = near_files(self.ctx, self.plan, self.batch.days, left_out)
         assert near is not None
         judged = [file for _, file in self.arrow.judged_files]
-        files = [] if self.typed is None else [p for p in self.folder.entries() if p.suffix == ".parquet"]
-        files += judged
-        suspects = self.arrow.suspects(files, near)
+        suspects = self.arrow.suspects(judged, near)
         if suspects is None:
             return None
         spark, keys = self.batch.spark, quoted_names(table.keys)
@@ -133,8 +131,8 @@ class JudgedRows:
         if suspects[0]:
             arrow_rows = spark.read.parquet(*_paths(suspects[0]))
             frames.append(arrow_rows.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
-        judged_frames = [spark.read.parquet(*_paths(judged))] if judged else []
-        for frame in (*([] if self.typed is None else [self.typed]), *judged_frames):
+        if judged:
+            frame = spark.read.parquet(*_paths(judged))
             frames.append(frame.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
         new_rows = self._of_loaded_days(reduce(DataFrame.unionByName, frames), left_out)
         loaded = None
@@ -197,12 +195,7 @@ def read_batch(
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
         rows, typed_folder = rows_by_spark(batch, reader, folder, ctx.forgotten)
         return JudgedRows(ctx, plan, batch, rows, typed_folder, None, few)
-    left = sum(arrow.left.values())
-    few = arrow.judged + left <= _FEW
-    if not left:
-        return JudgedRows(ctx, plan, batch, None, folder, arrow, few)
-    rows, typed_folder = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
-    return JudgedRows(ctx, plan, batch, rows, typed_folder, arrow, few)
+    return JudgedRows(ctx, plan, batch, None, folder, arrow, arrow.judged <= _FEW)
 
 
 def near_files(

@@ -1,11 +1,11 @@
-"""Single texts and JSON objects by Python, with the results of Spark's casts (headrace.lake.values) and JSON parser.
+"""Single texts and JSON objects by Python: the values of the declared types, as docs/lake.md has them.
 
 headrace.lake.landing.convert reads whole columns and leaves what it is not sure of. The rest is decided here, text by
-text: what Java trims, which digits it takes, how it rounds. `Undecided` is raised for the few texts whose value depends
-on the release of Java or of its time zones.
+text. Texts of tables are read by the same rules in Spark (headrace.lake.values), so blanks, control characters and
+digits are those that Java knows.
 
-Spark's JSON parser (Jackson) also takes texts in single quotes, and NaN and infinities as numbers. It spells a number
-with a fraction or an exponent anew, as the double that it is.
+JSON may also have texts in single quotes, and NaN and infinities as numbers. A number with a fraction or an exponent
+that becomes text is spelled anew: with the fewest digits that make the same double, as Java 19 and later spell it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
 from functools import cache
+from threading import Lock
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -27,13 +30,8 @@ import pyarrow.compute as pc
 
 from headrace.config.schema import EpochUnit
 from headrace.lake.faults import AMBIGUOUS
-from headrace.lake.landing.blocks import Mask
 from headrace.lake.landing.convert import ARROW_TYPES, TIMESTAMP, from_text
-
-
-class Undecided(Exception):
-    """A value that Spark's rules must decide."""
-
+from headrace.lake.landing.json_paths import without_halves
 
 #: What Spark trims of a text before it reads a number, a time or a boolean: blanks and control characters.
 _TRIMMED = "".join(map(chr, range(0x21))) + "\x7f"
@@ -67,46 +65,28 @@ _EPOCH_DIGITS = {
     "epoch_microseconds": (21, 3),
     "epoch_nanoseconds": (28, 3),
 }
-#: Years whose local times all releases of time zones agree on.
-_FIRST_ZONED, _LAST_ZONED = 1970, 2036
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 _DAY_MICROS = 86_400_000_000
 _MOST_OFFSET = 18 * 60
-#: Doubles that every release of Java spells with the fewest digits, if those are few.
-_PLAIN_DOUBLES, _PLAIN_DOUBLE_DIGITS = (1e-290, 1e15), 15
-_PLAIN_FLOATS, _PLAIN_FLOAT_DIGITS = (1e-30, 1e7), 6
 
 
-def cast_texts(text: pa.StringArray, declared: str, timezone: str, unit: EpochUnit | None) -> tuple[pa.Array, Mask]:
-    """Convert texts to a declared scalar type.
+def cast_texts(text: pa.StringArray, declared: str, timezone: str, unit: EpochUnit | None) -> pa.Array:
+    """Convert texts to a declared scalar type; null for texts that are none.
 
     Args:
         text: may have nulls.
         declared: the type.
         timezone: of times without an offset.
         unit: of a column of `source.timestamps`.
-
-    Returns:
-        (values, null for texts that are none; mask of texts that are `Undecided`, bool [texts]).
     """
     values = from_text(text, declared, timezone, unit)
-    undecided = np.zeros(len(text), np.bool_)
     if values.null_count == text.null_count:
-        return values, undecided
+        return values
     rest = pc.and_(values.is_null(), text.is_valid())
     distinct = text.filter(rest).dictionary_encode()
     cast = _cast_of(declared, timezone, unit)
-    exact: list[int | float | bool | None] = []
-    unknown = np.zeros(len(distinct.dictionary), np.bool_)
-    for k, unread in enumerate(distinct.dictionary.to_pylist()):
-        try:
-            exact.append(cast(unread))
-        except Undecided:
-            exact.append(None)
-            unknown[k] = True
-    indices = distinct.indices
-    undecided[np.flatnonzero(rest.to_numpy(zero_copy_only=False))] = unknown[indices.to_numpy()]
-    return pc.replace_with_mask(values, rest, _array(exact, declared).take(indices)), undecided
+    exact = _array([cast(unread) for unread in distinct.dictionary.to_pylist()], declared)
+    return pc.replace_with_mask(values, rest, exact.take(distinct.indices))
 
 
 def _array(values: list[int | float | bool | None], declared: str) -> pa.Array:
@@ -224,13 +204,19 @@ def _micros(text: str, timezone: str) -> int | None:
         return micros - (-offset if sign == "-" else offset) * 60_000_000
     if is_utc or timezone == "UTC":
         return micros
-    if not _FIRST_ZONED <= int(year) <= _LAST_ZONED:
-        raise Undecided(text)
-    # The earlier of two where clocks go back, and later by the gap where they pass over it.
-    local = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    return micros - _offset(micros, timezone)
+
+
+def _offset(local_micros: int, timezone: str) -> int:
+    """Return the microseconds by which a local time is ahead of UTC: before the change where clocks change at it.
+
+    So it is the earlier of two times where clocks go back, and later by the gap where they pass over it.
+    """
+    # Python's calendar has no year 0, in which all zones have their first offset.
+    local = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(local_micros, _FIRST_MICROS))
     shift = local.replace(tzinfo=_zone(timezone)).utcoffset()
     assert shift is not None
-    return micros - shift // timedelta(microseconds=1)
+    return shift // timedelta(microseconds=1)
 
 
 @cache
@@ -254,26 +240,26 @@ def _since_1970(text: str, unit: EpochUnit) -> int | None:
 
 
 def double_text(value: float) -> str:
-    """Return a finite double as Java spells it. Raises Undecided where that depends on the release of Java."""
-    return _java_text(value, repr(value), _PLAIN_DOUBLES, _PLAIN_DOUBLE_DIGITS)
+    """Return a finite double with the fewest digits that make it, at least two, in Java's spelling (`1.0E-5`)."""
+    return _java_text(value, repr(value))
 
 
 def float_text(value: float) -> str:
-    """Return a finite float (32 bits) as Java spells it. Raises Undecided where that depends on the release of Java."""
-    return _java_text(value, str(np.format_float_scientific(np.float32(value))), _PLAIN_FLOATS, _PLAIN_FLOAT_DIGITS)
+    """Return a finite float (32 bits) with the fewest digits that make it, at least two, in Java's spelling."""
+    return _java_text(value, str(np.format_float_scientific(np.float32(value))))
 
 
-def _java_text(value: float, fewest_digits: str, bounds: tuple[float, float], most: int) -> str:
+def _java_text(value: float, fewest_digits: str) -> str:
     sign = "-" if math.copysign(1, value) < 0 else ""
     if value == 0:
         return f"{sign}0.0"
-    _, figures, exponent = Decimal(fewest_digits).as_tuple()
+    _, figures, exponent = Decimal(fewest_digits).normalize().as_tuple()
+    if len(figures) == 1:  # of two digits there may be nearer ones: 4.9E-324
+        _, figures, exponent = Decimal(f"{value:.1e}").as_tuple()
     digits = "".join(map(str, figures))
     assert isinstance(exponent, int)
     point = len(digits) + exponent
     digits = digits.rstrip("0")
-    if not bounds[0] < abs(value) < bounds[1] or len(digits) > most:
-        raise Undecided(fewest_digits)
     if -3 < point <= 0:
         return f"{sign}0.{'0' * -point}{digits}"
     if 0 < point <= 7:
@@ -293,9 +279,14 @@ def moment_text(micros: int) -> str:
     return f"{spelled}-{moment:%m-%d %H:%M:%S}{fraction}"
 
 
-#: Jackson limits the digits of a number, the depth of an object and the length of a name. What comes near is undecided.
-_MOST_DIGITS, _MOST_DEPTH, _MOST_NAME = 900, 400, 50_000
-_STRINGS = re.compile(r"""("(?:[^"\\]|\\.)*")|('(?:[^'\\]|\\.)*')""", re.DOTALL)
+#: Of one line of JSON at most: levels of objects and lists within each other, digits of a number.
+_MOST_LEVELS, _MOST_DIGITS = 999, 1_000
+#: Lines of fewer brackets are read within Python's usual depth of calls; for others it may grow to the second.
+_USUAL_LEVELS, _MOST_CALLS = 150, 3_000
+_DEEP = Lock()
+#: String literals in double and in single quotes, and infinities as JSON does not spell them.
+_LENIENT = re.compile(r"""("(?:[^"\\]|\\.)*")|('(?:[^'\\]|\\.)*')|([+-]?INF(?![0-9A-Za-z])|\+Infinity)""", re.DOTALL)
+_STRINGS = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 _ESCAPES = re.compile(r'\\(.)|(")', re.DOTALL)
 _TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
@@ -314,95 +305,114 @@ class Members(tuple[tuple[str, Any], ...]):
 
 
 def _whole_number(text: str) -> Integer:
-    if len(text) > _MOST_DIGITS:
-        raise Undecided(text)
+    _check_digits(text)
     return Integer("0" if text == "-0" else text)
 
 
 def _number(text: str) -> float | NamedNumber:
-    if len(text) > _MOST_DIGITS:
-        raise Undecided(text)
+    _check_digits(text)
     value = float(text)
     return value if math.isfinite(value) else NamedNumber("Infinity" if value > 0 else "-Infinity")
 
 
-def _checked(pairs: list[tuple[str, Any]]) -> Members:
-    if any(len(name) > _MOST_NAME for name, _ in pairs):
-        raise Undecided("a long name")
-    return Members(pairs)
+def _check_digits(text: str) -> None:
+    if len(text) > _MOST_DIGITS and sum(map(str.isdigit, text)) > _MOST_DIGITS:
+        raise ValueError(f"a number of more than {_MOST_DIGITS:,} digits")
 
 
-_PARSERS: dict[str, Any] = {
-    "parse_int": _whole_number,
-    "parse_float": _number,
-    "parse_constant": NamedNumber,
-    "strict": True,
-}
-_DECODER = json.JSONDecoder(object_pairs_hook=Members, **_PARSERS)
-_CHECKING_DECODER = json.JSONDecoder(object_pairs_hook=_checked, **_PARSERS)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=Members, parse_int=_whole_number, parse_float=_number, parse_constant=NamedNumber, strict=True
+)
+
+
+@contextmanager
+def room_for_levels(texts: Sequence[str | bytes]) -> Iterator[None]:
+    """Let calls go as deep as the objects in some texts of JSON take, within the block."""
+    if not any(_may_be_deep(text) for text in texts):
+        yield
+        return
+    with _DEEP:
+        usual = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(usual, _MOST_CALLS))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(usual)
+
+
+def _may_be_deep(text: str | bytes) -> bool:
+    if isinstance(text, bytes):
+        return len(text) > _USUAL_LEVELS and text.count(b"{") + text.count(b"[") > _USUAL_LEVELS
+    return len(text) > _USUAL_LEVELS and text.count("{") + text.count("[") > _USUAL_LEVELS
+
+
+def _levels(text: str) -> int:
+    """Return how many objects and lists of a text of JSON are within each other."""
+    most = level = 0
+    for sign in re.findall(r"[][{}]", _STRINGS.sub("", text)):
+        level += 1 if sign in "{[" else -1
+        most = max(most, level)
+    return most
 
 
 def members_of(text: str) -> Members | None:
-    """Return the members of a JSON object; None where the text is none.
+    """Return the members of a JSON object; None where the text is none, or beyond the limits of one.
 
-    Values are str, Integer, float, NamedNumber, bool, None, Members, and lists of them.
-
-    Raises:
-        Undecided: Spark's rules must decide.
+    Values are str, Integer, float, NamedNumber, bool, None, Members, and lists of them. U+FFFD stands for half a
+    surrogate pair.
     """
     if not text.rstrip(" ").endswith("}"):
         return None
-    if text.count("{") + text.count("[") > _MOST_DEPTH:
-        raise Undecided(text)
-    decoder = _DECODER if len(text) <= _MOST_NAME else _CHECKING_DECODER
-    try:
-        value = decoder.decode(text)
-    except ValueError:
-        if "INF" in text or "+I" in text:
-            raise Undecided(text) from None
-        if "'" not in text:
-            return None
-        try:
-            value = decoder.decode(_STRINGS.sub(_in_double_quotes, text))
-        except ValueError:
-            return None
+    value = _parsed(text)
     return value if isinstance(value, Members) else None
 
 
-def _in_double_quotes(match: re.Match[str]) -> str:
-    """Return a string literal in double quotes, which alone may not be escaped as `\\'`."""
-    inside = match.group()[1:-1]
+def _parsed(text: str) -> Any:
+    """Return what a text of JSON says; None where it is none."""
+    if _may_be_deep(text) and _levels(text) > _MOST_LEVELS:
+        return None
+    if "\\u" in text:
+        text = without_halves(text.encode()).decode()
+    try:
+        return _DECODER.decode(text)
+    except ValueError:
+        if not any(sign in text for sign in ("'", "INF", "+Infinity")):
+            return None
+    try:
+        return _DECODER.decode(_LENIENT.sub(_as_json, text))
+    except ValueError:
+        return None
+
+
+def _as_json(match: re.Match[str]) -> str:
+    """Return a string literal in double quotes, which alone may not be escaped as `\\'`; an infinity by JSON's name."""
+    if match[3] is not None:
+        return "-Infinity" if match[3].startswith("-") else "Infinity"
 
     def escaped(sign: re.Match[str]) -> str:
         if sign[1] is None:
             return '\\"'
         return "'" if sign[1] == "'" else sign[0]
 
-    return f'"{_ESCAPES.sub(escaped, inside)}"'
+    return f'"{_ESCAPES.sub(escaped, match.group()[1:-1])}"'
 
 
 def text_of(value: Any) -> str:
-    """Return a value that is not null as text. Raises Undecided."""
+    """Return a value that is not null as text."""
     if isinstance(value, str) and not isinstance(value, NamedNumber):
         return str(value)
     return _json(value)
 
 
 def elements_of(value: Any) -> list[Any] | None:
-    """Return the elements of a list that is not null, each as `element_text` takes it; None where it is no list.
-
-    Raises:
-        Undecided: it is a text, which may be that of a list.
-    """
-    if isinstance(value, list):
-        return value
+    """Return the elements of a list, or of a text that is one in JSON, each as `element_text` takes it; else None."""
     if isinstance(value, str) and value.lstrip(" \t\r\n").startswith("["):
-        raise Undecided(value)
-    return None
+        value = _parsed(value)
+    return value if isinstance(value, list) else None
 
 
 def element_text(value: Any) -> str | None:
-    """Return an element of a list as text; None for null. Raises Undecided."""
+    """Return an element of a list as text; None for null."""
     if isinstance(value, NamedNumber):
         return str(value)
     return None if value is None else text_of(value)

@@ -26,7 +26,7 @@ _BLOCK, _ARROW_BLOCK = 1 << 22, 1 << 20
 _ROW = re.compile(r" in row (\d+)$")
 #: Lines at the beginning of a file that say how it spells its columns.
 _SAMPLE = 200
-#: Of the lines of a block; where more make the parser stop, the rest is left to Spark's rules.
+#: Of the lines of a block; where more make the parser stop, the rest is judged line by line.
 _MOST_STOPS = 1 / 32
 #: As few lines are not split further to find the one that stops the parser.
 _FEW = 4
@@ -245,7 +245,7 @@ class JsonReader:
         declared = self._declared.get(name, "string")
         element, spelling = element_type(declared), self._declaration.spellings.get(name)
         if spelling is not None and not pa.types.is_boolean(value.type):
-            # As Spark's rules see it: a number by its text.
+            # As the judge sees it: a number by its text.
             text = _valid(value if pa.types.is_string(value.type) else _digits(value))
             return from_json(spelling.plain(text), declared, zone, unit)
         if element is None:
@@ -347,7 +347,7 @@ class _Attempts:
         self._left = max(8, int(_MOST_STOPS * (len(offsets) - 1)))
 
     def rows(self, first: int, last: int) -> Iterator[_Rows]:
-        """Yield lines [first, last) in stretches, without those that are left to Spark's rules."""
+        """Yield lines [first, last) in stretches, without those that are to be judged line by line."""
         while first < last:
             stop = None
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -71,16 +70,13 @@ class FileProfile:
         return datetime.fromtimestamp(micros / 1e6, UTC)
 
 
-def profiles(
-    rows: DataFrame | None, table: Table, batch: LandingBatch, left: Mapping[int, int] | None = None
-) -> list[FileProfile]:
+def profiles(rows: DataFrame | None, table: Table, batch: LandingBatch) -> list[FileProfile]:
     """Return a profile of each file of `batch`, in order.
 
     Args:
         rows: as headrace.lake.landing.frame makes them; None: there are none.
         table: the declaration.
         batch: whose lines they are.
-        left: by file, how many lines they are made of; None: of all.
 
     Raises:
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
@@ -89,7 +85,7 @@ def profiles(
     file_profiles = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
     if rows is None:
         return file_profiles
-    extras, halves = _count(rows, table, batch.source, file_profiles, left)
+    extras, halves = _count(rows, table, batch.source, file_profiles)
     if any(f.bad for f in file_profiles):
         _reasons(rows, table, file_profiles)
     if halves:
@@ -105,9 +101,7 @@ def profiles(
     return file_profiles
 
 
-def _count(
-    rows: DataFrame, table: Table, source: AnySource, file_profiles: list[FileProfile], left: Mapping[int, int] | None
-) -> tuple[int, int]:
+def _count(rows: DataFrame, table: Table, source: AnySource, file_profiles: list[FileProfile]) -> tuple[int, int]:
     """Fill in all that one aggregate gives; the numbers of rows with undeclared columns and with `_halves`."""
     extras = halves = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]
@@ -138,10 +132,8 @@ def _count(
         reached = event_time(watermark.column, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(reached))).alias("watermark"))
     counted = rows.groupBy("_file").agg(*aggregates).collect()
-    if left is not None and {r["_file"]: r["lines"] for r in counted} != left:
-        raise RuntimeError(f"lines of landing files were lost: {left}, {[r.asDict() for r in counted]}")
     for row in counted:
-        if row["_file"] is None or (left is None and row["lines"] != row["last"]):
+        if row["_file"] is None or row["lines"] != row["last"]:
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
         extras += row["extras"]
         halves += row["halves"]

@@ -23,7 +23,6 @@ from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
 from headrace.lake.landing.files import LandingDay, LandingFile
 from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE, ReadLines
 from headrace.plugins import import_class
-from headrace.storage import Location
 
 _DAMAGED = re.compile(rf"({DAMAGED}|{UNREADABLE}) (\d+) ([^\n]*)")
 
@@ -67,9 +66,6 @@ class LandingBatch:
     source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
-    #: Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without its line
-    #: feed, `_fault` string. None: all lines are read.
-    left: tuple[Location, ...] | None = None
     #: The declared text columns whose values are ids (`table.ids`).
     ids: frozenset[str] = frozenset()
 
@@ -91,8 +87,6 @@ class LandingBatch:
             `_text` string without its line end, `_fault` string: why the line is no row, where that is known
             (headrace.lake.landing.text_lines).
         """
-        if self.left is not None:
-            return self._of_files(self._left(chosen), chosen)
         task = ReadLines(tuple((i, self.files[i][1].path) for i in chosen), fields)
         text = self.spark.range(0, len(chosen), 1, len(chosen)).mapInArrow(task, task.SCHEMA)
         return self._of_files(text, chosen)
@@ -101,12 +95,6 @@ class LandingBatch:
         """Return the range of a landing day's event times, [first, end) in UTC; `first` None: nothing is too late."""
         end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
         return midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None, end
-
-    def _left(self, chosen: Sequence[int]) -> DataFrame:
-        """Return the lines that Arrow left: `_file`, `_line`, `_text`, `_fault`."""
-        files = (file.spark_path for file in self.left or ())
-        rows = self.spark.read.schema("_file int, _line bigint, _text string, _fault string").parquet(*files)
-        return rows.where(F.col("_file").isin(list(chosen)))
 
     def _of_files(self, text: DataFrame, chosen: Sequence[int]) -> DataFrame:
         """Return lines with what is known of their files."""
@@ -173,7 +161,7 @@ class LandingReader(ABC):
 
     `read` and `finish` are plans of Spark. Where the lines are delimited text or JSON objects, `by_arrow` and `form`
     let Arrow read them, about ten times as fast; lines that Arrow is unsure of are judged by `form`, too
-    (headrace.lake.landing.unsure_lines), and go to `read` only where their values depend on Spark.
+    (headrace.lake.landing.unsure_lines).
     """
 
     #: Whether Arrow may read the files, by `form`.

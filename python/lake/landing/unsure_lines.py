@@ -1,12 +1,11 @@
 """Judgement of landing lines that Arrow is unsure of, in the task that reads them.
 
-Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.frame). The few lines with a value
-that only Spark's rules decide (`Undecided`) are left to them.
+Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.frame), which read files that Arrow does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,7 +41,6 @@ from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
 from headrace.lake.landing.exact_casts import (
     DeclaredNames,
     Members,
-    Undecided,
     cast_texts,
     double_text,
     element_text,
@@ -50,9 +48,10 @@ from headrace.lake.landing.exact_casts import (
     float_text,
     members_of,
     moment_text,
+    room_for_levels,
     text_of,
 )
-from headrace.lake.landing.json_paths import columns_with_halves, without_halves
+from headrace.lake.landing.json_paths import columns_with_halves
 
 _NUL, _QUOTE = "\0", '"'
 _EXTRA_TYPE = pa.map_(pa.string(), pa.string())
@@ -131,8 +130,6 @@ class JudgedLines:
     #: By `judged_schema`: the good rows and the bad ones.
     rows: pa.Table
     counts: JudgedCounts
-    #: Of the given lines, those that are left to Spark's rules. bool [lines].
-    undecided: Mask
 
 
 def judged_schema(declaration: Declaration) -> pa.Schema:
@@ -159,36 +156,27 @@ class LineJudge:
 
     def judge(self, block: LineBlock, chosen: Mask) -> JudgedLines:
         """Judge some lines of a block. `chosen`: bool [lines]."""
-        numbers = block.number(chosen)
         texts = block.texts(chosen).view(pa.binary()).to_pylist()
-        undecided = np.zeros(len(numbers), np.bool_)
-        counts, lines, places = JudgedCounts(), [], []
-        for place, (number, text) in enumerate(zip(numbers.tolist(), texts, strict=True)):
-            try:
+        counts, lines = JudgedCounts(), list[_Line]()
+        with room_for_levels(texts if self.form is None else ()):
+            for number, text in zip(block.number(chosen).tolist(), texts, strict=True):
                 line = self._line(number, text, TOO_LONG if block.too_long else None)
-            except Undecided:
-                undecided[place] = True
-                continue
-            if line is None:
-                counts.skipped += 1
-            else:
-                lines.append(line)
-                places.append(place)
-        rows = _Rows(self, lines)
-        undecided[np.array(places, np.int64)[rows.undecided]] = True
+                if line is None:
+                    counts.skipped += 1
+                else:
+                    lines.append(line)
+            rows = _Rows(self, lines)
         counts.add(rows.counts)
-        return JudgedLines(rows.table, counts, undecided)
+        return JudgedLines(rows.table, counts)
 
     def _line(self, number: int, raw: bytes, fault: str | None) -> _Line | None:
-        """Return what a line says; None where it is no row. Raises Undecided."""
+        """Return what a line says; None where it is no row."""
         data = raw.rstrip(b"\r")
         if number == 1:
             while data.startswith(BOM):
                 data = data.removeprefix(BOM)
         text = data.decode(errors="replace")
         is_utf8 = "\ufffd" not in text or text.encode() == data
-        if not is_utf8 and len(data) < len(raw) and max(data[-3:], default=0) >= 0xC0:
-            raise Undecided("a carriage return behind a character that is not whole")
         if fault is None and not text.strip(" "):
             return None
         if self.form is not None and self.form.header and number == 1:
@@ -219,11 +207,9 @@ class LineJudge:
     def _of_json(self, number: int, text: str, data: bytes, broken: str | None) -> _Line:
         names = self._names
         halves: list[int] = []
-        sound = text
         if "\\u" in text:
             halves = columns_with_halves(data, [(name,) for name in names.declared])
-            sound = without_halves(data).decode(errors="replace")
-        members = members_of(sound)
+        members = members_of(text)
         if members is None:
             members, broken = Members(), broken or NOT_JSON
         members, fault = names.renamed(members)
@@ -272,7 +258,6 @@ class _Rows:
 
     def __init__(self, judge: LineJudge, lines: list[_Line]) -> None:
         self._judge, self._declaration, self._lines = judge, judge.declaration, lines
-        self.undecided: Mask = np.zeros(len(lines), np.bool_)
         self._faults: list[list[_Fault]] = [[] for _ in lines]
         columns = [self._typed(i, c) for i, c in enumerate(self._declaration.columns)]
         self._values = dict(zip((c.name for c in self._declaration.columns), columns, strict=True))
@@ -288,19 +273,8 @@ class _Rows:
 
     # --- values ------------------------------------------------------------------------------------------------------
 
-    def _each(self, function: Callable[[int], Any]) -> list[Any]:
-        """Return what a function gives for each row; None, and the row undecided, where it raises Undecided."""
-        results: list[Any] = []
-        for row in range(len(self._lines)):
-            try:
-                results.append(function(row))
-            except Undecided:
-                self.undecided[row] = True
-                results.append(None)
-        return results
-
     def _text_of(self, row: int, i: int) -> str:
-        """Return a value that is not null as text. Raises Undecided."""
+        """Return a value that is not null as text."""
         value = self._lines[row].values[i]
         return value if type(value) is str else text_of(value)
 
@@ -310,11 +284,7 @@ class _Rows:
         is_list = element_type(column.type) is not None
         values, lost = self._lists(i, column, raw) if is_list else self._scalars(i, column, raw)
         for row in np.flatnonzero(lost).tolist():
-            try:
-                example = self._text_of(row, i)[:SHOWN_CHARACTERS]
-            except Undecided:
-                self.undecided[row] = True
-                continue
+            example = self._text_of(row, i)[:SHOWN_CHARACTERS]
             reason = f"{column.name}: '{example}' is not {a_type(column.type)}"
             self._faults[row].append(_Fault(kind_unreadable(column), reason, example))
         if column.required:
@@ -333,14 +303,13 @@ class _Rows:
             return None if value is None else self._text_of(row, i)
 
         form = self._judge.form
-        texts = pa.array(raw if form is not None else self._each(ready), pa.string())
+        texts = pa.array(raw if form is not None else [ready(row) for row in range(len(raw))], pa.string())
         plain = texts
         if form is not None and name in form.rewrites:
             plain = pc.replace_substring_regex(plain, *form.rewrites[name])
         if name in declaration.spellings:
             plain = declaration.spellings[name].plain(plain)
-        values, undecided = cast_texts(plain, column.type, declaration.timezone, declaration.timestamps.get(name))
-        self.undecided |= undecided
+        values = cast_texts(plain, column.type, declaration.timezone, declaration.timestamps.get(name))
         return values, _lost(values, texts)
 
     def _lists(self, i: int, column: TableColumn, raw: list[Any]) -> tuple[pa.Array, Mask]:
@@ -360,15 +329,14 @@ class _Rows:
             return [repr(e) if is_double and isinstance(e, float) else element_text(e) for e in elements]
 
         is_absent = np.array([value is None for value in raw], np.bool_)
-        lists = pa.array(self._each(ready), pa.list_(pa.string()))
+        lists = pa.array([ready(row) for row in range(len(raw))], pa.list_(pa.string()))
         texts = lists.flatten()
         plain = texts
         if column.name in declaration.spellings:
             plain = declaration.spellings[column.name].plain(plain)
-        values, undecided = cast_texts(plain, element, declaration.timezone, None)
+        values = cast_texts(plain, element, declaration.timezone, None)
         sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
         row_of = np.repeat(np.arange(len(lists)), sizes)
-        self.undecided[row_of[undecided]] = True
         lost = ~is_absent & lists.is_null().to_numpy(zero_copy_only=False)
         lost[row_of[_lost(values, texts)]] = True
         offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
@@ -382,17 +350,10 @@ class _Rows:
     def _extra_texts(self, row: int) -> list[tuple[str, str | None]] | None:
         """Return undeclared members that the table has a column for."""
         judge, line = self._judge, self._lines[row]
-        if not line.extra or self.undecided[row]:
+        if not line.extra:
             return None
-        texts: list[tuple[str, str | None]] = []
-        for name, value in line.extra.items():
-            if judge.accept or name in self._declaration.extra:
-                try:
-                    texts.append((name, None if value is None else text_of(value)))
-                except Undecided:
-                    self.undecided[row] = True
-                    return None
-        return texts
+        names = [n for n in line.extra if judge.accept or n in self._declaration.extra]
+        return [(n, None if line.extra[n] is None else text_of(line.extra[n])) for n in names]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -430,12 +391,7 @@ class _Rows:
                 number = float(value)
                 if (low is None or number >= low) and (high is None or number <= high):
                     continue
-                try:
-                    text = _number_text(value, types[name])
-                except Undecided:
-                    self.undecided[row] = True
-                    continue
-                kind = kind_outside(name, low, high)
+                kind, text = kind_outside(name, low, high), _number_text(value, types[name])
                 self._faults[row].append(_Fault(kind, f"{name}: {text} is {span_outside(low, high)}"))
 
     def _add_untimely(self) -> None:
@@ -471,7 +427,8 @@ class _Rows:
             def text(row: int, i: int = i) -> str | None:
                 return None if self._lines[row].values[i] is None else self._text_of(row, i)
 
-            is_forgotten |= forgotten.mask(name, pa.array(self._each(text), pa.string()))
+            texts = [text(row) for row in range(len(self._lines))]
+            is_forgotten |= forgotten.mask(name, pa.array(texts, pa.string()))
         for row in np.flatnonzero(broken).tolist():
             is_forgotten[row] |= forgotten.in_line(self._lines[row].text)
         return np.where(is_forgotten, FORGOTTEN, states)
@@ -481,7 +438,7 @@ class _Rows:
         return broken if broken is not None else "; ".join(fault.reason for fault in self._faults[row])
 
     def _table(self, states: I64, columns: list[pa.Array], extra: list[Any]) -> pa.Table:
-        written = np.flatnonzero(~self.undecided & (states != FORGOTTEN))
+        written = np.flatnonzero(states != FORGOTTEN)
         number, ds, name = self._judge.file
         is_bad = states == BAD
         raw = [line.text if bad else None for line, bad in zip(self._lines, is_bad.tolist(), strict=True)]
@@ -502,20 +459,17 @@ class _Rows:
         return pa.Table.from_arrays(arrays, schema=judged_schema(self._declaration)).take(pa.array(written))
 
     def _counts(self, states: I64) -> JudgedCounts:
-        counts, decided = JudgedCounts(), ~self.undecided
-        counts.good, counts.bad, counts.forgotten = (
-            int((decided & (states == s)).sum()) for s in (GOOD, BAD, FORGOTTEN)
-        )
-        good = decided & (states == GOOD)
+        counts = JudgedCounts()
+        counts.good, counts.bad, counts.forgotten = (int((states == s).sum()) for s in (GOOD, BAD, FORGOTTEN))
+        good = states == GOOD
         for column in self._declaration.columns:
             is_value = self._values[column.name].is_valid().to_numpy(zero_copy_only=False)
-            counts.readable[column.name] = int((decided & is_value).sum())
+            counts.readable[column.name] = int(is_value.sum())
             counts.nulls[column.name] = int((good & ~is_value).sum())
         kinds = {kind_unreadable(c): c.name for c in self._declaration.columns}
         present: set[str] = set()
         extra: set[str] = set()
-        for row in np.flatnonzero(decided).tolist():
-            line = self._lines[row]
+        for row, line in enumerate(self._lines):
             present |= line.present
             extra |= line.extra.keys()
             if states[row] == GOOD:

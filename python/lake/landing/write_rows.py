@@ -1,6 +1,6 @@
 """Tasks that write data files: of landing lines that Arrow reads, of judged rows, and anew without some of their rows.
 
-Arrow reads blocks of lines. Lines that it does not surely read as Spark's rules would are judged one by one
+Arrow reads blocks of lines. Lines that it is unsure of are judged one by one
 (headrace.lake.landing.unsure_lines).
 """
 
@@ -23,7 +23,6 @@ from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE, DataFileWri
 from headrace.lake.faults import BAD, GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import (
-    TOO_LONG,
     Declaration,
     LineBlock,
     Mask,
@@ -43,10 +42,6 @@ from headrace.lake.landing.repeats import key_hashes, save_hashes
 from headrace.lake.landing.unsure_lines import JudgedCounts, JudgedLines, LineJudge, judged_schema
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
-
-#: The columns of the lines that are left to Spark: numbers of the file and of the line, the line as it is, and why it
-#: is no row, where that is known.
-LEFT = pa.schema([("_file", pa.int32()), ("_line", pa.int64()), ("_text", pa.string()), ("_fault", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,6 @@ class PartCounts:
     good: int = 0
     #: Good ones that must not come back (headrace.lake.forgotten).
     forgotten: int = 0
-    #: Lines for Spark's rules.
-    left: int = 0
     #: Of the lines that Arrow is unsure of; those above are of the others.
     judged: JudgedCounts = field(default_factory=JudgedCounts)
     #: By declared column: values.
@@ -91,7 +84,7 @@ class PartCounts:
         """The lines that any of the counts has."""
         judged = self.judged
         judged_lines = judged.skipped + judged.good + judged.bad + judged.forgotten
-        return self.skipped + self.good + self.forgotten + self.left + judged_lines
+        return self.skipped + self.good + self.forgotten + judged_lines
 
 
 @dataclass(frozen=True)
@@ -124,8 +117,8 @@ class ReadTask:
     forgotten: ForgottenValues | None = None
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes`, `judged` and `left` (names in
-        `folder`), or `unreadable`: why a file could not be read.
+        """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `judged` (names in `folder`), or
+        `unreadable`: why a file could not be read.
         """
         parts = self.tasks[number]
         output = _Output(self, self.files[parts[0].file].ds, [self.files[p.file].name for p in parts])
@@ -169,11 +162,6 @@ class ReadTask:
         judged = judge.judge(block, unsure)
         counts.judged.add(judged.counts)
         output.add_judged(judged)
-        if judged.undecided.any():
-            counts.left += int(judged.undecided.sum())
-            undecided = unsure.copy()
-            undecided[unsure] = judged.undecided
-            output.leave(judge.file[0], block, undecided)
 
     def _count(self, counts: PartCounts, block: LineBlock, read: ReadBlock) -> None:
         counts.lines += len(block)
@@ -195,7 +183,6 @@ class _Output:
         self._schema = task.schema
         self._names = pa.array(names, pa.string())
         self._data = DataFileWriter(task.table, ds, self._schema, task.codec)
-        self._left = _Scratch(task.folder / f"left-{uuid.uuid4()}.parquet", LEFT)
         self._judged = _Scratch(task.folder / f"judged-{uuid.uuid4()}.parquet", judged_schema(task.declaration))
         self._hashes: list[npt.NDArray[np.int64]] = []
         self._keyed: list[Mask] = []
@@ -214,14 +201,6 @@ class _Output:
             self._keyed.append(keyed)
         self._data.add(rows)
 
-    def leave(self, file: int, block: LineBlock, unsure: Mask) -> None:
-        """Put lines aside for Spark's rules."""
-        numbers = block.number(unsure)
-        files = pa.array(np.full(len(numbers), file, np.int32))
-        faults = pa.array([TOO_LONG if block.too_long else None] * len(numbers), pa.string())
-        table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(unsure), faults], schema=LEFT)
-        self._left.add(table)
-
     def add_judged(self, judged: JudgedLines) -> None:
         """Keep judged rows for what comes after all files are read."""
         if judged.rows.num_rows:
@@ -233,7 +212,7 @@ class _Output:
         data = self._data.close()
         if data is not None:
             result["data"] = asdict(data)
-        result["left"], result["judged"] = self._left.close(), self._judged.close()
+        result["judged"] = self._judged.close()
         if self._hashes:
             result["hashes"] = save_hashes(self._task.folder, self._hashes, self._keyed)
         return result
@@ -241,7 +220,6 @@ class _Output:
     def abandon(self) -> None:
         """Leave nothing of its files."""
         self._data.abandon()
-        self._left.abandon()
         self._judged.abandon()
 
 
