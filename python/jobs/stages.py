@@ -10,13 +10,19 @@ from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
 from importlib import import_module
 from operator import attrgetter
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from headrace.config import Spark, Spec, parse_ds
 from headrace.config.spark import settings_agree, with_slots
 from headrace.config.stages import STAGES
 from headrace.errors import UserError
-from headrace.stage import Stage, package_stage, stage_entries, stage_entry
+from headrace.stage import Context, Stage, package_stage, stage_entries, stage_entry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.features.build.run import BuiltDay
+    from headrace.stage.manifest import Output
 
 
 def load_stage(name: str, spec: Spec | None = None) -> Stage:
@@ -35,9 +41,13 @@ def load_stage(name: str, spec: Spec | None = None) -> Stage:
 def features_stage() -> Stage:
     """Return the stage `features` with the counts of its columns that the stage `drift` judges."""
     from headrace.features.build.stage import BuildFeatures
-    from headrace.quality.drift.count_day import count_day
 
-    return BuildFeatures(count_day)
+    def count(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output, ...]:
+        from headrace.quality.drift.count_day import count_day  # where the spec has the section `drift`
+
+        return count_day(ctx, day, spark)
+
+    return BuildFeatures(count)
 
 
 def require_stage(spec: Spec, name: str) -> None:

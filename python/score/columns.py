@@ -11,7 +11,7 @@ from headrace.config.score import ITEM_COLUMNS_OF_CANDIDATES, score_entries, sco
 from headrace.errors import UserError, nearest
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.table_ops.sql import fault_without_spark
-from headrace.features.types import declared
+from headrace.features.types import ValueType, declared
 
 
 def check_score(spec: Spec) -> None:
@@ -61,7 +61,8 @@ def check_columns(spec: Spec, score: Score) -> None:
             f"score: the features read {', '.join(repr(c) for c in missing)}, which a pair has from nowhere; add to "
             f"score.user.columns, to score.item.columns, or a constant to score.context"
         )
-    context_scalars(spec, score)
+    if not all(_is_plain(value, types[name]) for name, value in score.context.items()):
+        context_scalars(spec, score)
     _check_keys(spec, score)
 
 
@@ -80,6 +81,21 @@ def _check_keys(spec: Spec, score: Score) -> None:
                     f"{', '.join(other_keys)} is not the {side_name}'s: what was before a pair is not asked for when "
                     f"all pairs are scored. Leave the operator out, or give it keys of one side"
                 )
+
+
+#: A power of two up to which whole numbers are of every type of numbers but float.
+_PLAIN_INTEGER = 1 << 31
+
+
+def _is_plain(value: object, column_type: ValueType) -> bool:
+    """Return whether a constant is of a type for certain; pyarrow, which knows, imports pandas to tell (0.3 s)."""
+    if column_type.is_list:
+        return False
+    if column_type.element == "string":
+        return isinstance(value, str) and value.isascii()
+    if column_type.element in ("int", "bigint", "double"):
+        return type(value) is int and -_PLAIN_INTEGER <= value < _PLAIN_INTEGER
+    return column_type.element == "boolean" and isinstance(value, bool)
 
 
 def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:

@@ -19,7 +19,7 @@ from pyspark.sql.types import IntegralType
 from headrace.config import Score, Spec
 from headrace.config.score import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.errors import UserError
-from headrace.features.build.rows import pinned_table
+from headrace.features.build.plan import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import pin
 from headrace.lake.delta.with_spark import read_version

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Entity, Score, Spec
 from headrace.errors import UserError
-from headrace.features.build.rows import pinned_table
+from headrace.features.build.plan import pinned_table
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory

@@ -14,7 +14,6 @@ from headrace.config.spark import with_slots
 from headrace.config.workspace import Workspace
 from headrace.dataset.layout import TEST, check_streams, open_split
 from headrace.errors import UserError
-from headrace.lake.spark.session import session
 from headrace.models import registry
 from headrace.models.predictor import damaged_model
 from headrace.models.registry.client import missing_version
@@ -23,7 +22,6 @@ from headrace.stage import Context, Result, Stage, identity
 from headrace.stage.manifest import Input, Manifest, Output, fingerprint
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, TaskLabels
-from headrace.train.evaluation.request import Request
 from headrace.train.job import Job, TrainingReport, driver_phase_ends, end_phase, show_metrics
 from headrace.train.requirements import check_requirements
 from headrace.train.setup.earlier_days import (
@@ -126,6 +124,7 @@ class Train(Stage):
     def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> TrainingReport:
         """Have the ranks do the job; a subclass may do it elsewhere."""
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
+        from headrace.lake.spark.session import session
         from headrace.train.launch.horovod_spark import launch
 
         spec = ctx.spec
@@ -195,6 +194,9 @@ def check_dataset(job: Job) -> None:
         UserError: a split is missing or damaged, too few row groups, or something that the sections `model` and `train`
             ask for and the dataset does not have.
     """
+    # Late: a day that is trained already is found out without it.
+    from headrace.train.evaluation.request import Request
+
     schema = job.features.dataset_schema
     if schema is None:
         raise UserError("the manifest of stage 'features' describes no dataset; run that stage again")

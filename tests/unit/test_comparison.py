@@ -87,7 +87,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     recorder = Launches()
     torch.set_num_threads(1)
-    monkeypatch.setattr(train_stage, "session", session)
+    monkeypatch.setattr("headrace.lake.spark.session.session", session)
     monkeypatch.setattr(horovod_spark, "launch", recorder)
     return recorder
 

@@ -1,18 +1,23 @@
-"""Facts of a day's features that the spec alone decides, without Spark: the checked workflow, the days of events.
+"""Facts of a day's features that the spec and ingest's manifest decide, without Spark.
 
-The days of events are those of the split, and those before that table operators look at.
+The checked workflow; the days of events: those of the split, and those before that table operators look at; the tables
+that are read, at the versions that ingest's manifest pins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date, timedelta
+from typing import Any
 
-from headrace.config import Spec
+from headrace.config import Spec, TableSource
 from headrace.errors import UserError
 from headrace.features.layout.files import engine_of
 from headrace.features.layout.split_rule import split_ranges
-from headrace.features.table_ops.preparation import Preparation, spark_alone
+from headrace.features.table_ops.preparation import Preparation, pin, spark_alone
 from headrace.features.workflow.workflow import Workflow
+from headrace.stage import Context
+from headrace.stage.manifest import Input, Output
 
 
 def checked_workflow(spec: Spec) -> Workflow:
@@ -72,3 +77,43 @@ def days_before_training(spec: Spec, ds: str, days: int) -> str:
 def by_days(spec: Spec) -> bool:
     """Return whether a dataset is made of some days of the events; else of all, or of a snapshot."""
     return spec.source.daily and spec.features.split.by == "time"
+
+
+def pinned_table(ctx: Context, source: str | None = None) -> Output:
+    """Return the pinned table of events: the main source's, or a named one's.
+
+    Raises:
+        UserError: the manifest names none.
+    """
+    declared_source = ctx.spec.source if source is None else ctx.spec.sources[source].source
+    name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
+    if isinstance(declared_source, TableSource):
+        facts = source_facts(ctx, source)
+        if "table" not in facts:
+            raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
+        name = facts["table"]["name"]
+    for output in ctx.upstream["ingest"].outputs:
+        if output.name == name:
+            return output
+    raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
+
+
+def source_facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
+    """Return the facts of a source in ingest's manifest."""
+    facts = ctx.upstream["ingest"].facts
+    return facts if source is None else facts["sources"][source]
+
+
+def other_inputs(ctx: Context) -> tuple[Input, ...]:
+    """Return the tables that are joined, as they are now, and the named sources that are read, as ingest's manifest
+    pins them.
+
+    Raises:
+        UserError: one is missing.
+    """
+    if not ctx.spec.features.prepare:
+        return ()
+    preparation = Preparation.from_spec(ctx.spec)
+    pinned = (pinned_table(ctx, name) for name in preparation.sources)
+    sources = (Input(kind="delta", name=p.name, version=p.version) for p in pinned)
+    return (*pin(ctx.ws, preparation.externals), *sources)

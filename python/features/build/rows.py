@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from itertools import count
-from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,20 +22,13 @@ from headrace.config.source import following
 from headrace.config.source import midnight as landing_midnight
 from headrace.errors import UserError
 from headrace.features.arrow.decode import numbered_name
-from headrace.features.build.plan import by_days, days_before_training, first_day
+from headrace.features.build.plan import by_days, days_before_training, first_day, pinned_table, source_facts
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import PreparedFiles, SplitRows, split_rows
 from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
-from headrace.features.table_ops.preparation import (
-    ExternalReader,
-    Preparation,
-    midnight,
-    pin,
-    row_preparation,
-    train_range,
-)
+from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight, row_preparation, train_range
 from headrace.features.table_ops.preparation import source_table as named_table
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
@@ -44,25 +36,9 @@ from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.declared import PinnedTable
 from headrace.stage import Context
-from headrace.stage.manifest import Input, Output
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
-
-
-def other_inputs(ctx: Context) -> tuple[Input, ...]:
-    """Return the tables that are joined, as they are now, and the named sources that are read, as ingest's manifest
-    pins them.
-
-    Raises:
-        UserError: one is missing.
-    """
-    if not ctx.spec.features.prepare:
-        return ()
-    preparation = Preparation.from_spec(ctx.spec)
-    pinned = (pinned_table(ctx, name) for name in preparation.sources)
-    sources = (Input(kind="delta", name=p.name, version=p.version) for p in pinned)
-    return (*pin(ctx.ws, preparation.externals), *sources)
 
 
 def events_within_days(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
@@ -156,31 +132,6 @@ def _materialized(frame: DataFrame, path: Location) -> DataFrame:
     return frame.sparkSession.read.schema(numbered.schema).parquet(str(path)).toDF(*names)
 
 
-def pinned_table(ctx: Context, source: str | None = None) -> Output:
-    """Return the pinned table of events: the main source's, or a named one's.
-
-    Raises:
-        UserError: the manifest names none.
-    """
-    declared_source = ctx.spec.source if source is None else ctx.spec.sources[source].source
-    name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
-    if isinstance(declared_source, TableSource):
-        facts = _facts(ctx, source)
-        if "table" not in facts:
-            raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
-        name = facts["table"]["name"]
-    for output in ctx.upstream["ingest"].outputs:
-        if output.name == name:
-            return output
-    raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
-
-
-def _facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
-    """Return the facts of a source in ingest's manifest."""
-    facts = ctx.upstream["ingest"].facts
-    return facts if source is None else facts["sources"][source]
-
-
 def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
     """Return a source that is a table, as ingest has pinned it; None where the source is landing files.
 
@@ -193,7 +144,7 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
         declared_source, table = spec.sources[source].source, spec.sources[source].table
     if not isinstance(declared_source, TableSource):
         return None
-    facts = _facts(ctx, source)
+    facts = source_facts(ctx, source)
     bad_rows = ctx.ws.quarantine(spec.pipeline, source)
     name = ctx.ws.name_of(bad_rows)
     quarantine_version = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)

@@ -24,7 +24,8 @@ from headrace.features.arrow.scan import LakeRows
 from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build import append
 from headrace.features.build.lake_files import files_of_day, fit_files, prepared_files, table_files
-from headrace.features.build.rows import events_of_window, pinned_table, read_events, source_table
+from headrace.features.build.plan import pinned_table
+from headrace.features.build.rows import events_of_window, read_events, source_table
 from headrace.features.layout.files import (
     ColumnCounts,
     DatasetFile,

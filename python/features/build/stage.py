@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.dataset.layout import LISTING
-from headrace.features.build import append
-from headrace.features.build.plan import checked_workflow
-from headrace.features.build.rows import day_rows, other_inputs, pinned_table
-from headrace.features.build.run import CountStatistics, append_day, build, day_events
+from headrace.features.build.plan import checked_workflow, other_inputs, pinned_table
 from headrace.features.layout.files import engine_of
 from headrace.features.table_ops.preparation import Preparation
-from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.vocabulary.restoration import damage_of
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.spark.session import session
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
 from headrace.storage import StoreAway, not_as_written
 
-_LOG = logging.getLogger("headrace.features")
+if TYPE_CHECKING:
+    from headrace.features.build.run import CountStatistics
 
 
 class BuildFeatures(Stage):
@@ -66,7 +61,11 @@ class BuildFeatures(Stage):
         """Return the events at ingest's version, tables and sources that operators read, the dataset that is appended
         to.
         """
-        events, base = pinned_table(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
+        events, base = pinned_table(ctx), None
+        if ctx.spec.features.append is not None:
+            from headrace.features.build.append import base_input
+
+            base = base_input(ctx, self.spec_part(ctx.spec), self.version)
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
             *other_inputs(ctx),
@@ -94,6 +93,12 @@ class BuildFeatures(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec or the data lack."""
+        # Late: a day that is done is found out without Spark.
+        from headrace.features.build.rows import day_rows
+        from headrace.features.build.run import append_day, build, day_events
+        from headrace.features.vocabulary.delta_table import again_if_overtaken
+        from headrace.lake.spark.session import session
+
         workflow = checked_workflow(ctx.spec)
         with (
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,

@@ -10,16 +10,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampType
 
 from headrace.lake.delta.log import file_path
 from headrace.storage import Location
+
+# Late: checks of tables whose columns nobody declares anew do without pyspark.
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructField
 
 #: Most rows of a row group, and about its most bytes in memory.
 ROW_GROUP_ROWS = 1 << 18
@@ -45,12 +47,17 @@ def data_schema(columns: str) -> pa.Schema:
 
 def ddl_fields(columns: str) -> list[StructField]:
     """Return the columns of a Spark DDL string."""
+    from pyspark.sql.types import StructType
+
     struct = StructType.fromDDL(columns)
     assert isinstance(struct, StructType)
     return struct.fields
 
 
 def _arrow_type(type_: DataType) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import ArrayType, TimestampType
+
     if isinstance(type_, ArrayType):
         return pa.list_(pa.field("element", _arrow_type(type_.elementType)))
     if isinstance(type_, TimestampType):

@@ -13,11 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from headrace.errors import UserError
-from headrace.lake.delta.deletion_vectors import vector_file
 from headrace.lake.delta.erased import erased_rows, said_by
 from headrace.lake.delta.log import Commit, DeltaLog, file_path
 from headrace.lake.delta.log_files import complete_checkpoints
-from headrace.lake.delta.transaction import Transaction
 from headrace.storage import Fence, Location
 from headrace.storage.own_records import known_keys
 
@@ -50,6 +48,8 @@ def remove_days_before(table: Location, first: str, fence: Fence | None = None) 
     days = days_before(table, first)
     if not days:
         return None
+    from headrace.lake.delta.transaction import Transaction
+
     metadata = json.dumps({_MARK: {"first": first}})
     return Transaction(table, fence=fence).replace("ds", days, [], metadata)
 
@@ -223,6 +223,8 @@ def _files_of(table: Location, action: Mapping[str, object]) -> set[Location]:
     files = {file_path(table, str(action["path"]))}
     vector = action.get("deletionVector")
     if isinstance(vector, Mapping) and vector.get("storageType") in ("u", "p"):
+        from headrace.lake.delta.deletion_vectors import vector_file
+
         named = str(vector["pathOrInlineDv"])
         files.add(table / vector_file(named) if vector["storageType"] == "u" else file_path(table, named))
     return files

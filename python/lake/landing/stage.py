@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.delta.transaction import TransactionOvertaken
-from headrace.lake.landing.check_days import TableCheck
-from headrace.lake.landing.expectations import summed
-from headrace.lake.landing.load import Load, check_columns, create_tables
 from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts, save_summary
 from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declared_source, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts
-from headrace.lake.landing.table_days import TableLook, look, table_result, why_gone
-from headrace.lake.spark.session import session
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
+
+# Late: a day that is loaded already is found out without Spark, and files without what reads tables.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.lake.landing.check_days import TableCheck
+    from headrace.lake.landing.table_days import TableLook
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -67,11 +66,12 @@ class Ingest(Stage):
         for source in source_contexts(ctx):
             outputs_of_source, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
             table = source.table_source
-            reason = (
-                _why_gone(source, outputs_of_source, facts)
-                if table is None
-                else why_gone(source, table, outputs_of_source, facts)
-            )
+            if table is None:
+                reason = _why_gone(source, outputs_of_source, facts)
+            else:
+                from headrace.lake.landing.table_days import why_gone
+
+                reason = why_gone(source, table, outputs_of_source, facts)
             if reason is not None:
                 return reason
         return None
@@ -90,6 +90,9 @@ class Ingest(Stage):
             raise UserError(f"what {ctx.ds} is loaded from came or changed as the run began; run again")
         plans = [state.plan(self.version) for state in states]
         if any(plans):
+            import headrace.lake.landing.load  # noqa: F401  (while Spark starts)
+            from headrace.lake.spark.session import session
+
             with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
                 for state, plan in zip(states, plans, strict=True):
                     self._load(state, plan, spark)
@@ -99,6 +102,8 @@ class Ingest(Stage):
 
     def _load(self, state: _SourceState, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
         """Load by a plan; by a new one where others have changed the table since it was made."""
+        from headrace.lake.delta.transaction import TransactionOvertaken
+
         for attempt in range(_ATTEMPTS):
             try:
                 return _load(state.ctx, plan, spark)
@@ -123,7 +128,11 @@ class _SourceState:
     @staticmethod
     def look_up(ctx: SourceContext) -> _SourceState:
         table = ctx.table_source
-        return _SourceState(ctx, _covered(ctx)) if table is None else _SourceState(ctx, table=look(ctx, table))
+        if table is None:
+            return _SourceState(ctx, covered_days(ctx, ctx.history()))
+        from headrace.lake.landing.table_days import look
+
+        return _SourceState(ctx, table=look(ctx, table))
 
     def inputs(self) -> Iterator[Input]:
         """Yield the inputs that the manifest names."""
@@ -132,6 +141,8 @@ class _SourceState:
     def plan(self, version: int) -> LoadPlan | TableCheck | None:
         """Return what is to be loaded; None: nothing."""
         if self.table is not None:
+            from headrace.lake.landing.check_days import TableCheck
+
             check = TableCheck(self.table, version)
             return check if check.days else None
         plan = plan_load(self.ctx, self.ctx.history(), self.files, version)
@@ -139,7 +150,11 @@ class _SourceState:
 
     def result(self) -> Result:
         """Return what the run has made of the source."""
-        return _source_result(self.ctx) if self.table is None else table_result(self.table)
+        if self.table is None:
+            return _source_result(self.ctx)
+        from headrace.lake.landing.table_days import table_result
+
+        return table_result(self.table)
 
 
 def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
@@ -147,9 +162,11 @@ def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: Spar
         return
     if source.name is not None:
         _LOG.info("source %s:", source.name)
-    if isinstance(plan, TableCheck):
+    if not isinstance(plan, LoadPlan):
         plan.run(spark)
         return
+    from headrace.lake.landing.load import Load, check_columns, create_tables
+
     check_columns(source.table, source.events, source.key_prefix)
     create_tables(source.table, source.events, source.quarantine)
     Load(source, plan, spark).run()
@@ -171,6 +188,8 @@ def _source_result(ctx: SourceContext) -> Result:
     The versions are those that last changed a day up to `ds`: days after it, loaded before or since, are no part of
     what the run has made, and a rerun says what the first run said.
     """
+    from headrace.lake.landing.expectations import summed
+
     history = ctx.history()
     for table in (ctx.events, ctx.quarantine):
         save_summary(DeltaLog(table))
@@ -233,10 +252,6 @@ def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str,
         if removed is not None:
             return f"rows of {output.name} were deleted or changed by {removed}"
     return None
-
-
-def _covered(ctx: SourceContext) -> tuple[DayFiles, ...]:
-    return covered_days(ctx, ctx.history())
 
 
 def _inputs(ctx: SourceContext, days: Sequence[DayFiles]) -> Iterator[Input]:

@@ -17,7 +17,8 @@ from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetr
 from headrace.config.section import Effect, keys_with
 from headrace.dataset.layout import TEST
 from headrace.errors import UserError
-from headrace.features.build.rows import day_rows, pinned_table
+from headrace.features.build.plan import pinned_table
+from headrace.features.build.rows import day_rows
 from headrace.features.build.run import day_events
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros

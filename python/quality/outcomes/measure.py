@@ -21,7 +21,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import NamedSource, OutcomeLabel, Spec
-from headrace.features.build.rows import as_features_see, pinned_table, source_table
+from headrace.features.build.plan import pinned_table
+from headrace.features.build.rows import as_features_see, source_table
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS, spark_micros

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import OutcomeAlert, Outcomes, Spec
 from headrace.errors import RefusedError, UserError
-from headrace.features.build.rows import pinned_table
+from headrace.features.build.plan import pinned_table
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.session import session
 from headrace.quality.outcomes.served import Served, pinned_days, section, served_days, sources
