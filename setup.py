@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: every package below python/ is one below `headrace`, and what a wheel brings besides.
 
 A wheel is made of a checkout where `make env s3` has run (`make wheel`): `headrace/share` in it holds what
-`headrace.config.workspace.installation` looks for at the top of a checkout.
+`headrace.config.installation.installation` looks for at the top of a checkout.
 """
 
 import shutil

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.report import Figure, publish
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 DS = "2026-01-08"
 #: Misspelt, and bound to columns.

@@ -28,8 +28,9 @@ from pathlib import Path
 
 from bench.report import Figure, publish
 from headrace.config import load_spec
+from headrace.config.installation import checkout
 from headrace.config.stages import ORDER
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace
 from headrace.lake.generate import days_between
 from headrace.stage.manifest import Manifest
 

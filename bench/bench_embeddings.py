@@ -44,7 +44,7 @@ from bench.report import Figure, publish
 from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.embeddings import EmbeddingCollection, EmbeddingFeature, JaggedTensor
 from headrace.embeddings.dynamic.rows import DynamicReport, dynamic_table_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec

@@ -42,7 +42,8 @@ from bench.etl_peers import APART, decode, decode_and_write, differences, run_ap
 from bench.report import Figure, FigureParts, publish
 from bench.usage import cpu_of_tree, peak_of_tree
 from headrace.config import load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow

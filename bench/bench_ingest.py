@@ -45,7 +45,8 @@ from pyspark.sql import SparkSession
 from bench.report import Figure, FigureParts, publish
 from bench.usage import Peak, peak_of_tree
 from headrace.config import Spark, Spec, build_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.session import session

@@ -40,7 +40,7 @@ from bench.score_ranking import ITEM, USER, in_a_process, items_of, task_of, use
 from bench.score_retrieval import COLUMNS, drawn, write_items
 from bench.score_retrieval import items_of as vectors_of
 from bench.usage import peak_of_tree
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.score.loaded_model import loaded_model
 from headrace.score.ranking import ITEMS, TaskInputs, score_batches
 from headrace.score.top_k import best_items, top_k

@@ -61,7 +61,7 @@ from bench.serve_load import (
     write_dlrm,
     write_exact,
 )
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.export.serve.repository import push, push_deltas, write_delta
 from headrace.storage import local
 

@@ -42,7 +42,7 @@ import pyarrow.parquet as pq
 from bench.peers.torchrec_step import TrainingStep, is_installed, run_torchrec
 from bench.report import Figure, publish
 from bench.train_ranks import MALLOC, LoopResult, run_loop, schema_of, step_of, train_of
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.dataset.layout import SplitLayout, open_split, stored_columns
 from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.storage import local

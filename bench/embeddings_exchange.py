@@ -32,7 +32,7 @@ from bench.peers.torchrec_step import Meter, TrainingStep, draw_ids, is_installe
 from bench.report import Figure, publish
 from headrace.comm.base import Collective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import plan_load
 from headrace.embeddings.planner.search import Planned, plan_tables

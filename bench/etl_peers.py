@@ -37,8 +37,8 @@ from pyspark.sql import functions as F
 
 from bench.criteo_data import CATEGORIES, COUNTS, Lake
 from bench.usage import cpu_of_children, peak_of_tree
+from headrace.config.installation import checkout
 from headrace.config.schema import FIRST_CODE
-from headrace.config.workspace import checkout
 from headrace.udfs.arrow import xxhash64_integers
 
 

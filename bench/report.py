@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.storage import local
 
 

@@ -38,8 +38,8 @@ from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
 from headrace.compute.jagged import JaggedArray
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
+from headrace.config.installation import checkout
 from headrace.config.schema import DatasetSchema, Feature, Kind
-from headrace.config.workspace import checkout
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import open_split
 from headrace.dataset.loaders import TrainLoader

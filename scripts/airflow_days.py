@@ -26,7 +26,8 @@ import psycopg
 import yaml
 
 from headrace.config import Warehouse
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
 from scripts.warehouse_reader import TABLE, look, publish

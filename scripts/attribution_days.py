@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 
 SAMPLE = checkout().parent / "shared" / "data" / "talkingdata" / "train_sample.csv"
 KEYS = ("ip", "app", "device", "os", "channel")

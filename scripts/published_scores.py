@@ -33,7 +33,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Warehouse
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.publish.postgres.server import connect
 from headrace.stage.manifest import Manifest
 from tests.warehouses import COLUMNS, Warehouses

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from headrace.config.workspace import pipeline_file
+from headrace.config.installation import pipeline_file
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 
 _PIPELINE, _FIRST, _SECOND = "shop.yaml", "2026-01-04", "2026-01-05"

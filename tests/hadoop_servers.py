@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 _LOG = """log4j.rootLogger=WARN,out
 log4j.appender.out=org.apache.log4j.ConsoleAppender

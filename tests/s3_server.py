@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.storage import local
 
 #: Any values: the server is of this machine alone, and gone with its test.

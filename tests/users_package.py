@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.plugins import installed_entry_points
 
 _PROJECT = """\

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.embeddings.kernels import gpu
-from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.kernels.dispatch import find_duplicates
 from headrace.embeddings.kernels.gpu import DeviceMap
 from headrace.embeddings.storage import RowCache
 from headrace.models.feature_interaction_triton import interact, interaction_width

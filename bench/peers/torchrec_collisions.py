@@ -31,7 +31,7 @@ from torch import Tensor
 from bench.peers.torchrec_step import FOLDERS
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.layer import ShardedEmbeddings

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 _MODULE = "bench.peers.torchrec_step"
 FOLDERS = ("torchrec", "fbgemm")

@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.usage import peak_of_tree
 from headrace.config import load_overlay, load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError, nearest
 from headrace.quality.report import facts
 from headrace.stage.manifest import Manifest

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.quality.cases import CaseResult, Goal, QualityCase, QualityPart, load_parts
 from bench.report import checkout_version
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.stage.manifest import fingerprint
 from headrace.storage import local
 

@@ -22,7 +22,8 @@ from bench.quality.cases import (
     run_headrace,
 )
 from headrace.config import load_overlay, load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.stage.manifest import Manifest
 from headrace.storage import local

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.rack import scenarios
 from bench.rack.hosts import NoRack
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 _KNOWN = [*scenarios.DAYS, *scenarios.FAULTS]
 

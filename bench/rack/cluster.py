@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rack.hosts import PRIVATE, Host, rack
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.publish.postgres.processes import program, reachable, server_account
 from headrace.storage import local
 from tests.s3_server import BUCKET, command, environ_of, prepare

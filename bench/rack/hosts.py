@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.jobs.submit import spark_home
 from headrace.storage import local
 

@@ -33,7 +33,7 @@ from bench.rack.cluster import (
     to_promote,
 )
 from bench.rack.hosts import MBIT, PRIVATE, Host
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.errors import EXIT_BUSY
 from headrace.storage import local
 from tests.s3_server import BUCKET

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from bench.retrain.days import DayResult, RetrainRun, measure
 from bench.retrain.replay import replayed_of
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 
 matplotlib.use("Agg")

@@ -28,7 +28,8 @@ import torch
 import headrace as hr
 from headrace.compute.counter_random import Floats, Ints
 from headrace.config import Spec, load_overlay, load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.layout.split_rule import time_ranges
 from headrace.lake.delta.log import DeltaLog

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.retrain.days import PIPELINE, RetrainRun, TrainHere, ceiling_of, first_day_auc, manifest_of
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.quality.report.facts import ceiling_share
 from headrace.stage import run_stage

@@ -19,7 +19,8 @@ import typer
 
 from headrace.cli.root import VAR, Home, Json, MaybePipeline, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
-from headrace.config.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
+from headrace.config.installation import iceberg_dir, installation, jars_dir, s3_dir
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 
 

@@ -27,7 +27,8 @@ from headrace.cli.root import (
 )
 from headrace.cli.run import run_stages
 from headrace.cli.screen import out, plain, print_json, table
-from headrace.config.workspace import Workspace, pipeline_file
+from headrace.config.installation import pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, UserError, nearest
 from headrace.quality.report import facts
 

@@ -11,7 +11,7 @@ import typer
 from headrace import __version__
 from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out, plain, table
-from headrace.config.workspace import pipeline_file
+from headrace.config.installation import pipeline_file
 from headrace.errors import UserError
 from headrace.storage import local
 

@@ -13,7 +13,8 @@ from rich.table import Table as Screen
 
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
-from headrace.config.workspace import Workspace, installation
+from headrace.config.installation import installation
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.storage import Location
 

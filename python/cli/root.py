@@ -13,8 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from headrace import __version__, logs
+from headrace.config.installation import pipeline_file
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace, pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.logs import tell_error
 from headrace.storage import local_folder
 

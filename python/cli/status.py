@@ -16,8 +16,9 @@ from rich.table import Table
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
+from headrace.config.installation import pipeline_file
 from headrace.config.stages import ORDER, STAGES, in_order
-from headrace.config.workspace import Workspace, pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.comm.world import World
+from headrace.comm import World
 
 #: All-to-alls of a rank that may be in flight: started, and not yet waited for. One of a channel is in flight from
 #: `reserve` until its rows are released.

@@ -18,8 +18,8 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
-from headrace.comm.world import World
 
 _MAX_INT32 = 2**31 - 1
 

@@ -21,9 +21,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import AllToAll, Collective, MessageChannel, check_send_rows
 from headrace.comm.shared_messages import Segment, SharedMessages
-from headrace.comm.world import World
 from headrace.compute import native
 
 log = logging.getLogger("headrace.comm")

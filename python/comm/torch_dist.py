@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from headrace.comm import World
 from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
-from headrace.comm.world import World
 
 
 class TorchCollective:

@@ -18,7 +18,7 @@ from typing import Any
 from zipimport import zipimporter
 
 import headrace
-from headrace.config.workspace import installation
+from headrace.config.installation import installation
 
 log = logging.getLogger("headrace.native")
 

@@ -10,11 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from headrace.config.embeddings import Sharding
+from headrace.config.installation import pipeline_file
 from headrace.config.model import with_class
 from headrace.config.source import TableSource
 from headrace.config.spec import Spec
 from headrace.config.variants import entry_at, fields_at, section_of, without_tags
-from headrace.config.workspace import pipeline_file
 from headrace.config.yaml_text import YamlFault, parse_yaml
 from headrace.errors import UserError, nearest
 from headrace.logs import hide_variable

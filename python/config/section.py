@@ -22,8 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from headrace.errors import UserError
-from headrace.storage import uri_fault
-from headrace.storage.uri import parse_uri, server_fault
+from headrace.storage.uri import parse_uri, server_fault, uri_fault
 
 _PLACE = re.compile(r"\{ds(?::([^{}]*))?\}")
 _DIRECTIVE = re.compile(r"%(-?[A-Za-z%])")

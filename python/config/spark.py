@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from headrace.config.installation import installation
 from headrace.config.section import Section
-from headrace.config.workspace import installation
 from headrace.errors import UserError, nearest
 from headrace.logs import holds_secret
 

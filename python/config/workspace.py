@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import headrace
+from headrace.config.installation import installation
 from headrace.config.stages import LEASES
 from headrace.errors import UserError
 from headrace.storage import Location, is_uri, local, local_folder, location_of, sync_all
@@ -319,50 +319,3 @@ class Workspace:
     def spark_local(self) -> Location:
         """Folder of temporary files of Spark and the stages."""
         return self.scratch / "spark"
-
-
-def checkout() -> Path:
-    """Return the folder that holds `python/`, `conf/`, `build/`, `docs/` and `bench/`."""
-    return Path(headrace.__file__).resolve().parent.parent
-
-
-def installation() -> Path:
-    """Return the folder that holds `conf/`, `build/` and `requirements/`: the checkout, or `share` of a wheel."""
-    share = Path(headrace.__file__).resolve().parent / "share"
-    return share if share.is_dir() else checkout()
-
-
-def jars_dir() -> Path:
-    """Return the folder into which `build.gradle` puts the jars."""
-    return installation() / "build" / "jars"
-
-
-def class_archive(*, with_s3: bool = False) -> Path:
-    """Return the JVM's class-data archive of Spark; it need not exist.
-
-    A JVM maps an archive only if its class path begins with that of the archive.
-
-    Args:
-        with_s3: the archive for a class path with the jars of S3, which `make s3` builds; else that of `make env`.
-    """
-    return installation() / "build" / "spark" / ("classes-s3.jsa" if with_s3 else "classes.jsa")
-
-
-def rapids_dir() -> Path:
-    """Return the folder into which `gradle rapids` puts the RAPIDS plugin."""
-    return installation() / "build" / "rapids"
-
-
-def iceberg_dir() -> Path:
-    """Return the folder into which `gradle iceberg` puts Iceberg's jar for Spark."""
-    return installation() / "build" / "iceberg"
-
-
-def s3_dir() -> Path:
-    """Return the folder into which `gradle s3` puts Spark's file system for S3."""
-    return installation() / "build" / "s3"
-
-
-def pipeline_file(name: str) -> Path:
-    """Return the YAML file of a shipped pipeline."""
-    return installation() / "conf" / "pipelines" / f"{name}.yaml"

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from headrace import config
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.compute.jagged import concatenated
 from headrace.config.schema import DatasetSchema, Kind
 from headrace.config.workspace import Workspace

@@ -19,7 +19,7 @@ from headrace.compute import native
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu, hashing
 from headrace.embeddings.kernels.cpu import data_pointer
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.kernels.dispatch import Duplicates, find_duplicates
 from headrace.embeddings.kernels.id_map import Ids, mix
 from headrace.embeddings.layout import Layout, TableGroup
 from headrace.errors import UserError

@@ -18,12 +18,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import MessageChannel, ReceivedMessage, channel_of
-from headrace.comm.world import World
 from headrace.compute import native
 from headrace.embeddings.addressing import JaggedIndices, RawIdRequest, pack, unpack
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather, sum_bags
+from headrace.embeddings.kernels.dispatch import Duplicates, find_duplicates, gather, sum_bags
 from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.sharding_plan import CommDtype
 from headrace.embeddings.storage import DTYPES, decode

@@ -18,7 +18,7 @@ from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.kernels.dispatch import Duplicates, find_duplicates
 from headrace.embeddings.layout import FusedTable, Layout
 from headrace.embeddings.storage import CachedSlots, RowCache, decode, empty_table, encode, noise_for
 from headrace.embeddings.update_rules import RULES, FusedStep, RowUpdate, fused_step

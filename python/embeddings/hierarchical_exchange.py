@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import Collective, subgroup_all_to_all
-from headrace.comm.world import World
 from headrace.embeddings.addressing import RawIdRequest, UniqueRawIds
 from headrace.embeddings.exchange import BagRequest, RowExchange, RowRequest
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.kernels.dispatch import Duplicates, find_duplicates
 from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.sharding_plan import CommDtype
 

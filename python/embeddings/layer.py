@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +19,16 @@ from headrace.embeddings.addressing import BatchIndexer, CodeBatch, JaggedIndice
 from headrace.embeddings.fused_optimizer import Gradient
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import dispatch
-from headrace.embeddings.kernels.dispatch import default_device
-from headrace.embeddings.kernels.duplicates import find_duplicates, gather, sum_bags
+from headrace.embeddings.kernels.dispatch import default_device, find_duplicates, gather, sum_bags
 from headrace.embeddings.layout import FusedTable, JoinedRows, TableRows
 from headrace.embeddings.lookup.handle import LookupHandle, TableLookup
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
 from headrace.embeddings.sharding_plan import Plan
 from headrace.embeddings.storage import INIT_BOUND, decode
 
 if TYPE_CHECKING:
     from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+    from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 
 
 class LookupFunction(torch.autograd.Function):
@@ -267,13 +267,13 @@ class ShardedEmbeddings(LocalTables):
         #: Widths of the features' vectors.
         self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
         self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
-        self._supports_zero_copy = (
-            self.device.type == "cpu"
-            and dynamic is None
-            and self._is_uniform
-            and bool(plan.lookups)
-            and supports_zero_copy(self.layout)
-        )
+
+    @cached_property
+    def _supports_zero_copy(self) -> bool:
+        from headrace.embeddings.lookup.zero_copy import supports_zero_copy
+
+        is_plain = self.device.type == "cpu" and self.dynamic is None and self._is_uniform
+        return is_plain and bool(self.plan.lookups) and supports_zero_copy(self.layout)
 
     def set_joined(self, rows: Mapping[str, TableRows]) -> None:
         """Set the rows of the plan's joined tables, by name, in place of all earlier ones.
@@ -325,7 +325,10 @@ class ShardedEmbeddings(LocalTables):
             jagged, samples = self._indexer.jagged(batch), _samples_of(batch, self.plan)
         fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
         jagged = [self._among_joined(fused, x) for fused, x in zip(fused_tables, jagged, strict=True)]
-        zero_copy = zero_copy and self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
+        if zero_copy:
+            from headrace.embeddings.lookup.zero_copy import is_zero_copy
+
+            zero_copy = self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
         return LookupHandle(self, samples, jagged, raw, zero_copy, is_padded=isinstance(batch, Tensor))
 
     def _among_joined(self, fused: FusedTable, jagged: JaggedIndices) -> JaggedIndices:
@@ -339,6 +342,8 @@ class ShardedEmbeddings(LocalTables):
             raise ValueError("the features' vectors differ in width or are sequences: call features()")
         handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
         if handle.zero_copy:
+            from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
+
             self._register_lookup(handle)
             return ZeroCopyVectors(self, handle)
         out = self.outputs(handle)[0]

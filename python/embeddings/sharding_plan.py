@@ -20,11 +20,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.config import ShardingKind
-from headrace.config.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.errors import UserError
+
+if TYPE_CHECKING:
+    from headrace.config.schema import DatasetSchema
 
 #: Storage types of rows. Arithmetic is float32 with all of them.
 Storage = Literal["fp32", "fp16", "bf16", "int8"]
@@ -210,6 +212,9 @@ def tables_of(
     Raises:
         UserError: a categorical feature without a cardinality.
     """
+    # Late: whoever names tables by hand has no dataset.
+    from headrace.config.schema import NULL_CODE, Kind
+
     rows: dict[str, int] = {}
     lookups: list[Lookup] = []
     for f in schema.of(Kind.CATEGORICAL):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headrace.compute.counter_random import GOLDEN, mix
 from headrace.embeddings.kernels import hashing
-from headrace.embeddings.kernels.duplicates import Duplicates, gather
+from headrace.embeddings.kernels.dispatch import Duplicates, gather
 from headrace.embeddings.kernels.hashing import lexsort
 from headrace.embeddings.sharding_plan import Storage
 

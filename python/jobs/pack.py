@@ -25,7 +25,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from headrace.config.workspace import checkout, installation
+from headrace.config.installation import checkout, installation
 from headrace.errors import UserError
 from headrace.storage import Location
 

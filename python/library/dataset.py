@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Train
 from headrace.config.schema import DatasetSchema, Kind

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config.schema import NULL_CODE, Kind
 from headrace.embeddings.checkpoint.dynamic import saved_files

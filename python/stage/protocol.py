@@ -23,7 +23,7 @@ from headrace.stage.manifest import Input, Manifest, Output, fingerprint
 from headrace.stage.resources import PeakMemory, ResourceUse
 from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held, Holder
-from headrace.storage.local import sync_seconds
+from headrace.storage.local_store import sync_seconds
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from headrace.errors import UserError
 from headrace.errors.stores import ChangedInPlace
 from headrace.storage.lease import Fence, Holder, Lease, LeaseLost
-from headrace.storage.local import LocalStore
+from headrace.storage.local_store import LocalStore
 from headrace.storage.store import STORE_KINDS, Info, Store, Unfinished
 from headrace.storage.uri import SCHEMES, parse_uri, stored_name
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from headrace.errors import UserError
-from headrace.storage.store import STORE_KINDS
+
+if TYPE_CHECKING:
+    from headrace.plugins import Seam
+    from headrace.storage.store import Store
 
 #: At least two letters, since one is a drive. One slash is enough: pathlib makes one of two.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -44,7 +48,7 @@ def parse_uri(text: str, key: str, glob: bool = False) -> tuple[str, PurePosixPa
     if not _is_known(scheme):
         raise UserError(f"{key}: headrace knows no store of {match[1]}: (known: {_known()})")
     if scheme not in SCHEMES:
-        STORE_KINDS.find(scheme, key)
+        _store_kinds().find(scheme, key)
     parts = _split(f"{scheme}://{text.partition(':')[2].lstrip('/')}", glob)
     user, separator, host = parts.netloc.rpartition("@")
     # Only Azure's URIs have a part before the @: the container.
@@ -79,12 +83,18 @@ def _scheme_of(text: str) -> str:
     return _ALIASES.get(text.lower(), text.lower())
 
 
+def _store_kinds() -> Seam[Store]:
+    from headrace.storage.store import STORE_KINDS  # late: most places are on file systems
+
+    return STORE_KINDS
+
+
 def _is_known(scheme: str) -> bool:
-    return scheme in SCHEMES or STORE_KINDS.is_name(scheme)
+    return scheme in SCHEMES or _store_kinds().is_name(scheme)
 
 
 def _known() -> str:
-    return ", ".join(("file", *SCHEMES, *STORE_KINDS.known()))
+    return ", ".join(("file", *SCHEMES, *_store_kinds().known()))
 
 
 def stored_name(uri: str, key: str) -> tuple[str, PurePosixPath]:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.config.workspace import installation
+from headrace.config.installation import installation
 from headrace.errors import UserError
 
 _VERSION = 1

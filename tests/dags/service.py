@@ -23,7 +23,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.publish.postgres import embedded
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "airflow"

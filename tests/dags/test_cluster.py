@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from tests.dags.standalone import standalone
 
 sys.path.insert(0, str(checkout() / "airflow_dags"))

@@ -16,8 +16,9 @@ import yaml
 
 from headrace.cli.new import write_project
 from headrace.config import load_spec
+from headrace.config.installation import checkout, pipeline_file
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace, checkout, pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.jobs.submit import PROGRAM
 from headrace.publish.postgres import server as warehouse
 from headrace.stage.manifest import Manifest

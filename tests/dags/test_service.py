@@ -22,8 +22,8 @@ from uuid import UUID
 import pytest
 import yaml
 
+from headrace.config.installation import checkout
 from headrace.config.stages import STAGES
-from headrace.config.workspace import checkout
 from tests.dags import kubernetes_api, stub
 from tests.dags.service import AIRFLOW, Service
 

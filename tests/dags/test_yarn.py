@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.workspace import checkout, pipeline_file, s3_dir
+from headrace.config.installation import checkout, pipeline_file, s3_dir
 from headrace.jobs.submit import spark_home
 from tests.hadoop_servers import Yarn, require_jars, yarn
 from tests.support import manifests

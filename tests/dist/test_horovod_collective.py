@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from headrace.comm import World
 from headrace.comm.base import Collective, LocalCollective, run_ranks
-from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.dynamic.spec import DynamicSpec

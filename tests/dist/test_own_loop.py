@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 EXAMPLES = checkout() / "examples"
 

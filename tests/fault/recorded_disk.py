@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 LIBRARY = checkout() / "build" / "native" / "libdisk_recorder.so"
 

@@ -25,7 +25,8 @@ import pytest
 import torch
 
 from headrace.comm.base import run_ranks
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.models.saved import load_model
 from headrace.stage.manifest import Manifest
 from headrace.storage import local

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from tests.fault.power_cuts import Cut, RecordedDays, damages, rerun
 from tests.fault.recorded_disk import LIBRARY, Survival
 

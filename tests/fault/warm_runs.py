@@ -32,9 +32,10 @@ from pyspark.sql import SparkSession
 
 import headrace.cli
 from headrace.config import Spark, Spec
+from headrace.config.installation import checkout
 from headrace.config.spark import local_slots
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace
 from headrace.jobs import run_stage, submit
 from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
 from headrace.jobs.stages import load_stage, spark_settings_of

@@ -16,7 +16,7 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
 from headrace.embeddings.checkpoint.files import write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.kernels.dispatch import find_duplicates
 from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.embeddings.planner.cost import CACHE_INDEX_BYTES, CACHE_SLOT_BYTES

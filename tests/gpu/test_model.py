@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.comm import World
 from headrace.comm.base import LocalCollective
-from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.jobs.gpu_plan.gate import ON_CPUS

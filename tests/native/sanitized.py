@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 
 def run(module: str, library: str, *args: str) -> subprocess.CompletedProcess[str]:

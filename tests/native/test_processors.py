@@ -12,7 +12,7 @@ import torch
 
 from headrace.cli import doctor
 from headrace.compute import native
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.update_rules import fused_step

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bench.rack.hosts import PRIVATE
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 #: What a host has for itself.
 UNSHARED = ["/tmp", "/dev/shm", "/run", str(PRIVATE)]

@@ -23,7 +23,7 @@ from bench.rack.cluster import (
     warehouse_settings,
 )
 from bench.rack.hosts import PRIVATE, Host, rack
-from headrace.config.workspace import checkout, s3_dir
+from headrace.config.installation import checkout, s3_dir
 from headrace.storage import local
 from tests.s3_server import BUCKET, jars
 

@@ -10,7 +10,7 @@ import pytest
 from bench.rack.cluster import PIPELINE, Losses, RackCluster, RackTrial, start_s3, start_spark, store_environ
 from bench.rack.hosts import PRIVATE, rack
 from bench.rack.scenarios import ScenarioPlan
-from headrace.config.workspace import checkout, s3_dir
+from headrace.config.installation import checkout, s3_dir
 from headrace.storage import local
 from tests.s3_server import jars
 

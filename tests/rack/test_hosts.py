@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.rack.hosts import Host, rack
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.jobs.submit import spark_home
 from tests.rack.support import SHARED, UNSHARED
 

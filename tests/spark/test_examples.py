@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 NOTEBOOKS = sorted((checkout() / "examples").glob("*.ipynb"))
 

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.config.workspace import Workspace, s3_dir
+from headrace.config.installation import s3_dir
+from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.spark.requirements import store_properties
 from headrace.lake.spark.session import spark_settings

@@ -8,7 +8,8 @@ import torch
 from pyspark.sql import SparkSession
 
 from headrace.config import load_overlay, load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
 from headrace.lake.landing.stage import Ingest
 from headrace.models.predictor import load_predictor

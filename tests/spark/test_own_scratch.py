@@ -15,7 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.stage.manifest import Manifest

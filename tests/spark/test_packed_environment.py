@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace.compute import native
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.jobs.pack import installed, pack
 from headrace.storage import local
 from headrace.udfs.arrow import xxhash64_integers

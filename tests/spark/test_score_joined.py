@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import EmbeddingOptimizer
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.joined import table_bytes
 from headrace.models.saved import Changes, load_model, save_model

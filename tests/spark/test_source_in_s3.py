@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config.workspace import Workspace, checkout, s3_dir
+from headrace.config.installation import checkout, s3_dir
+from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import iceberg_jars
 from headrace.lake.tables.snapshot import FILE, LINE

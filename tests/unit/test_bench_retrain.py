@@ -17,7 +17,8 @@ from bench.retrain.days import DayResult, RetrainRun, TrainHere, knowable_auc, r
 from bench.retrain.replay import Replayed, compare, days_with_replay, replayed_of, with_overrides
 from bench.retrain.replay import table as replay_table
 from headrace.config import Generate, build_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.generate.click_model import ClickModel, events
 from headrace.stage import check_stage, run_stage

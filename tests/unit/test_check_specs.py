@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.config import Spec, load_spec
 from headrace.config.documentation import keys_of
+from headrace.config.installation import checkout
 from headrace.config.model_args import MODEL_ARGS
-from headrace.config.workspace import checkout
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.table_ops.sql import fault_without_spark
 from headrace.jobs.check_specs import check_spec

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from headrace import __version__
 from headrace.cli import app, doctor, plan
 from headrace.cli.root import Panel
+from headrace.config.installation import checkout
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace
 from headrace.jobs.gpu_plan.gate import LOG, StepPlans
 from headrace.jobs.process import StopSignal
 from headrace.stage import run_lock

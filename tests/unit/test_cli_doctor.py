@@ -10,7 +10,8 @@ import pytest
 
 from headrace.cli import doctor
 from headrace.config import load_spec
-from headrace.config.workspace import Workspace, installation
+from headrace.config.installation import installation
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark import requirements as object_stores
 from tests.cli_support import Yard, make_yard

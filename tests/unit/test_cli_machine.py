@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from headrace.cli.run import PlannedStage, dry_run
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.jobs.process import PROGRAM
 from headrace.lake.spark.requirements import java_program

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import Collective, PeerLost, ThreadCollective, run_ranks
 from headrace.comm.shared_memory import ByHostCollective, SharedCollective, shared, some_may_share
-from headrace.comm.world import World
 from headrace.embeddings.hierarchical_exchange import SubgroupCollective
 
 

@@ -27,7 +27,7 @@ from headrace.config import (
     spark_profile,
 )
 from headrace.config.features import OpSpec
-from headrace.config.workspace import checkout, pipeline_file
+from headrace.config.installation import checkout, pipeline_file
 from headrace.errors import UserError
 from tests.source_table_support import make_spec
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from headrace.config import Candidates, Entity, Popular, Score, Spec, build_spec
-from headrace.config.workspace import pipeline_file
+from headrace.config.installation import pipeline_file
 from headrace.errors import UserError
 
 BLOCKED: dict[str, Any] = {

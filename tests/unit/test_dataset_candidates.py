@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import chisquare
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Negatives, Train
 from headrace.config.schema import DatasetSchema, Feature, Kind

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.compute.jagged import concatenated
 from headrace.config import Negatives, Train
 from headrace.config.schema import DatasetSchema

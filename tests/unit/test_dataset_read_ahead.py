@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.config import Train
 from headrace.config.schema import DatasetSchema
 from headrace.config.workspace import Workspace

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.config import Negatives, Train
 from headrace.config.load import build_spec, load_spec
 from headrace.config.schema import OOV_CODE, DatasetSchema, Feature, Kind

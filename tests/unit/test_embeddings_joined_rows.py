@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.comm import World
 from headrace.comm.base import Collective, LocalCollective, run_ranks
-from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows

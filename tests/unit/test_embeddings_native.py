@@ -20,7 +20,7 @@ from headrace.embeddings.addressing import BatchIndexer, JaggedIndices
 from headrace.embeddings.exchange import bucketize_bags
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.kernels.dispatch import find_duplicates
 from headrace.embeddings.layout import Layout
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.storage import empty_table

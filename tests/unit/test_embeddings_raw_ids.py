@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
-from headrace.comm.world import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.addressing import UniqueRawIds, owners, pack, unpack
 from headrace.embeddings.checkpoint.dynamic import load_rows, save_rows

@@ -22,8 +22,8 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config import Chain, Spark
+from headrace.config.installation import checkout
 from headrace.config.schema import TableColumn
-from headrace.config.workspace import checkout
 from headrace.dataset import native
 from headrace.features.arrow import decode, kernels
 from headrace.features.arrow import write_lake as module

@@ -18,7 +18,8 @@ from headrace.cli.generate import published_lists
 from headrace.cli.generate import simulate_day as command
 from headrace.compute.counter_random import scatter_ids, stream
 from headrace.config import Spec, Warehouse, load_overlay, load_spec
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.generate import generate, truth_path
 from headrace.lake.generate.click_model import ClickModel, Impressions, clicks, events, probability, purchases

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU tests/gpu are tests like all others")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Spark
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.installation import checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.cli.json_schema import COMMAND, SCHEMA_FILE, editor_line, json_schema
 from headrace.config import build_spec
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.errors import UserError
 from headrace.jobs.gpu_plan.cases import ROW_CASES, TABLE_CASES
 

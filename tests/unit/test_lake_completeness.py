@@ -25,7 +25,7 @@ from headrace.lake.landing.source_context import (
     wanted_watermark,
 )
 from headrace.stage import Context
-from headrace.storage.local import LocalStore
+from headrace.storage.local_store import LocalStore
 from tests.ingest_support import D1, D2, make_spec
 
 

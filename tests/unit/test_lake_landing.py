@@ -11,8 +11,9 @@ import pytest
 
 from headrace.config import LandingSource
 from headrace.config.formats import FILE_FORMATS
+from headrace.config.installation import checkout
 from headrace.config.source import days_of_run, following, midnight
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.landing.files import LandingDay, LandingFile, find_files
 from headrace.lake.landing.reader import LandingReader, reader_of

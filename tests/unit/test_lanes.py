@@ -14,7 +14,7 @@ from _pytest.mark.expression import Expression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from tests.lanes import (
     DRAWN,
     DRAWN_PARTS,

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace import logs
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.jobs.output import MARK, JsonLines, copy_output
 from headrace.logs import HIDDEN, hide, is_secret, redact
 from tests.cli_support import DS, Yard, make_yard

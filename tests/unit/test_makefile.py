@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 STAMPS = "no-stamps"
 #: What `headrace` and all that imports it runs with. CUDA's native build is one as well.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.stage.resources import PeakMemory
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's files are Linux's")

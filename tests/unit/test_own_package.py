@@ -18,9 +18,10 @@ from headrace.cli import app
 from headrace.cli.run import dry_run
 from headrace.config import Spec, Warehouse, build_spec
 from headrace.config.formats import FILE_FORMATS
+from headrace.config.installation import checkout, pipeline_file
 from headrace.config.source import LandingSource, TableSource
 from headrace.config.warehouse import WAREHOUSES
-from headrace.config.workspace import Workspace, checkout, pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.storage import Location, location, location_of
 from headrace.storage.store import STORE_KINDS

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli import submitters
-from headrace.config.workspace import checkout, installation
+from headrace.config.installation import checkout, installation
 from headrace.errors import UserError
 from headrace.jobs import pack as archive
 from headrace.jobs.pack import Packed, choose, installed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.errors import EXIT_USER_ERROR
 from headrace.errors.translate import _EXTRAS, exit_message, missing_package
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.export.serve.metrics import Metrics
 from headrace.logs import is_secret
 from tests.lanes import part_of

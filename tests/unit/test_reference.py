@@ -17,7 +17,7 @@ from headrace.cli import app
 from headrace.cli.reference import COMMAND, pages
 from headrace.config import Spec, load_spec
 from headrace.config.documentation import Key, keys_of
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 
 
 class Inner(BaseModel):

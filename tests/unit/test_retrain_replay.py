@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.comm import World
 from headrace.comm.base import run_ranks
-from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray
 from headrace.config import Replay, Spec, build_spec
 from headrace.config.workspace import Workspace

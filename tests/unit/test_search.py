@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from headrace.cli import app, screen
 from headrace.config import Spec, build_spec, load_overlay, load_spec
+from headrace.config.installation import checkout
 from headrace.config.load import flow
-from headrace.config.workspace import Workspace, checkout
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.stage.manifest import Input, Manifest
 from headrace.storage import local

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.storage import Location, local, system
 from tests.storage_support import Killed, faulty, fill_by_two, put_file, put_folder, seen
 

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from headrace.cli import app, screen
 from headrace.cli.screen import psql_table
 from headrace.config import load_spec, parse_ds
-from headrace.config.workspace import checkout, pipeline_file
+from headrace.config.installation import checkout, pipeline_file
 from headrace.errors import UserError
 from headrace.jobs.output import copy_output
 from headrace.logs import TextFormatter, tell_error, visible

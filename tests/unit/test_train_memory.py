@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import LocalCollective
-from headrace.comm.world import World
 from headrace.config import Model, Sharding, Train
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError

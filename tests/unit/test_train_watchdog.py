@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.storage import local
 from headrace.train.callbacks import tracing as module
 from headrace.train.callbacks.tracing import PARTS, Tracer
@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.storage import local
-from headrace.comm.world import World
+from headrace.comm import World
 folder, rank, size, deadline, waits = local(sys.argv[1]), *map(float, sys.argv[2:])
 watchdog = Watchdog(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
 watchdog.step, watchdog.phase = 7, "train"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import load_overlay, load_spec
-from headrace.config.workspace import checkout
+from headrace.config.installation import checkout
 from headrace.config.yaml_text import Nodes, YamlFault, parse_yaml
 from headrace.embeddings.planner.tables import load_tables
 from headrace.errors import UserError

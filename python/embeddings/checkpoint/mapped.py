@@ -23,7 +23,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.addressing import owners
 from headrace.embeddings.checkpoint.dynamic import saved_files

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.kernels.dispatch import find_duplicates
 from headrace.embeddings.kernels.id_map import SLOT_BYTES, Ids, slots_for
 from headrace.embeddings.storage import empty_table
 from headrace.embeddings.update_rules import RULES, RowUpdate, fused_step, state_bytes_per_row

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.embeddings.dynamic.rows import (
     DRAW,
     FREQUENCY,
@@ -21,7 +21,7 @@ from headrace.embeddings.dynamic.rows import (
     with_capacity,
 )
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.kernels.duplicates import gather
+from headrace.embeddings.kernels.dispatch import gather
 from headrace.embeddings.kernels.id_map import IdMap, Ids, mix
 from headrace.embeddings.storage import INIT_BOUND, initial_values
 

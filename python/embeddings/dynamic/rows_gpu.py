@@ -11,10 +11,10 @@ import copy
 import torch
 from torch import Tensor
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.embeddings.dynamic.rows import DRAW, FREQUENCY, ID, LAST_SEEN, TIDY_MARGIN, TrainableRows, with_capacity
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.kernels.duplicates import gather
+from headrace.embeddings.kernels.dispatch import gather
 from headrace.embeddings.kernels.gpu import DeviceMap
 from headrace.embeddings.kernels.hashing import initial_values, lexsort, mix, uniform
 from headrace.embeddings.storage import INIT_BOUND

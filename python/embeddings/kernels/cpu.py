@@ -230,7 +230,7 @@ def jagged_indices(
 def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Find the distinct values, ascending, of an int32 vector [N], none negative; and order, starts and group, int64.
 
-    See headrace.embeddings.kernels.duplicates.Duplicates.
+    See headrace.embeddings.kernels.dispatch.Duplicates.
     """
     lib = native.library()
     assert lib is not None

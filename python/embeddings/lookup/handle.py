@@ -18,8 +18,7 @@ from torch import Tensor
 from headrace.comm.base import Collective
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.exchange import BagRequest, RemoteRows, RowExchange, RowRequest, bucketize_bags
-from headrace.embeddings.kernels.dispatch import default_device
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.kernels.dispatch import Duplicates, default_device, find_duplicates, gather
 from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.lookup.local_tables import LocalTables
 

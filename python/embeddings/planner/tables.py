@@ -148,7 +148,7 @@ def load_tables(path_or_name: str) -> DeclaredTables:
     Raises:
         UserError: no such file, or it is not of that form.
     """
-    from headrace.config.workspace import installation
+    from headrace.config.installation import installation
     from headrace.config.yaml_text import YamlFault, parse_yaml
 
     path = Path(path_or_name)

@@ -12,9 +12,10 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from headrace.config import AnySource, LandingSource, TableSource
+from headrace.config.installation import installation
 from headrace.config.section import path_of_day
 from headrace.config.source import SourceDay
-from headrace.config.workspace import Workspace, installation
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import ChangedInPlace
 from headrace.storage import Location, StoreError, is_uri, local, location_of

@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.config.installation import checkout, installation, s3_dir
 from headrace.config.spark import ICEBERG_BY_PATH
-from headrace.config.workspace import Workspace, checkout, installation, s3_dir
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import DEFAULT_REGION, region_of
 from headrace.storage.objects.clients import HADOOP, endpoint_of

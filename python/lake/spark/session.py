@@ -18,8 +18,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
+from headrace.config.installation import class_archive, iceberg_dir, jars_dir, rapids_dir
 from headrace.config.spark import read_properties
-from headrace.config.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.files import require_room
 from headrace.errors.translate import own_errors

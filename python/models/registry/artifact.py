@@ -26,7 +26,8 @@ import yaml
 from packaging.version import Version
 
 import headrace
-from headrace.config.workspace import Workspace, installation
+from headrace.config.installation import installation
+from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.registry.client import first_line
 from headrace.storage import Location

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from headrace.comm import World
 from headrace.comm.base import (
     AllToAll,
     Collective,
@@ -26,7 +27,6 @@ from headrace.comm.base import (
     channel_of,
     subgroup_all_to_all,
 )
-from headrace.comm.world import World
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback

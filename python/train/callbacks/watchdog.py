@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.storage import Location, StoreRefused
 from headrace.train.callbacks.base import Callback, StepEnd
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.comm import World
 from headrace.comm.base import Collective
-from headrace.comm.world import World
 from headrace.compute.jagged import JaggedArray, concatenated
 from headrace.config import FullRanking
 from headrace.config.schema import NULL_CODE, DatasetSchema, Kind

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.embeddings.kernels.id_map import mix
 from headrace.errors import UserError
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace import config
-from headrace.comm.world import World
+from headrace.comm import World
 from headrace.config.schema import DatasetSchema
 from headrace.dataset.candidates import CandidateSampler
 from headrace.dataset.layout import SplitLayout, open_split

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from headrace import config
+from headrace.comm import World
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
-from headrace.comm.world import World
 from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
