@@ -13,12 +13,12 @@ import typer
 from headrace.cli.root import VAR, Ds, Home, Json, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, print_json, table
-from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, UserError
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.stage.manifest import Manifest
 
 

@@ -8,20 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from headrace.cli.root import VAR, Home, Json, MaybePipeline, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.config.installation import iceberg_dir, installation, jars_dir, s3_dir
-from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+
+if TYPE_CHECKING:
+    from headrace.config.workspace import Workspace
 
 
 @app.command(rich_help_panel=Panel.SET_UP, epilog=examples("headrace doctor", "headrace doctor clicks"))
@@ -159,6 +159,8 @@ def requirements(path: Path) -> dict[str, str] | None:
 
 
 def _installed(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:
@@ -252,7 +254,9 @@ def native() -> Iterator[Finding]:
         todo = "`make native`, for text_ngrams, feature_cross and minhash in Spark"
         yield Finding("UDF jar", "optional", "not built", todo)
         return
-    with zipfile.ZipFile(jars_[0]) as jar:
+    from zipfile import ZipFile
+
+    with ZipFile(jars_[0]) as jar:
         names = {name.rpartition("/")[2] for name in jar.namelist()}
     sides = {"libheadrace_columns.so": "CPU", "libheadrace_columns_cuda.so": "CUDA", "CudfColumnar.class": "RAPIDS"}
     has = [side for name, side in sides.items() if name in names]

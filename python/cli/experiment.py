@@ -28,12 +28,12 @@ from headrace.cli.root import (
 from headrace.cli.run import run_stages
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.config.installation import pipeline_file
-from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, UserError, nearest
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Experiment, Spec
+    from headrace.config.workspace import Workspace
 
 
 experiment_app = typer.Typer(

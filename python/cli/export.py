@@ -12,13 +12,13 @@ import typer
 
 from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import out
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.storage import Location, StoreAway, local
 
 if TYPE_CHECKING:
+    from headrace.config.workspace import Workspace
     from headrace.export.triton.config import Options
     from headrace.models.registry.versions import Version
+    from headrace.storage import Location
 
 
 class Tables(StrEnum):
@@ -177,6 +177,8 @@ def export_model(
         UserError: there is no such model, it cannot be exported, the folder is something else or cannot be
             written, ONNX is not installed.
     """
+    from headrace.storage import StoreAway, local
+
     name, registered = model_version(ws, pipeline, version_or_alias, overrides, stage)
     if to.exists() and not (to / "export.json").is_file():
         raise UserError(f"{to} is there and is no export: choose another folder")
@@ -350,6 +352,7 @@ def export_triton(
             folder cannot be written, ONNX is not installed.
     """
     from headrace.config import load_spec
+    from headrace.storage import StoreAway, local
 
     name, registered = model_version(ws, pipeline, version_or_alias, overrides, stage)
     second = None if stages is None else model_version(ws, stages.pipeline, stages.model)

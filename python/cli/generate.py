@@ -11,12 +11,12 @@ import typer
 
 from headrace.cli.root import VAR, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.screen import err, log_to_screen, out, table
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.lake.generate.site import Lists, SiteDay
     from headrace.publish.postgres.server import Connection
     from headrace.publish.postgres.tables import ScoresTable

@@ -12,7 +12,6 @@ import typer
 from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out, plain, table
 from headrace.errors import UserError
-from headrace.storage import local
 
 if TYPE_CHECKING:
     from headrace.cli.scaffold.columns import ColumnProfile
@@ -138,6 +137,7 @@ def _checked(file: Path, text: str) -> Spec:
     from headrace.config import load_spec
     from headrace.features.workflow.workflow import Workflow
     from headrace.score.columns import check_columns
+    from headrace.storage import local
 
     previous = file.read_text() if file.exists() else None
     local(file).put_text(text)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from rich.tree import Tree
 
 from headrace.cli.root import VAR, Ds, Home, Json, Panel, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json
 
 if TYPE_CHECKING:
+    from rich.tree import Tree
+
     from headrace.quality.report.lineage import Node
 
 
@@ -49,6 +50,8 @@ def _as_json(node: Node) -> dict[str, Any]:
 
 
 def _grown(node: Node) -> Tree:
+    from rich.tree import Tree
+
     tree = Tree(_label(node), guide_style="dim")
     for child in node.children:
         tree.children.append(_grown(child))

@@ -13,7 +13,6 @@ from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out, plain, table
 from headrace.config.installation import pipeline_file
 from headrace.errors import UserError
-from headrace.storage import local
 
 _TEMPLATES = Path(__file__).with_name("templates")
 #: The pipeline whose file is the new one's beginning: it generates its own data.
@@ -55,6 +54,7 @@ def write_project(name: str, folder: Path) -> None:
     """
     from headrace.cli.json_schema import editor_line
     from headrace.config.section import NAME
+    from headrace.storage import local
 
     if not NAME.fullmatch(name):
         raise UserError(f"{name}: a pipeline's name must match {NAME.pattern}")

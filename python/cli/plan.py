@@ -14,19 +14,19 @@ from rich.table import Table as Screen
 from headrace.cli.root import VAR, Ds, Home, Json, MaybePipeline, Panel, Sets, app, examples, workspace
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.config.installation import installation
-from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.storage import Location
 
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.config.schema import DatasetSchema
+    from headrace.config.workspace import Workspace
     from headrace.embeddings.dynamic.spec import DynamicSpec
     from headrace.embeddings.planner.search import Planned
     from headrace.embeddings.planner.tables import Popularity
     from headrace.embeddings.sharding_plan import Table
     from headrace.jobs.gpu_plan.explain import Explainer
     from headrace.jobs.gpu_plan.gate import StepPlans
+    from headrace.storage import Location
 
 
 @app.command(
@@ -97,6 +97,7 @@ def plan_gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str]
     Raises:
         UserError: the plugin's jar is missing, the pipeline has faults, or there is no such operator.
     """
+    from headrace.config.workspace import Workspace
     from headrace.features.ops import OPERATORS
     from headrace.features.table_ops import TABLE_OPERATORS
     from headrace.jobs.gpu_plan.explain import Explainer, explain_session
@@ -127,6 +128,7 @@ def check_plans(
     """Explain each step of operators (none of them named: of all; None: of none) and of pipelines, in a workspace that
     nothing else uses.
     """
+    from headrace.config.workspace import Workspace
     from headrace.jobs.gpu_plan.gate import check_operators, check_pipeline
 
     seen = [] if operators is None else [*check_operators(explainer, Workspace(ws.home / "operators"), operators)]

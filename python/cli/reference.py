@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from headrace.cli.root import Panel, app, examples
 from headrace.cli.screen import out
-from headrace.storage import local
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from headrace.config.documentation import Key
 
 
@@ -38,6 +38,8 @@ def reference(
 
     The JSON schema has the operators and formats of the packages that are installed, too.
     """
+    from headrace.storage import local
+
     if json_schema:
         from headrace.cli.json_schema import json_schema as schema_text
 

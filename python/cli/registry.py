@@ -15,12 +15,12 @@ from headrace.cli.run import resolve, run_stages
 from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import show_verdict
 from headrace.config.stages import STAGES
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.models.registry.promotion import Promotion
     from headrace.models.registry.versions import Version
     from headrace.stage.manifest import Manifest

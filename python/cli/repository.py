@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.root import Group, Panel, app, examples
 from headrace.cli.screen import out
 from headrace.errors import UserError
-from headrace.storage import Location, local
+
+if TYPE_CHECKING:
+    from headrace.storage import Location
 
 _group = typer.Typer(cls=Group, no_args_is_help=True, help="Versions of models for `headrace serve`.")
 app.add_typer(_group, name="repository", rich_help_panel=Panel.SERVE)
@@ -61,6 +63,8 @@ def show(repository: _Repository) -> None:
 
 def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
     """Folders by model, of `MODEL=DIR`. Raises UserError: something else, or no folder."""
+    from headrace.storage import local
+
     folders: dict[str, Location] = {}
     for pair in pairs:
         model, is_pair, folder = pair.partition("=")
@@ -75,6 +79,7 @@ def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
 def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int) -> None:
     """Push folders or deltas, and say their version."""
     from headrace.export.serve.repository import push, push_deltas
+    from headrace.storage import local
 
     version = (push_deltas if deltas else push)(local(repository), folders_by_model(pairs), keep)
     out.print(f"version {version} of {', '.join(folders_by_model(pairs))} is released in {repository}")
@@ -83,6 +88,7 @@ def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int
 def make_delta(base: Path, new: Path, delta: Path) -> None:
     """Write a delta, and say its size beside the new version's."""
     from headrace.export.serve.repository import write_delta
+    from headrace.storage import local
 
     if delta.exists() and not (delta / "delta.json").is_file():
         raise UserError(f"{delta} is there and is no delta: choose another folder")
@@ -94,6 +100,7 @@ def make_delta(base: Path, new: Path, delta: Path) -> None:
 def roll_back_release(repository: Path) -> None:
     """Have the release before served, and say which it is."""
     from headrace.export.serve.repository import roll_back
+    from headrace.storage import local
 
     models = roll_back(local(repository))
     out.print(f"released in {repository}: {_release_text(models)}")
@@ -102,6 +109,7 @@ def roll_back_release(repository: Path) -> None:
 def show_repository(repository: Path) -> None:
     """Say what is there."""
     from headrace.export.serve.repository import read_releases, read_repository
+    from headrace.storage import local
 
     try:
         contents = read_repository(repository)

@@ -7,7 +7,7 @@ import logging
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,9 +15,11 @@ from typer.core import TyperGroup
 from headrace import __version__, logs
 from headrace.config.installation import pipeline_file
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace
 from headrace.logs import tell_error
 from headrace.storage import local_folder
+
+if TYPE_CHECKING:
+    from headrace.config.workspace import Workspace
 
 
 class Group(TyperGroup):
@@ -25,8 +27,6 @@ class Group(TyperGroup):
     SIGTERM into 143."""
 
     def invoke(self, ctx: Any) -> Any:
-        from headrace.errors.translate import exit_message
-
         try:
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.TyperException):  # a group within this one has told what there was
@@ -35,6 +35,8 @@ class Group(TyperGroup):
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None
         except Exception as e:
+            from headrace.errors.translate import exit_message
+
             if (message := exit_message(e)) is None:
                 raise
             tell_error(message[0])
@@ -142,6 +144,8 @@ VAR = Path("var")
 
 def workspace(home: Path) -> Workspace:
     """Return the workspace of `--home` and of the environment; commands then read the spec's own roots."""
+    from headrace.config.workspace import Workspace
+
     return Workspace.from_environment(home, os.environ)
 
 

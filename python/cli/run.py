@@ -30,7 +30,6 @@ from headrace.cli.root import (
 from headrace.cli.screen import out
 from headrace.cli.summary import tell_refusals
 from headrace.config.stages import ORDER, STAGES
-from headrace.config.workspace import Workspace
 from headrace.errors import (
     EXIT_BUSY,
     EXIT_DONE,
@@ -41,13 +40,14 @@ from headrace.errors import (
     RefusedError,
     UserError,
 )
-from headrace.storage import Location
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.jobs.output import StageEvent
     from headrace.stage import Stage
     from headrace.stage.manifest import Input, Output
+    from headrace.storage import Location
 
 
 @app.command(

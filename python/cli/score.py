@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,10 @@ from headrace.cli.root import VAR, Ds, Home, Model, Overlays, Panel, Pipeline, S
 from headrace.cli.run import resolve
 from headrace.cli.screen import out
 from headrace.config.stages import STAGES
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.storage import is_uri, local, local_folder, location_of
+
+if TYPE_CHECKING:
+    from headrace.config.workspace import Workspace
 
 
 @app.command(
@@ -88,6 +89,7 @@ def score_rows(
     from headrace.models.predictor import read_meta
     from headrace.stage import Context
     from headrace.stage.manifest import Manifest
+    from headrace.storage import is_uri, local, local_folder, location_of
 
     place, folder = location_of(source, "--input").as_plain(), local(local_folder(target, "--output"))
     spec, day = resolve(pipeline, ds, overrides)

@@ -18,12 +18,12 @@ from headrace.cli.screen import out, plain, print_json, table
 from headrace.cli.summary import broken_rules, main_counts, manifests_of, of_challenger
 from headrace.config.installation import pipeline_file
 from headrace.config.stages import ORDER, STAGES, in_order
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.jobs.observe.running import RunningStage
     from headrace.stage import Stage
     from headrace.stage.manifest import Manifest

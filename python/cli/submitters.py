@@ -10,12 +10,12 @@ import typer
 
 from headrace.cli.root import VAR, Ds, Home, Panel, Pipeline, Sets, app, examples, workspace
 from headrace.cli.screen import out
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.storage import Location, local, location_of
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
+    from headrace.storage import Location
 
 
 @app.command(
@@ -34,6 +34,7 @@ def spark_properties(
     """Write the Spark properties file of a pipeline (for other submitters) and print its path."""
     from headrace.config import load_spec
     from headrace.jobs.submit import properties_file, write_properties
+    from headrace.storage import local
 
     spec = load_spec(pipeline, sets or [])
     ws = workspace(home).of(spec)
@@ -64,6 +65,8 @@ def pack(
 
     With spark.properties {spark.archives: FILE#environment, spark.pyspark.python: ./environment/bin/python}.
     """
+    from headrace.storage import location_of
+
     pack_environment(location_of(out, "FILE"), leave_out or [])
 
 

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from headrace.cli.screen import out, plain, table
 from headrace.config.stages import STAGES
-from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.quality.report import facts
 
 if TYPE_CHECKING:
     from headrace.config import Spec
+    from headrace.config.workspace import Workspace
     from headrace.stage.manifest import Manifest
 
 

@@ -16,11 +16,10 @@ from rich.table import Table
 from headrace.cli.root import VAR, Ds, Home, Overlays, Panel, Pipeline, Sets, app, examples, overrides, workspace
 from headrace.cli.run import resolve
 from headrace.cli.screen import log_to_screen, out, table
-from headrace.config.workspace import Workspace
-from headrace.storage import local
 
 if TYPE_CHECKING:
     from headrace.config import Search, Spec
+    from headrace.config.workspace import Workspace
 
 
 @app.command(
@@ -78,6 +77,7 @@ def search_settings(
         UserError: no section train.search, no dataset, a value that the spec refuses.
     """
     from headrace.config import load_spec
+    from headrace.storage import local
 
     if trials is not None:
         overrides = [*overrides, f"train.search.trials={trials}"]

@@ -8,11 +8,11 @@ import typer
 
 from headrace.cli.root import VAR, Ds, Group, Home, MaybePipeline, Panel, Pipeline, app, examples, workspace
 from headrace.cli.screen import out, print_rows
-from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from headrace.config import Spec, Warehouse
+    from headrace.config.workspace import Workspace
 
 
 warehouse_app = typer.Typer(cls=Group, no_args_is_help=True, help="The embedded PostgreSQL, and what is published.")
