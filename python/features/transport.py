@@ -19,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.features.learn.statistics import Partial, Partials, Statistic, empty
 from headrace.features.ops.base import EstimatorOp, FittedState
 from headrace.features.types import ValueType
-from headrace.features.vocabulary.frame_codes import ordered
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, TableWriter, TableWriters
 from headrace.features.workflow.workflow import BoundOp
 from headrace.lake.spark.exchange import BLOCK_BYTES, ExchangedBlock, Payload, small_batches, streamed
@@ -152,6 +151,8 @@ def keyed_tables(
         folder: a local one, for the files.
         owner: what removes the folder when no table is left.
     """
+    from headrace.features.vocabulary.frame_codes import ordered
+
     learned = {place: step.finish({}) for place, step in steps.items()}
     # Tables are numbered through, in this order.
     tables = [(place, name, table.schema) for place, state in learned.items() for name, table in state.tables.items()]

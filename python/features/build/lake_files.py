@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -21,9 +22,11 @@ from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
-from headrace.lake.tables.declared import PinnedTable
 from headrace.stage import Context
 from headrace.storage import Location
+
+if TYPE_CHECKING:
+    from headrace.lake.tables.declared import PinnedTable
 
 
 @contextmanager

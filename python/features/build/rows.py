@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from itertools import count
+from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,13 +31,13 @@ from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight, row_preparation, train_range
 from headrace.features.table_ops.preparation import source_table as named_table
-from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.tables.declared import PinnedTable
 from headrace.stage import Context
 from headrace.storage import Location
+
+if TYPE_CHECKING:
+    from headrace.lake.tables.declared import PinnedTable
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -144,6 +145,10 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
         declared_source, table = spec.sources[source].source, spec.sources[source].table
     if not isinstance(declared_source, TableSource):
         return None
+    # Late: most sources are landing files.
+    from headrace.lake.forgotten import ForgottenValues
+    from headrace.lake.tables.declared import PinnedTable
+
     facts = source_facts(ctx, source)
     bad_rows = ctx.ws.quarantine(spec.pipeline, source)
     name = ctx.ws.name_of(bad_rows)
@@ -255,6 +260,8 @@ class SourceRows:
         Raises:
             UserError: the table lacks a declared column, or has it as another type.
         """
+        from headrace.features.table_ops.spark_windows import EVENT_MICROS
+
         ctx = self.ctx
         named, pinned = ctx.spec.sources[read.name], pinned_table(ctx, read.name)
         rows = read_events(ctx, self.spark, read.name).where(F.col("ds") <= ctx.ds)

@@ -19,10 +19,8 @@ from headrace.config.schema import Kind
 from headrace.config.workspace import Workspace
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
-from headrace.features.arrow import write as arrow_write
 from headrace.features.arrow.scan import LakeRows
 from headrace.features.arrow.write_lake import write_lake_rows
-from headrace.features.build import append
 from headrace.features.build.lake_files import files_of_day, fit_files, prepared_files, table_files
 from headrace.features.build.plan import pinned_table
 from headrace.features.build.rows import events_of_window, read_events, source_table
@@ -37,8 +35,6 @@ from headrace.features.layout.files import (
 )
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
 from headrace.features.layout.split_rule import TimeRule
-from headrace.features.spark import write as spark_write
-from headrace.features.spark.fit import fit
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.restoration import SavedCopies
@@ -134,7 +130,11 @@ def write_dataset(
     for split in {p.split for p in plans}:
         (folder / split).make_dir()
     if engine == "spark":
-        return spark_write.write(fitted, rows, plans, folder, workflow)
+        from headrace.features.spark.write import write
+
+        return write(fitted, rows, plans, folder, workflow)
+    from headrace.features.arrow import write as arrow_write
+
     return arrow_write.write(fitted, rows, plans, folder, workflow, of_run)
 
 
@@ -156,6 +156,8 @@ def build(
     ):
         tick = time.perf_counter()
         if files is None:
+            from headrace.features.spark.fit import fit
+
             counts = check_rows(rows, f.label, spec.pipeline, f.label_type)
             after("rows")
             tables = ctx.ws.spark_local / KEYED_TABLES / spec.pipeline
@@ -210,6 +212,8 @@ def append_day(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, version: int
 ) -> Result:
     """Build as `build` does, with files by day, those of unchanged days taken over from yesterday's dataset."""
+    from headrace.features.build import append
+
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)

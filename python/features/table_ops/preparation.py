@@ -40,7 +40,6 @@ from headrace.features.table_ops.base import (
     with_types,
 )
 from headrace.features.types import OpError, ValueType, build, declared
-from headrace.lake.delta.log import DeltaLog
 from headrace.stage.manifest import Input
 from headrace.storage import Location, is_uri
 
@@ -148,6 +147,8 @@ def _place(ws: Workspace, table: ExternalTable) -> Location:
 
 def _version(path: Location, table: ExternalTable) -> str:
     if table.format == "delta":
+        from headrace.lake.delta.log import DeltaLog
+
         return str(DeltaLog(path).version)
     infos = path.infos() or {".": path.info()}
     in_order = sorted(infos.items(), key=lambda item: item[0].split("/"))

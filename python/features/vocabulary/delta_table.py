@@ -21,7 +21,6 @@ from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import VocabularyRule, give_codes
-from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.keyed_tables import Pieces, VocabularyWriter, write_table
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
@@ -237,6 +236,8 @@ class VocabularyTable:
         self._check_unique_frame(known)
         scratch, pinned = self._new_folder(), self._pinned is not None
         folder = Path(scratch.name)
+        from headrace.features.vocabulary.frame_codes import codes_of
+
         with codes_of(counted, known, rules, self._ds, pinned=pinned) as codes:
             written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE, _BYTES_A_FILE)
             for batch in streamed(codes.rows):
