@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
-
 if TYPE_CHECKING:
     import psutil
+
+    from headrace.jobs.output import OnEvent, Sink
 
 
 #: The program of every stage.
@@ -38,7 +38,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 def run_logged(
-    line: Sequence[str], env: Mapping[str, str], sink: Sink, echo: TextIO, on_event: OnEvent = ignore
+    line: Sequence[str], env: Mapping[str, str], sink: Sink, echo: TextIO, on_event: OnEvent | None = None
 ) -> int:
     """Run a command; copy its output (`copy_output`). Signals stop its whole family.
 
@@ -48,6 +48,8 @@ def run_logged(
     Raises:
         KeyboardInterrupt: Ctrl-C (`StopSignal`: SIGTERM, SIGHUP); the process and all that it started are gone.
     """
+    from headrace.jobs.output import copy_output, ignore
+
     with _signals_raise():
         process = subprocess.Popen(  # no `with`: the code below reads the pipe to its end and waits for the process
             [*_dies_with_parent(), *line],
@@ -61,7 +63,7 @@ def run_logged(
         try:
             assert process.stdout is not None
             with process.stdout as pipe:
-                copy_output(pipe.fileno(), sink, echo, on_event)
+                copy_output(pipe.fileno(), sink, echo, on_event or ignore)
             code = process.wait()
         except BaseException:
             stop_process_tree(process)

@@ -19,21 +19,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.config.stages import ORDER, STAGES
 from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.errors.translate import exit_message
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.observe.application import Observation
-from headrace.jobs.output import Kind, StageEvent
 from headrace.jobs.process import when_parent_ends
 from headrace.jobs.stages import days_of, turns
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage, stage_entry
 from headrace.storage import local_folder
+
+if TYPE_CHECKING:
+    from headrace.jobs.output import Kind
 
 
 @contextmanager
@@ -157,6 +159,8 @@ def _run(args: argparse.Namespace) -> int:
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 previous = name
     except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
+        from headrace.errors.translate import exit_message
+
         if (message := exit_message(e, written)) is not None:
             logs.tell_error(message[0])
             return message[1]
@@ -209,6 +213,8 @@ def _run_one(
 
         def tell(kind: Kind, reason: str = "") -> None:
             if events:
+                from headrace.jobs.output import StageEvent
+
                 StageEvent(name, kind, reason, ds, observed.run.run_id).send()
 
         def announce(plan: RunPlan) -> None:
