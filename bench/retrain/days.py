@@ -31,7 +31,7 @@ from headrace.config import Spec, load_overlay, load_spec
 from headrace.config.installation import checkout
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.features.layout.split_rule import time_ranges
+from headrace.features.layout.files import time_ranges
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
 from headrace.lake.generate.population import alive, items, users

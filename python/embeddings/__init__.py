@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.config import DynamicTable as DynamicTable
-    from headrace.config import EmbeddingOptimizer as EmbeddingOptimizer
-    from headrace.config import Sharding as Sharding
-    from headrace.config import TableSharding as TableSharding
+    from headrace.config.embeddings import DynamicTable as DynamicTable
+    from headrace.config.embeddings import EmbeddingOptimizer as EmbeddingOptimizer
+    from headrace.config.embeddings import Sharding as Sharding
+    from headrace.config.embeddings import TableSharding as TableSharding
     from headrace.embeddings.checkpoint.changes import apply_changes as apply_changes
     from headrace.embeddings.checkpoint.changes import save_changes as save_changes
     from headrace.embeddings.checkpoint.dynamic import load_dynamic as load_dynamic

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.config import DynamicTable, EmbeddingOptimizer, Optimizer, Sharding
+from headrace.config.embeddings import DynamicTable, EmbeddingOptimizer, Optimizer, Sharding
 from headrace.embeddings.addressing import feature_codes
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.layer import ShardedEmbeddings

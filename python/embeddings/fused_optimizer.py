@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.config.embeddings import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.dispatch import Duplicates, find_duplicates

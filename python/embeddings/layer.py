@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.config import EmbeddingOptimizer
+from headrace.config.embeddings import EmbeddingOptimizer
 from headrace.embeddings.addressing import BatchIndexer, CodeBatch, JaggedIndices, batch_to_device, split_found_flags
 from headrace.embeddings.fused_optimizer import Gradient
 from headrace.embeddings.jagged import JaggedTensor

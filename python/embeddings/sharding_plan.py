@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from headrace.config import ShardingKind
+from headrace.config.embeddings import ShardingKind
 from headrace.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.features.arrow.decode import FILE, LINE, LakeFile
 from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
-from headrace.features.layout.split_rule import ColumnRule
+from headrace.features.layout.files import ColumnRule
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.library.frames import library_of, to_arrow

@@ -15,7 +15,7 @@ from headrace import config
 from headrace.config import Spec, Task, Train, Trees
 from headrace.config.schema import DatasetSchema
 from headrace.errors import UserError
-from headrace.features.layout.split_rule import day_number, split_ranges
+from headrace.features.layout.files import day_number, split_ranges
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import ValueType
 

@@ -14,8 +14,7 @@ from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DatasetDay, base_input, link_kept, merge
 from headrace.features.build.plan import checked_workflow
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.layout.files import ColumnCounts, DatasetFile, WrittenDataset
-from headrace.features.layout.split_rule import TimeRule, day_number
+from headrace.features.layout.files import ColumnCounts, DatasetFile, TimeRule, WrittenDataset, day_number
 from headrace.features.table_ops.preparation import row_preparation, spark_alone
 from headrace.stage import Context
 from headrace.stage.manifest import Manifest, Output, fingerprint

@@ -34,8 +34,7 @@ from headrace.features.arrow.transform import row_order
 from headrace.features.arrow.write_lake import load_part, save_arrays, write_lake_rows
 from headrace.features.build import lake_files
 from headrace.features.build.lake_files import of_day
-from headrace.features.layout.files import WrittenDataset, plan_files
-from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
+from headrace.features.layout.files import ColumnRule, PositionRule, Rule, TimeRule, WrittenDataset, plan_files
 from headrace.features.learn.statistics import Number, Statistic, canonical
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import VocabularyRule

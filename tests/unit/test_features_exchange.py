@@ -26,8 +26,7 @@ from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileTasks, ScanTask, Splitter, lake_rows
 from headrace.features.arrow.write_lake import SendRows, WritePart
-from headrace.features.layout.files import plan_files
-from headrace.features.layout.split_rule import TimeRule
+from headrace.features.layout.files import TimeRule, plan_files
 from headrace.features.learn.statistics import canonical, merge
 from headrace.features.transport import Sender, cut, packed, unpacked
 from headrace.features.types import ValueType

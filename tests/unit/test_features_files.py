@@ -9,8 +9,7 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.features.layout.files import FilePlan, engine_of, plan_files
-from headrace.features.layout.split_rule import time_ranges
+from headrace.features.layout.files import FilePlan, engine_of, plan_files, time_ranges
 from headrace.lake.spark.exchange import partition_keys
 
 

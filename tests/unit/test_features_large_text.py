@@ -25,9 +25,8 @@ from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileScan, LakeRows, ScanTask, Splitter, lake_rows
 from headrace.features.arrow.write_lake import SendRows, WritePart, write_lake_rows
 from headrace.features.build.lake_files import fit_files
-from headrace.features.layout.files import plan_files
+from headrace.features.layout.files import PositionRule, plan_files
 from headrace.features.layout.split import SplitRows
-from headrace.features.layout.split_rule import PositionRule
 from headrace.features.learn.statistics import canonical
 from headrace.features.ops.base import FittedState
 from headrace.features.spark.transform import Joins, Side

@@ -31,9 +31,8 @@ from headrace.features.arrow.decode import FILE, LINE, LakeFile
 from headrace.features.arrow.scan import Splitter, lake_rows
 from headrace.features.arrow.write_lake import load_part, write_lake_rows
 from headrace.features.build.lake_files import fit_files
-from headrace.features.layout.files import plan_files
+from headrace.features.layout.files import PositionRule, plan_files
 from headrace.features.layout.split import SplitRows
-from headrace.features.layout.split_rule import PositionRule
 from headrace.features.vocabulary import delta_table, keyed_tables
 from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.keyed_tables import Pieces, TableWriter, VocabularyWriter

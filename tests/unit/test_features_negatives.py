@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.config import Spec, build_spec
 from headrace.features.build.plan import first_day
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.layout.split_rule import seen_until, split_ranges
+from headrace.features.layout.files import seen_until, split_ranges
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.preparation import midnight
 from headrace.lake.landing.stage import Ingest

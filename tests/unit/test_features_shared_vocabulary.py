@@ -17,7 +17,7 @@ from headrace.config.schema import TableColumn
 from headrace.features.arrow.decode import FILE, LINE, LakeFile
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import Splitter, lake_rows
-from headrace.features.layout.split_rule import PositionRule
+from headrace.features.layout.files import PositionRule
 from headrace.features.vocabulary.codes import VocabulariesInMemory, VocabularyRule
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import local

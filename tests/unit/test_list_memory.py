@@ -22,8 +22,7 @@ from headrace.features.arrow.decode import LakeFile
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import Splitter, lake_rows
 from headrace.features.arrow.write_lake import write_lake_rows
-from headrace.features.layout.files import plan_files
-from headrace.features.layout.split_rule import PositionRule
+from headrace.features.layout.files import PositionRule, plan_files
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import local

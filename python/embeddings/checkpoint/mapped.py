@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm import World
-from headrace.config import EmbeddingOptimizer
+from headrace.config.embeddings import EmbeddingOptimizer
 from headrace.embeddings.addressing import owners
 from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.files import PIECE_BYTES, check_file, load_tensors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm import World
-from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.config.embeddings import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.dispatch import find_duplicates
 from headrace.embeddings.kernels.id_map import SLOT_BYTES, Ids, slots_for

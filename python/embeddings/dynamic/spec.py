@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.config import DynamicTable, EmbeddingOptimizer
+from headrace.config.embeddings import DynamicTable, EmbeddingOptimizer
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError, nearest
 

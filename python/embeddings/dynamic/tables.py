@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.comm.base import Collective
-from headrace.config import EmbeddingOptimizer
+from headrace.config.embeddings import EmbeddingOptimizer
 from headrace.embeddings.addressing import RawIdRequest, UniqueRawIds
 from headrace.embeddings.dynamic.rows import DynamicReport, TrainableRows
 from headrace.embeddings.dynamic.rows_cpu import HostRows

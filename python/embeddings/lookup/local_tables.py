@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.comm.base import Collective, channel_of
-from headrace.config import EmbeddingOptimizer, Optimizer
+from headrace.config.embeddings import EmbeddingOptimizer, Optimizer
 from headrace.embeddings.exchange import RowExchange, RowRequest
 from headrace.embeddings.fused_optimizer import Gradient, Updater, non_finite_tables
 from headrace.embeddings.kernels import dispatch

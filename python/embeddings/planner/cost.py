@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import Sharding
+from headrace.config.embeddings import Sharding
 from headrace.embeddings.planner.tables import Popularity
 from headrace.embeddings.sharding_plan import BYTES, Block, Lookup, Plan, Table, row_bytes
 from headrace.embeddings.update_rules import RULES, state_bytes_per_row

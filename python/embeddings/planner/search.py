@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from headrace.config import Sharding, ShardingKind, TableSharding
+from headrace.config.embeddings import Sharding, ShardingKind, TableSharding
 from headrace.embeddings.planner.cost import (
     GIB,
     ExchangeTraffic,

@@ -13,7 +13,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headrace.config import EmbeddingOptimizerKind
+from headrace.config.embeddings import EmbeddingOptimizerKind
 from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.errors import UserError
 

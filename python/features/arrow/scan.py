@@ -32,7 +32,7 @@ from headrace.features.arrow.decode import (
 )
 from headrace.features.arrow.kernels import DictionaryColumn, count
 from headrace.features.functions.arrays import doubles, to_numpy
-from headrace.features.layout.split_rule import ColumnRule, Rule, TimeRule, columns_of
+from headrace.features.layout.files import ColumnRule, Rule, TimeRule, columns_of
 from headrace.features.table_ops.preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow

@@ -24,8 +24,7 @@ from headrace.features.arrow.decode import FILE, LINE, LakeRowGroup
 from headrace.features.arrow.kernels import DictionaryColumn, apply_op, ranges_of, text_ranges
 from headrace.features.arrow.scan import Splitter
 from headrace.features.functions.arrays import doubles, is_missing, to_numpy
-from headrace.features.layout.files import FilePlan, source_sets
-from headrace.features.layout.split_rule import day_number
+from headrace.features.layout.files import FilePlan, day_number, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow, finished
 
 Array = npt.NDArray[Any]

@@ -23,8 +23,16 @@ from typing import Any
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.arrow.scan import LakeRows
-from headrace.features.layout.files import ColumnCounts, DatasetFile, FilePlan, WrittenDataset, plan_files
-from headrace.features.layout.split_rule import TimeRule, day_name, day_number
+from headrace.features.layout.files import (
+    ColumnCounts,
+    DatasetFile,
+    FilePlan,
+    TimeRule,
+    WrittenDataset,
+    day_name,
+    day_number,
+    plan_files,
+)
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import Context
 from headrace.stage.manifest import Input, Manifest, fingerprint

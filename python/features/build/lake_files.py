@@ -14,8 +14,8 @@ from headrace.features.arrow.decode import LakeFile
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
 from headrace.features.build.rows import days_of_window
+from headrace.features.layout.files import columns_of, time_ranges
 from headrace.features.layout.split import SplitRows, check_counts
-from headrace.features.layout.split_rule import columns_of, time_ranges
 from headrace.features.table_ops.preparation import prepared_columns, row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import Vocabularies

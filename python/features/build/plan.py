@@ -12,8 +12,7 @@ from typing import Any
 
 from headrace.config import Spec, TableSource
 from headrace.errors import UserError
-from headrace.features.layout.files import engine_of
-from headrace.features.layout.split_rule import split_ranges
+from headrace.features.layout.files import engine_of, split_ranges
 from headrace.features.table_ops.preparation import Preparation, pin, spark_alone
 from headrace.features.workflow.workflow import Workflow
 from headrace.stage import Context

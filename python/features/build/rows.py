@@ -26,8 +26,8 @@ from headrace.features.arrow.decode import numbered_name
 from headrace.features.build.plan import by_days, days_before_training, first_day, pinned_table, source_facts
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
+from headrace.features.layout.files import seen_until, split_ranges
 from headrace.features.layout.split import PreparedFiles, SplitRows, split_rows
-from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight, row_preparation, train_range
 from headrace.features.table_ops.preparation import source_table as named_table

@@ -29,12 +29,12 @@ from headrace.features.layout.files import (
     DatasetFile,
     Engine,
     FilePlan,
+    TimeRule,
     WrittenDataset,
     engine_of,
     plan_files,
 )
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
-from headrace.features.layout.split_rule import TimeRule
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.restoration import SavedCopies

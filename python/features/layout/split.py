@@ -18,13 +18,14 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.files import FilePlan, carried_columns
-from headrace.features.layout.split_rule import (
+from headrace.features.layout.files import (
     ColumnRule,
     DayRange,
+    FilePlan,
     PositionRule,
     Rule,
     TimeRule,
+    carried_columns,
     day_number,
     last_labelled_day,
     split_ranges,

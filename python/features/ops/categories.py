@@ -16,7 +16,6 @@ from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.udfs.arrow import xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -107,6 +106,8 @@ class Categorify(EstimatorOp):
         """Return codes with those of values that the vocabulary lacks put into buckets."""
         if self.oov_buckets == 1:
             return codes
+        from headrace.udfs.arrow import xxhash64_strings
+
         unknown_rows = np.flatnonzero(codes == OOV_CODE)
         texts = x.take(pa.array(unknown_rows)).cast(pa.string())
         codes = codes.copy()

@@ -29,7 +29,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.split_rule import split_ranges
+from headrace.features.layout.files import split_ranges
 from headrace.features.ops import OPERATORS
 from headrace.features.spark.fit import fit
 from headrace.features.spark.transform import transform

@@ -14,7 +14,7 @@ from headrace.config.section import OF_CHECKPOINTS, keys_with
 from headrace.config.workspace import Workspace
 from headrace.dataset.layout import open_split
 from headrace.errors import UserError
-from headrace.features.layout.split_rule import split_ranges
+from headrace.features.layout.files import split_ranges
 from headrace.models.predictor import read_meta
 from headrace.models.registry.promotion import OVERRIDDEN, ROLLED_BACK
 from headrace.models.registry.versions import numbered
