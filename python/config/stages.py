@@ -84,7 +84,7 @@ _ENTRIES = (
         dag="retrain",
         counts=("train", "valid", "test", "rank"),
         writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary", "lake/{pipeline}/statistics"),
-        imports=("headrace.features.build.stage", "headrace.quality.drift.count_day"),
+        imports=("headrace.features.build.run", "headrace.quality.drift.count_day"),
     ),
     StageEntry(
         "drift",
@@ -108,6 +108,8 @@ _ENTRIES = (
         writes=("models/{pipeline}/{ds}/{key}",),
         imports=(
             "headrace.train.stage",
+            "headrace.dataset.candidates",
+            "headrace.train.evaluation.request",
             "headrace.train.launch.horovod_spark",
             "headrace.models.registry.versions:preload",
         ),
@@ -184,7 +186,7 @@ _ENTRIES = (
         hours=4,
         counts=("scores", "users"),
         writes=("lake/{pipeline}/scores",),
-        imports=("headrace.score.stage",),
+        imports=("headrace.score.run",),
     ),
     StageEntry(
         "publish",

@@ -10,7 +10,6 @@ from headrace.config import Publish as PublishSpec
 from headrace.config import Score, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.spark.session import session
 from headrace.publish.audit import Limits, day_checks, own_checks, reference_checks
 from headrace.publish.online import OnlineVersion, export, open_store
 from headrace.publish.opening import open_target
@@ -89,6 +88,8 @@ class Publish(Stage):
             UserError: the warehouse cannot be reached or written, or a check cannot be made.
             LeaseLost: a later run of the pipeline has been at work there since this one began.
         """
+        from headrace.lake.spark.session import session  # late: a day that is published needs no Spark
+
         with (
             open_target(ctx.spec, ctx.ws, ctx.lock) as target,
             session(ctx.spec.spark, ctx.ws, "headrace publish") as spark,

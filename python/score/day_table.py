@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING
 
 from headrace.config import Score, Spec
 from headrace.config.schema import is_wider
@@ -16,10 +15,12 @@ from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.delta.protocol import sql_type
 from headrace.lake.delta.transaction import Transaction
-from headrace.lake.delta.with_spark import save_delta
 from headrace.stage import Context
 from headrace.stage.manifest import Output
 from headrace.storage import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 #: Delta's names of the types that Spark names differently.
 _SQL_TYPES = {"int": "integer", "bigint": "long"}
@@ -75,6 +76,8 @@ def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> in
         .option("mergeSchema", "true")  # columns that earlier days did not have
         .option("userMetadata", metadata)
     )
+    from headrace.lake.delta.with_spark import save_delta
+
     return save_delta(writer, table, ctx.fence, frame.schema)
 
 

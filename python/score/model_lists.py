@@ -9,9 +9,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ from headrace.score.joined_tables import Partitioning, ReceivedRows, joined_tabl
 from headrace.score.loaded_model import PairFeatures, check_pair_features, loaded_workflow
 from headrace.score.ranking import SEEN, TaskInputs, score_batches
 from headrace.score.rerank.reranker import ModelItemVectors, RuleReranker, UnmetByTask
-from headrace.score.scoring_model import ScoringModel
+from headrace.score.scoring_model import ModelOfRun
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
@@ -184,44 +184,6 @@ def names_of_sources(names: Sequence[str]) -> Column:
 
 #: Column of the scores if there are experiments: `experiment=arm`, separated by commas.
 EXPERIMENT_COLUMNS = {"arms": "string"}
-
-
-@dataclass(frozen=True)
-class ModelOfRun:
-    """A model that scores some of a run's users."""
-
-    #: Context as if this model scored all users: `score.model` names it, and its scratch files have a key of their own.
-    ctx: Context
-    chosen: ScoringModel
-    #: Values of `score.model` that chose it; None stands for the spec's own.
-    requested_by: tuple[str | None, ...]
-
-
-def models_of_run(
-    ctx: Context, experiments: Sequence[Live], choose: Callable[[Context], ScoringModel]
-) -> list[ModelOfRun]:
-    """Return the model of `score.model`, and then those of arms, each once.
-
-    Args:
-        ctx: the run.
-        experiments: of its day.
-        choose: the model that `score.model` of a run asks for.
-
-    Raises:
-        UserError: as of `choose`.
-    """
-    models = [ModelOfRun(ctx, choose(ctx), (None,))]
-    for requested in dict.fromkeys(live.model_of(arm) for live in experiments for arm in live.experiment.arms):
-        if requested is None:
-            continue
-        model_ctx = replace(ctx, spec=ctx.spec.scored_by(requested), key=f"{ctx.key}-{len(models)}")
-        chosen = choose(model_ctx)
-        same = next((i for i, m in enumerate(models) if m.chosen.input == chosen.input), None)
-        if same is None:
-            models.append(ModelOfRun(model_ctx, chosen, (requested,)))
-        else:
-            models[same] = replace(models[same], requested_by=(*models[same].requested_by, requested))
-    return models
 
 
 @dataclass(frozen=True)

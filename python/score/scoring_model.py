@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import RefusedError, UserError
@@ -12,6 +12,9 @@ from headrace.models.registry.promotion import champion_of_day
 from headrace.models.registry.versions import Version, champion, numbered, registered_name
 from headrace.stage import Context
 from headrace.stage.manifest import Input, Manifest, Output
+
+if TYPE_CHECKING:
+    from headrace.score.experiments.assignment import Live
 
 
 @dataclass(frozen=True)
@@ -158,3 +161,41 @@ def _model_of(ctx: Context, stage: str) -> ScoringModel:
         )
     manifest = ctx.upstream[stage]
     return ScoringModel(stage, manifest.output("model"), manifest.facts)
+
+
+@dataclass(frozen=True)
+class ModelOfRun:
+    """A model that scores some of a run's users."""
+
+    #: Context as if this model scored all users: `score.model` names it, and its scratch files have a key of their own.
+    ctx: Context
+    chosen: ScoringModel
+    #: Values of `score.model` that chose it; None stands for the spec's own.
+    requested_by: tuple[str | None, ...]
+
+
+def models_of_run(
+    ctx: Context, experiments: Sequence[Live], choose: Callable[[Context], ScoringModel]
+) -> list[ModelOfRun]:
+    """Return the model of `score.model`, and then those of arms, each once.
+
+    Args:
+        ctx: the run.
+        experiments: of its day.
+        choose: the model that `score.model` of a run asks for.
+
+    Raises:
+        UserError: as of `choose`.
+    """
+    models = [ModelOfRun(ctx, choose(ctx), (None,))]
+    for requested in dict.fromkeys(live.model_of(arm) for live in experiments for arm in live.experiment.arms):
+        if requested is None:
+            continue
+        model_ctx = replace(ctx, spec=ctx.spec.scored_by(requested), key=f"{ctx.key}-{len(models)}")
+        chosen = choose(model_ctx)
+        same = next((i for i, m in enumerate(models) if m.chosen.input == chosen.input), None)
+        if same is None:
+            models.append(ModelOfRun(model_ctx, chosen, (requested,)))
+        else:
+            models[same] = replace(models[same], requested_by=(*models[same].requested_by, requested))
+    return models

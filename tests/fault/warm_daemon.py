@@ -8,9 +8,9 @@ from headrace.lake.spark import worker_daemon
 
 if __name__ == "__main__":
     for name in (
-        "headrace.features.build.stage",
+        "headrace.features.build.run",
         "headrace.quality.gate.evaluate",
-        "headrace.score.stage",
+        "headrace.score.run",
         "headrace.train.baseline.run",
         "headrace.train.launch.horovod_spark",
         "torch",

@@ -17,7 +17,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.score import stage
+from headrace.score import run
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from tests.score_support import DS, clicked_pairs, expected, manifest_of, scores, sides, spec
@@ -68,7 +68,7 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, shop: Workspace, sho
 def test_neural(
     spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "_SAMPLED_USERS", 3)
+    monkeypatch.setattr(run, "_SAMPLED_USERS", 3)
     manifest = run_stage(ScoreCandidates(), spec(model="neural"), shop, DS).manifest
     assert manifest.facts["model"]["version"] == "t"
     assert {name: manifest.facts["consumed"][name] for name in ("users", "listed")} == {"users": 3, "listed": 15}

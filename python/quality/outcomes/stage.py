@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import OutcomeAlert, Outcomes, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.features.build.plan import pinned_table
-from headrace.lake.delta.with_spark import read_version
-from headrace.lake.spark.session import session
 from headrace.quality.outcomes.served import Served, pinned_days, section, served_days, sources
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.stage import Context, Result, Stage
@@ -176,6 +174,8 @@ class MeasureOutcomes(Stage):
                 rows={"days": 0, "late_days": len(served.late), "shown": 0, "alerts": 0},
                 facts={"late_days": served.late, "days": [], "groups": [], "alerts": []},
             )
+        from headrace.lake.spark.session import session
+
         with session(ctx.spec.spark, ctx.ws, f"outcomes {ctx.spec.pipeline} {ctx.ds}") as spark:
             return _run(ctx, served, spark)
 
@@ -205,6 +205,8 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     written = Output(
         kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows_of_day(table, version, ctx.ds)
     )
+    from headrace.lake.delta.with_spark import read_version
+
     day_rows = read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(
         F.col("ds") == ctx.ds
     )
