@@ -20,7 +20,6 @@ from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.plugins import Seam, faults_of
 from headrace.stage.manifest import Input, Manifest, Output, fingerprint
-from headrace.stage.resources import PeakMemory, ResourceUse
 from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held, Holder
 from headrace.storage.local_store import sync_seconds
@@ -328,6 +327,8 @@ def run_stage(
 
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
     """Do a stage's planned work, whether or not a result exists; the caller saves the manifest."""
+    from headrace.stage.resources import PeakMemory, ResourceUse
+
     started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
     use = ResourceUse.begin()
     try:

@@ -184,6 +184,7 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
+    from headrace.lake.delta.with_spark import read_version
     from headrace.quality.outcomes.measure import (
         Delays,
         by_age,
@@ -205,8 +206,6 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     written = Output(
         kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows_of_day(table, version, ctx.ds)
     )
-    from headrace.lake.delta.with_spark import read_version
-
     day_rows = read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(
         F.col("ds") == ctx.ds
     )

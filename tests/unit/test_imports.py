@@ -1,0 +1,84 @@
+"""Imports of short commands and of planned stages: what is heavy, or of other stages, is imported where it is used."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.config.stages import ORDER
+
+DS = "2026-01-02"
+#: Prints the modules that a program has imported, behind its own output.
+CODE = """
+import json, sys
+try:
+    {}
+except SystemExit:
+    pass
+print()
+print(json.dumps(sorted(sys.modules)))
+"""
+#: Seconds of import, each.
+HEAVY = {"fsspec", "mlflow", "pandas", "psycopg", "pyspark", "sqlalchemy", "torch"}
+#: Their plans run Spark's or torch's own code.
+SLOW_TO_PLAN = {"evaluate"}
+
+
+def imported(statement: str, *words: str) -> set[str]:
+    """Return the modules that a new interpreter has imported after a statement; `words`: its arguments."""
+    run = [sys.executable, "-c", CODE.format(statement), *words]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(run, capture_output=True, text=True, env=env, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def by_command(*words: str) -> set[str]:
+    """Return the modules that a command line has imported."""
+    return imported("from headrace.cli import main; main()", *words)
+
+
+def of_headrace(modules: set[str], *packages: str) -> list[str]:
+    """Return those of some packages of headrace."""
+    names = tuple(f"headrace.{package}" for package in packages)
+    return sorted(m for m in modules if m in names or m.startswith(tuple(f"{name}." for name in names)))
+
+
+def test_help_imports_neither_the_spec_nor_a_store() -> None:
+    modules = by_command("--help")
+    assert not modules & {"numpy", "pyarrow", "pydantic", "yaml", *HEAVY}
+    assert of_headrace(modules, "config.spec", "config.workspace", "storage.location", "lake", "features", "jobs") == []
+
+
+def test_a_misspelt_key_is_told_without_arrow(tmp_path: Path) -> None:
+    modules = by_command("run", "clicks", "--ds", DS, "--home", str(tmp_path), "--set", "train.epocs=1")
+    assert "headrace.config.spec" in modules
+    assert not modules & {"numpy", "pyarrow", *HEAVY}
+    assert of_headrace(modules, "features", "lake", "jobs") == []
+
+
+def test_a_dry_run_imports_what_plans_and_nothing_that_works(tmp_path: Path) -> None:
+    landing = tmp_path / "landing" / "clicks" / DS
+    landing.mkdir(parents=True)
+    (landing / "part-0.gz").write_bytes(gzip.compress(b"{}\n"))
+    modules = by_command("run", "clicks", "--ds", DS, "--home", str(tmp_path), "--to", "ingest", "--dry-run")
+    assert "headrace.lake.landing.plan" in modules
+    assert not modules & {"pyarrow.dataset", *HEAVY}
+    assert of_headrace(modules, "lake.landing.load", "lake.tables", "lake.spark", "features.arrow", "train") == []
+
+
+@pytest.mark.parametrize("stage", [name for name in ORDER if name not in SLOW_TO_PLAN])
+def test_a_stage_is_planned_without_what_it_works_with(stage: str) -> None:
+    modules = imported("from headrace.jobs.stages import load_stage; load_stage(sys.argv[1])", stage)
+    assert "headrace.stage.protocol" in modules
+    assert not modules & HEAVY
+
+
+def test_tables_of_embeddings_import_no_workspace() -> None:
+    modules = imported("import headrace.embeddings.collection")
+    assert of_headrace(modules, "config.workspace", "storage.location", "plugins", "config.schema") == []
