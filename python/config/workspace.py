@@ -9,14 +9,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.config.installation import installation
 from headrace.config.stages import LEASES
 from headrace.errors import UserError
 from headrace.storage import Location, is_uri, local, local_folder, location_of, sync_all
-from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
 from headrace.storage.uri import SCRATCH, server_fault
+
+if TYPE_CHECKING:
+    from headrace.storage.host_scratch import HostScratch
 
 #: First parts of names in manifests that are below the lake; all other names are below the store.
 _LAKE = ("lake", "landing")
@@ -218,6 +220,8 @@ class Workspace:
 
     def on_hosts(self, folder: Location) -> HostScratch:
         """Return the folders on all hosts that correspond to a folder below scratch, private to this workspace."""
+        from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
+
         # Workspaces may share a folder of a host, and each removes files that its runs do not need.
         workspace_id = hashlib.sha256(self.store.uri.encode()).hexdigest()[:12]
         named = self._scratch_root if self.scratch_folder else None

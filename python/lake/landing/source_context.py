@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from headrace.config import (
     AnySource,
@@ -32,12 +33,14 @@ from headrace.config.source import END_OF_DAY, following, midnight
 from headrace.config.workspace import Workspace
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.files import day_folders, file_patterns, marker_places
 from headrace.lake.landing.load_history import LoadHistory
 from headrace.lake.scratch import task_folder
 from headrace.stage import Context
 from headrace.storage import Location, StoreRefused, is_uri
+
+if TYPE_CHECKING:
+    from headrace.lake.forgotten import ForgottenValues
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class SourceContext:
     @property
     def forgotten(self) -> ForgottenValues | None:
         """Values of `headrace forget` that are of this source's columns; None: there are none."""
+        from headrace.lake.forgotten import ForgottenValues
+
         values = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
         return None if values is None else values.restricted_to([c.name for c in self.table.columns])
 
