@@ -28,7 +28,6 @@ from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars,
 from headrace.stage.resources import REMOTE, Spent
 from headrace.storage import Location, location_of
 from headrace.storage.lease import HeldFolder
-from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 
 #: Time zone of casts between texts, dates and timestamps.
@@ -114,6 +113,8 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
         props["spark.python.daemon.module"] = _DAEMON
         if not ws.is_local:
+            from headrace.storage.objects import copies
+
             # Tasks are processes of this host: they share the driver's copies. Other hosts have a folder of their own.
             props[f"spark.executorEnv.{copies.VARIABLE}"] = str(copies.folder())
     archive = class_archive(with_s3=bool(stores))
