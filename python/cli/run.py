@@ -191,15 +191,14 @@ def run_stages(
     Raises:
         UserError: what the user can mend, found before anything was started.
     """
-    from headrace.jobs.observe.application import whole_run
-    from headrace.jobs.output import StageEvent
-    from headrace.stage import check_stage
-
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
-    # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
+    # Late: a misspelt key should be told at once.
+    from headrace.jobs.observe.application import whole_run
+    from headrace.jobs.output import StageEvent
     from headrace.jobs.stages import applications, load_stage, submissions, turns
     from headrace.jobs.submit import submit
+    from headrace.stage import check_stage
 
     stages, days = _stages_and_days(spec, day, first, last, until)
     progress = _Progress(stages, days)

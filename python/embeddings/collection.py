@@ -21,7 +21,6 @@ from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.embeddings.storage import INIT_BOUND, decode, encode
 from headrace.errors import UserError, nearest
-from headrace.storage import local
 
 if TYPE_CHECKING:
     from headrace.embeddings.dynamic.spec import DynamicSpec
@@ -217,6 +216,7 @@ class EmbeddingCollection(nn.Module):
         """
         from headrace.embeddings.checkpoint.files import shared_directory, write_index
         from headrace.embeddings.checkpoint.shards import save_shards
+        from headrace.storage import local
 
         comm = self.embeddings.collective
         with shared_directory(local(folder), comm) as building:
@@ -238,6 +238,7 @@ class EmbeddingCollection(nn.Module):
             UserError: a file is missing or damaged, or has other dims or another optimizer.
         """
         from headrace.embeddings.checkpoint.shards import load_shards
+        from headrace.storage import local
 
         load_shards(self.embeddings, local(folder) / _PLANNED, with_optimizer)
         if self.embeddings.dynamic is not None:
