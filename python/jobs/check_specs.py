@@ -26,7 +26,6 @@ from headrace.errors import UserError, nearest
 from headrace.features.build.plan import checked_workflow
 from headrace.features.ops import OPERATORS
 from headrace.features.table_ops import TABLE_OPERATORS
-from headrace.features.table_ops.sql import fault_without_spark
 from headrace.logs import redact_sentence
 from headrace.plugins import check_not_taken, check_reference, offered
 from headrace.score.columns import check_score
@@ -67,6 +66,8 @@ def check_spec(spec: Spec) -> None:
 
         check_gate(spec, spec.gate, schema)
     for name, expression in (spec.outcomes.slices if spec.outcomes is not None else {}).items():
+        from headrace.features.table_ops.sql import fault_without_spark
+
         if (fault := fault_without_spark(expression, [c.name for c in spec.table.columns])) is not None:
             raise UserError(f"outcomes.slices.{name}: {fault}")
     check_score(spec)

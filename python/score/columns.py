@@ -10,7 +10,6 @@ from headrace.config import ExperimentArm, PairEvents, Score, Spec, WhereFilter
 from headrace.config.score import ITEM_COLUMNS_OF_CANDIDATES, score_entries, score_keys
 from headrace.errors import UserError, nearest
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
-from headrace.features.table_ops.sql import fault_without_spark
 from headrace.features.types import ValueType, declared
 
 
@@ -171,6 +170,8 @@ def _check_expressions(spec: Spec, score: Score) -> None:
     events = _event_columns(spec)
     pair = [*dict.fromkeys((score.user.key, *score.user.columns, score.item.key, *score.item.columns, *score.context))]
     for key, entry in score_entries(score):
+        from headrace.features.table_ops.sql import fault_without_spark  # most pipelines have no such entry
+
         fault = None
         if isinstance(entry, PairEvents):
             columns = events if entry.from_ is None else [c.name for c in spec.sources[entry.from_].table.columns]

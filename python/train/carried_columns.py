@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import date, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ from headrace.config import Spec, Task, Train, Trees
 from headrace.config.schema import DatasetSchema
 from headrace.errors import UserError
 from headrace.features.layout.files import day_number, split_ranges
-from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from headrace.features.table_ops.row_expression import RowExpression
 
 _ELEMENTS: dict[str, Any] = {
     "int32": "int",
@@ -41,6 +43,8 @@ def parse_carried(text: str, schema: DatasetSchema, result: str) -> RowExpressio
     """Parse an expression over carried columns, its values of type `result` (`string`, `boolean`); None if it is no
     such expression.
     """
+    from headrace.features.table_ops.row_expression import parse
+
     return parse(text, carried_types(schema), ValueType(result))  # type: ignore[arg-type]
 
 

@@ -12,7 +12,6 @@ from headrace.config import Evaluation, Model, Sharding, Spec, Train
 from headrace.config.embeddings import EmbeddingOptimizer
 from headrace.config.model_args import MODEL_ARGS, FeatureRole, ModelArgs
 from headrace.config.schema import DatasetSchema, Feature, Kind
-from headrace.embeddings.dynamic.spec import check_known
 from headrace.errors import UserError, nearest
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 
@@ -77,7 +76,10 @@ def check_tables(embeddings: EmbeddingOptimizer, sharding: Sharding, schema: Dat
     features = schema.of(Kind.CATEGORICAL)
     raw = [f.name for f in features if f.dynamic]
     coded = list(dict.fromkeys(f.vocabulary or f.name for f in features if not f.dynamic))
-    check_known("train.embeddings.dynamic", embeddings.dynamic, raw)
+    if embeddings.dynamic:
+        from headrace.embeddings.dynamic.spec import check_known
+
+        check_known("train.embeddings.dynamic", embeddings.dynamic, raw)
     for key, names, known in (
         ("train.embeddings.tables", embeddings.tables, [*coded, *raw]),
         ("train.sharding.tables", sharding.tables, coded),
