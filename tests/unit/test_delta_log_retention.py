@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulated_days import day, write_rows
-from headrace.lake.delta.erased import erasure_text
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_files import erasure_text
 from headrace.lake.delta.retention import checkpoints_to_keep, remove_days_before, unused_log_files
 from headrace.storage import Location, local
 

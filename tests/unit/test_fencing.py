@@ -20,9 +20,9 @@ from headrace.errors import EXIT_BUSY, UserError
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.workspace_state import remove_all
 from headrace.lake.delta import transaction
-from headrace.lake.delta.erased import Replacement, replacements, save_replacements
 from headrace.lake.delta.fence import application_of
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_files import Replacement, replacements, save_replacements
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.stage import Context, Result, RunLock, run_lock, run_stage

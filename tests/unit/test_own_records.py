@@ -11,8 +11,8 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.forget.proof import ErasureRequest
-from headrace.lake.delta.erased import erased_rows, erasure_text, replacements
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_files import erased_rows, erasure_text, replacements
 from headrace.lake.delta.retention import first_kept
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.lake.landing import table_days

@@ -5,7 +5,7 @@ the vocabularies that each dataset and each model has beside it. Rows that none 
 these are the last codes of their vocabulary, the next fit gives them again. Where they are not, nothing is changed.
 
 The new file takes the place of the damaged one in the newest version, and in older ones that manifests pin
-(headrace.lake.delta.erased).
+(headrace.lake.delta.log_files).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.lake.delta.data_files import data_file
-from headrace.lake.delta.erased import Replacement, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.log_files import Replacement, replacements, save_replacements
 from headrace.lake.delta.transaction import Transaction
 from headrace.storage import Fence, Location, not_as_written
 

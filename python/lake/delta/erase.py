@@ -3,8 +3,8 @@
     erase(table, change, redact, request)
 
 Each data file that has such rows, of whatever version, is written again without them; a record says which file is in
-whose place (headrace.lake.delta.erased), one commit makes the newest version of them, and the old files are removed. A
-process may be killed between any two of these: called again, it goes on. Without Spark, and in bounded memory: a file
+whose place (headrace.lake.delta.log_files), one commit makes the newest version of them, and the old files are removed.
+A process may be killed between any two of these: called again, it goes on. Without Spark, and in bounded memory: a file
 is read row group by row group.
 """
 
@@ -21,9 +21,14 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.lake.delta.data_files import rewritten_file, row_groups, schema_of
 from headrace.lake.delta.deletion_vectors import live_row_groups
-from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
-from headrace.lake.delta.log_files import complete_checkpoints
+from headrace.lake.delta.log_files import (
+    Replacement,
+    complete_checkpoints,
+    erasure_text,
+    replacements,
+    save_replacements,
+)
 from headrace.lake.delta.redact import remove_checksum
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim
 from headrace.storage import Fence, LeaseLost, Location

@@ -14,8 +14,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.errors import UserError
-from headrace.lake.delta import erased as erased_files
-from headrace.lake.delta.log_files import COMMIT, commit_file, newest_checkpoint, read_commit, torn_commits
+from headrace.lake.delta.log_files import (
+    COMMIT,
+    ROWS,
+    commit_file,
+    newest_checkpoint,
+    read_commit,
+    replaced,
+    replacements,
+    torn_commits,
+)
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable, sql_type
 from headrace.storage import Location, local, location_named, names_store, not_as_written
 
@@ -41,7 +49,7 @@ class DataFile:
     deleted: int = 0
     #: Id of its deletion vector; empty: none.
     vector: str = ""
-    #: Erased rows of the file that this one replaced (headrace.lake.delta.erased).
+    #: Erased rows of the file that this one replaced (headrace.lake.delta.log_files).
     erased: int = 0
 
 
@@ -238,7 +246,7 @@ class DeltaLog:
     def state(self, version: int, current: bool = True) -> TableState | None:
         """Return all of `version`, whatever features the table has; None where the log no longer reaches back that far.
 
-        `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
+        `current`: with the files that have taken the place of others since (headrace.lake.delta.log_files).
         """
         snapshot = self._replay(version, "add", "metaData", "protocol", "txn", current=current)
         if snapshot is None or snapshot.metadata is None:
@@ -265,7 +273,7 @@ class DeltaLog:
         """Return the live data files at `version`, every row of which is live: a reader of Parquet may take them as
         they are.
 
-        Files all of whose rows were erased since (headrace.lake.delta.erased) are left out.
+        Files all of whose rows were erased since (headrace.lake.delta.log_files) are left out.
 
         Returns:
             None where Spark must read the table: the log no longer reaches back that far, or rows are marked as
@@ -296,7 +304,7 @@ class DeltaLog:
     def _replay(self, version: int, *kinds: str, current: bool = True) -> _Snapshot | None:
         """Return the state at `version`, of some kinds of actions; None where a commit is missing.
 
-        `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
+        `current`: with the files that have taken the place of others since (headrace.lake.delta.log_files).
         """
         snapshot = _Snapshot()
         checkpoint = newest_checkpoint(self._log, version)
@@ -309,8 +317,8 @@ class DeltaLog:
                 return None
             for action in self.actions(commit_version):
                 snapshot.apply(action)
-        if "add" in kinds and current and (instead := erased_files.replacements(self.folder)):
-            snapshot.adds = {key: erased_files.replaced(add, instead) for key, add in snapshot.adds.items()}
+        if "add" in kinds and current and (instead := replacements(self.folder)):
+            snapshot.adds = {key: replaced(add, instead) for key, add in snapshot.adds.items()}
         return snapshot
 
 
@@ -356,7 +364,7 @@ def _deleted(add: Mapping[str, Any]) -> int:
 def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
     partition = dict(add["partitionValues"] or {})
-    path, erased = file_path(folder, add["path"]), int(add.get(erased_files.ROWS, 0))
+    path, erased = file_path(folder, add["path"]), int(add.get(ROWS, 0))
     return DataFile(path, partition, _live_rows(add), int(add["size"]), _deleted(add), _key(add)[1], erased)
 
 

@@ -1,10 +1,15 @@
-"""Files of a Delta table's log, commits and checkpoints, and what a power cut leaves of them.
+"""Files of a Delta table's log: commits, checkpoints, what a power cut leaves of them, the record of replaced files.
 
 headrace has data files on the disk before the commit that names them, and a commit before anything rests on it. Spark
 syncs nothing: a cut right after its commit may leave the commit's file, or a checkpoint, empty, short or full of zeros.
 No manifest names such a commit, so readers of headrace's own tables take the log as if it ended before it
 (`torn_commits`), and the next writer moves it out of the way (`set_torn_aside`). A damaged commit with whole ones after
 it is refused by whoever reads it: what came later rests on it.
+
+Data files that were written again without some rows are in a record beside the log (`_headrace_erased.json`). Versions
+of a table name files, and a file with rows that must go has to go itself: DeltaLog gives the new file where a version
+names the old one. So manifests, which pin versions, stand. Another reader of an older version finds its files gone, as
+after a VACUUM.
 """
 
 from __future__ import annotations
@@ -12,8 +17,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -22,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.storage import Location, local, location_of
+from headrace.storage import LeaseLost, Location, local, location_of
+from headrace.storage.own_records import known_keys
 
 _LOG = logging.getLogger("headrace.lake")
 COMMIT = re.compile(r"(\d{20})\.json")
@@ -250,3 +256,98 @@ def _has(schema: pa.Schema, kind: str, field: str) -> bool:
             return False
         type_ = type_.field(part).type
     return True
+
+
+_ERASURE = "headrace.erasure"
+#: Key in an `add` action: rows of the replaced file that were erased.
+ROWS = "headrace.erased"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A data file that took the place of another one."""
+
+    #: The `add` action of the new file, which may be without rows.
+    add: dict[str, Any]
+    #: Number of erased rows.
+    rows: int
+
+
+def replacements(table: Location) -> dict[str, Replacement]:
+    """Return the replacement of each file that was written again, by its path in the log.
+
+    Raises:
+        UserError: the record is damaged, or of a newer release.
+    """
+    try:
+        text = _record_of(table).read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {
+            path: Replacement(**known_keys(replacement, ("add", "rows"), str(_record_of(table))))
+            for path, replacement in json.loads(text).items()
+        }
+    except (ValueError, TypeError, AttributeError) as e:
+        raise UserError(
+            f"{_record_of(table)} is damaged: older versions of the table cannot be read. Remove it to read the newest "
+            f"version alone"
+        ) from e
+
+
+def save_replacements(table: Location, record: Mapping[str, Replacement], previous: Mapping[str, Replacement]) -> None:
+    """Replace the record in one step, on the condition that it is the one that was read before.
+
+    Raises:
+        LeaseLost: another process has written it since.
+    """
+    file = _record_of(table)
+    tagged = file.read_tagged()
+    if replacements(table) != previous or not file.put_if(
+        _record_text(record).encode(), None if tagged is None else tagged[1]
+    ):
+        raise LeaseLost(f"{file} was written by another run since this one read it; run again")
+
+
+def _record_text(record: Mapping[str, Replacement]) -> str:
+    return json.dumps({path: asdict(replacement) for path, replacement in record.items()}) + "\n"
+
+
+def replaced(add: Mapping[str, Any], record: Mapping[str, Replacement]) -> Mapping[str, Any]:
+    """Return the `add` action in force for that of a version."""
+    replacement = record.get(add["path"])
+    # An action with a deletion vector has other rows of the file than the replacement.
+    return add if replacement is None or add.get("deletionVector") else {**replacement.add, ROWS: replacement.rows}
+
+
+def erasure_text(request: str, rows: Mapping[str, int]) -> str:
+    """Return the userMetadata of the commit by which rows of a request go; `rows`: how many, by partition `ds`."""
+    return json.dumps({_ERASURE: {"request": request, "rows": dict(rows)}})
+
+
+def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
+    """Return the rows that a commit of `erase` has removed, by day; None of another commit.
+
+    Raises:
+        UserError: a newer release has made it.
+    """
+    content = said_by(_ERASURE, user_metadata)
+    if content is None:
+        return None
+    shown_record = f"the record of the erasure {content.get('request')} in a table's log"
+    return dict(known_keys(content, ("request", "rows"), shown_record)["rows"])
+
+
+def _record_of(table: Location) -> Location:
+    return table / "_delta_log" / "_headrace_erased.json"
+
+
+def said_by(mark: str, user_metadata: str | None) -> Mapping[str, Any] | None:
+    """Return what a commit's userMetadata holds below `mark`, None of another commit."""
+    if user_metadata is None or mark not in user_metadata:
+        return None
+    try:
+        stored = json.loads(user_metadata)
+    except ValueError:
+        return None
+    return stored.get(mark) if isinstance(stored, dict) else None

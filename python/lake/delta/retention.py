@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from headrace.errors import UserError
-from headrace.lake.delta.erased import erased_rows, said_by
 from headrace.lake.delta.log import Commit, DeltaLog, file_path
-from headrace.lake.delta.log_files import complete_checkpoints
+from headrace.lake.delta.log_files import complete_checkpoints, erased_rows, said_by
 from headrace.storage import Fence, Location
 from headrace.storage.own_records import known_keys
 

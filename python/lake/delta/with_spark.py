@@ -20,10 +20,9 @@ from pyspark.sql.types import StructType
 
 from headrace.config.schema import quoted
 from headrace.errors import UserError
-from headrace.lake.delta.erased import ROWS
 from headrace.lake.delta.fence import application_of, check, committed, next_version
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, check_files, file_path
-from headrace.lake.delta.log_files import commit_file, set_torn_aside
+from headrace.lake.delta.log_files import ROWS, commit_file, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
 from headrace.storage import Fence, Location, sync_files
 
@@ -102,7 +101,7 @@ def _plain_files(
     if state.unknown_features or state.configuration.get("delta.columnMapping.mode", "none") != "none":
         return None
     files = [f for f in state.data_files(table) if is_wanted(f.partition)]
-    # Delta does not know of replaced files (headrace.lake.delta.erased).
+    # Delta does not know of replaced files (headrace.lake.delta.log_files).
     few = len(files) <= _FEW or any(ROWS in add for add in state.adds)
     plain = few and all(
         not f.vector and _PLAIN_PATH.fullmatch(str(f.path)) and f.path.parent == _folder(table, names, f) for f in files

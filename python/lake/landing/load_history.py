@@ -27,9 +27,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file, file_path
-from headrace.lake.delta.log_files import commit_file
+from headrace.lake.delta.log_files import commit_file, erased_rows
 from headrace.lake.delta.retention import first_kept
 from headrace.storage import Location, not_as_written
 from headrace.storage.own_records import known_keys

@@ -14,8 +14,8 @@ from headrace.config import Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.erase import Change, erase
-from headrace.lake.delta.erased import replaced, replacements
 from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.log_files import replaced, replacements
 from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.with_spark import save_delta
