@@ -6,7 +6,7 @@ how long outputs are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from headrace.config.section import PathText, Section, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.table import Table
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.logs import holds_secret
 
 
@@ -119,6 +119,22 @@ class Drift(Section):
     quantiles: int = Field(default=10, ge=2, le=1_000)
     #: A category's most frequent values that are counted one by one.
     top_values: int = Field(default=20, ge=1, le=10_000)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Check that limits are for columns that are counted.
+
+        Args:
+            names: of the features and of the columns that they are made of.
+
+        Raises:
+            UserError: a limit is for a column that is not there.
+        """
+        for name in self.columns:
+            if name not in names:
+                raise UserError(
+                    f"drift.columns: '{name}' is neither a feature nor a column that one is made of"
+                    f"{nearest(name, names)} (there are: {', '.join(names)})"
+                )
 
     def limits(self, column: str) -> DriftColumn:
         """Return the limits of a column or feature."""

@@ -57,10 +57,8 @@ def check_spec(spec: Spec) -> None:
             raise UserError(f"{place}: {e}") if place else e from None
     _check_trees(spec, schema)
     if spec.drift is not None and spec.drift.columns:
-        from headrace.quality.drift.stage import check_names as check_drift
-
         features = [f for f in schema.features if f.sources]
-        check_drift(spec.drift, list(dict.fromkeys((*(f.name for f in features), *workflow.input_columns))))
+        spec.drift.check_names(list(dict.fromkeys((*(f.name for f in features), *workflow.input_columns))))
     if spec.gate is not None:
         from headrace.quality.gate.rules import check_names as check_gate
 

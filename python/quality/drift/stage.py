@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from headrace.compute.psi import ks, psi
 from headrace.config import Drift, Spec
-from headrace.errors import UserError, nearest
+from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
@@ -137,30 +137,11 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
     by: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         by.setdefault((row["side"], row["column"]), {})[row["split"]] = row
-    check_names(drift, sorted({column for _, column in by}))
+    drift.check_names(sorted({column for _, column in by}))
     columns = [
         _compare(splits[TRAINING], splits[NEWEST], drift) for splits in by.values() if {TRAINING, NEWEST} <= set(splits)
     ]
     return sorted(columns, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
-
-
-def check_names(drift: Drift, names: Sequence[str]) -> None:
-    """Check that limits are for columns that are counted.
-
-    Args:
-        drift: the limits.
-        names: of the features and of the columns that they are made of.
-
-    Raises:
-        UserError: a limit is for a column that is not there.
-    """
-    for name in drift.columns:
-        if name not in names:
-            raise UserError(
-                f"drift.columns: '{name}' is neither a feature nor a column that one is made of"
-                f"{nearest(name, names)} "
-                f"(there are: {', '.join(names)})"
-            )
 
 
 def _compare(training: Mapping[str, Any], newest: Mapping[str, Any], drift: Drift) -> ColumnDrift:
