@@ -28,7 +28,7 @@ from headrace.config import OpSpec
 from headrace.config.schema import ColumnType, TableColumn
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.features.ops.selection import Chains, Selection
+from headrace.features.ops.base import Chains, Selection
 from headrace.features.table_ops.base import FILE, LINE, QUERY, TableOp
 from headrace.features.table_ops.preparation import ExternalReader, Preparation
 from headrace.features.types import declared

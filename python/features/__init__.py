@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers: the operators of each family.
     from headrace.config.schema import TableColumn as TableColumn
+    from headrace.features.ops.base import AddMetadata as AddMetadata
+    from headrace.features.ops.base import AddTags as AddTags
     from headrace.features.ops.bins import *  # noqa: F403
     from headrace.features.ops.categories import *  # noqa: F403
     from headrace.features.ops.groups import *  # noqa: F403
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from headrace.features.ops.numbers import Log as Log
     from headrace.features.ops.numbers import ReduceDtype as ReduceDtype
     from headrace.features.ops.rename import *  # noqa: F403
-    from headrace.features.ops.selection import AddMetadata as AddMetadata
-    from headrace.features.ops.selection import AddTags as AddTags
     from headrace.features.ops.times import *  # noqa: F403
     from headrace.features.spark.fit import fit as fit
     from headrace.features.spark.transform import transform as transform
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
 _MODULES = {
-    "AddMetadata": "headrace.features.ops.selection",
-    "AddTags": "headrace.features.ops.selection",
+    "AddMetadata": "headrace.features.ops.base",
+    "AddTags": "headrace.features.ops.base",
     "FittedWorkflow": "headrace.features.workflow.fitted",
     "TableColumn": "headrace.config.schema",
     "Workflow": "headrace.features.workflow.workflow",

@@ -17,7 +17,7 @@ from headrace.features.arrow.scan import LakeRows
 from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build.run import complete
 from headrace.features.layout.files import plan_files
-from headrace.features.ops.selection import Chains, Selection, as_chains
+from headrace.features.ops.base import Chains, Selection, as_chains
 from headrace.features.vocabulary.codes import Vocabularies, VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow import fitted as pipeline

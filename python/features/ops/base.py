@@ -9,21 +9,27 @@ and headrace.testing checks that its two bodies agree.
         def type_of(self, input_type): return number(input_type, "double")
         def spark_value(self, x, input_type, state): return x / 2.0
         def arrow_value(self, x, input_type, state): return pc.divide(x, 2.0)
+
+In Python chains of operators are written as `["price"] >> FillMissing() >> LogOp() >> AddTags("item")`:
+
+    cats = ["user_id", "item_id"] >> Categorify(min_count=2)
+    conts = ["price"] >> FillMissing() >> LogOp() >> Normalize()
+    Workflow(cats + conts, columns=..., label="clicked")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
+from headrace.config import Chain, OpSpec
 from headrace.errors import UserError
 from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Partials, Statistic
-from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
 from headrace.plugins import faults_of
 
@@ -248,3 +254,107 @@ class EstimatorOp(Op):
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         """Learn from the statistics of all training rows. The result does not depend on the order of groups."""
         raise NotImplementedError
+
+
+class AddTags:
+    """Tags for the features of a chain: `>> AddTags("user", "id")`; in YAML `tags: [user, id]`. NVTabular's AddTags."""
+
+    def __init__(self, *tags: str | Iterable[str]) -> None:
+        self.tags = tuple(t for tag in tags for t in ((tag,) if isinstance(tag, str) else tag))
+
+    def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
+        selection = Selection.from_columns(columns)
+        return replace(selection, tags=tuple(dict.fromkeys((*selection.tags, *self.tags))))
+
+
+class AddMetadata:
+    """JSON values for the features of a chain: `>> AddMetadata(unit="EUR")`; in YAML `metadata: {unit: EUR}`.
+
+    They are written to the dataset's schema, in the manifest. NVTabular's AddMetadata.
+    """
+
+    def __init__(self, **metadata: Any) -> None:
+        self.metadata = metadata
+
+    def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
+        selection = Selection.from_columns(columns)
+        return replace(selection, metadata=tuple((dict(selection.metadata) | self.metadata).items()))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Columns and what was put behind them so far; immutable, so that a part can be used twice."""
+
+    columns: tuple[str, ...]
+    ops: tuple[Op, ...] = ()
+    tags: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, Any], ...] = ()
+
+    @staticmethod
+    def from_columns(columns: str | Sequence[str] | Selection) -> Selection:
+        """Return the selection of one column or several, by name; a selection is itself.
+
+        Raises:
+            UserError: something that is no name.
+        """
+        if isinstance(columns, Selection):
+            return columns
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"a chain begins with names of columns, not {columns!r}")
+        return Selection(names)
+
+    def append(self, op: Op) -> Selection:
+        """Add an operator after the others."""
+        return replace(self, ops=(*self.ops, op))
+
+    def __rshift__(self, more: Op | AddTags | AddMetadata) -> Selection:
+        combine = getattr(type(more), "__rrshift__", None)
+        combined = combine(more, self) if combine is not None else None
+        if isinstance(combined, Selection):
+            return combined
+        hint = f"; write {more.__name__}()" if isinstance(more, type) and hasattr(more, "__rrshift__") else ""
+        raise UserError(f"`>>` takes an operator, AddTags or AddMetadata, not {more!r}{hint}")
+
+    def __add__(self, other: Selection | Chains) -> Chains:
+        return Chains((self,)) + other
+
+    @property
+    def chain(self) -> Chain:
+        """The spec that YAML would give."""
+        # What was not said is left out: a default may change, and YAML leaves it out too.
+        ops = tuple(OpSpec(op=op.reference(), params=op.model_dump(mode="json", exclude_unset=True)) for op in self.ops)
+        try:
+            return Chain(columns=self.columns, ops=ops, tags=self.tags, metadata=dict(self.metadata))
+        except ValidationError as e:
+            raise UserError(f"chain of {', '.join(self.columns)}: {e.errors()[0]['msg']}") from None
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Several chains: `a + b`."""
+
+    parts: tuple[Selection, ...]
+
+    def __add__(self, other: Selection | Chains) -> Chains:
+        return Chains((*self.parts, *((other,) if isinstance(other, Selection) else other.parts)))
+
+
+def as_chains(chains: Selection | Chains | Sequence[Chain | Selection | Mapping[str, Any]]) -> tuple[Chain, ...]:
+    """Return the specs of chains, however they were written.
+
+    Raises:
+        UserError: something that is no chain.
+    """
+    parts: Sequence[Any] = (
+        (chains,) if isinstance(chains, Selection) else chains.parts if isinstance(chains, Chains) else chains
+    )
+    out = []
+    for part in parts:
+        if isinstance(part, Selection):
+            out.append(part.chain)
+        elif isinstance(part, Chain):
+            out.append(part)
+        else:
+            raise UserError(f"a workflow is made of chains (columns >> operator), not {part!r}")
+    return tuple(out)

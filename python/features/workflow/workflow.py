@@ -12,9 +12,8 @@ from headrace.config import Chain, Spec
 from headrace.config.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 from headrace.errors import UserError, nearest
 from headrace.features.ops import OPERATORS
-from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
+from headrace.features.ops.base import ArrowOpContext, Chains, Op, Selection, SparkOpContext, State, as_chains, no_table
 from headrace.features.ops.numbers import FromDecimal
-from headrace.features.ops.selection import Chains, Selection, as_chains
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import OpError, ValueType, build, declared, least
 
