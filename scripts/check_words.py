@@ -120,7 +120,7 @@ SERIALIZED = {
     ("python/lake/generate/site.py", "shown"),  # a field of site/<ds>.json
     ("python/config/schema.py", "of"),  # a method of the datasets' public schema
     ("python/library/workflow.py", "before"),  # an argument of `Workflow.fit`
-    ("python/jobs/observe/running.py", "began"),  # a field of the status file
+    ("python/jobs/observe/application.py", "began"),  # a field of the status file
     ("python/models/inputs.py", "of"),  # an argument of models' inputs, part of their contract
     ("python/models/multitask.py", "own"),  # a key of saved weights
     ("python/embeddings/dynamic/rows.py", "asked"),  # a field of the report of tables of raw ids

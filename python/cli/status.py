@@ -24,7 +24,7 @@ from headrace.quality.report import facts
 if TYPE_CHECKING:
     from headrace.config import Spec
     from headrace.config.workspace import Workspace
-    from headrace.jobs.observe.running import RunningStage
+    from headrace.jobs.observe.application import RunningStage
     from headrace.stage import Stage
     from headrace.stage.manifest import Manifest
 
@@ -288,7 +288,7 @@ def watch_status(
 
 
 def _watch_screen(ws: Workspace, states: Sequence[StageState], busy: dict[str, str]) -> RenderableType:
-    from headrace.jobs.observe.running import RunningStage
+    from headrace.jobs.observe.application import RunningStage
 
     parts: list[RenderableType] = [state_table(states)] if states else [plain("nothing has run yet", style="dim")]
     for name in busy:
@@ -300,7 +300,7 @@ def _watch_screen(ws: Workspace, states: Sequence[StageState], busy: dict[str, s
 
 def _news(ws: Workspace, states: Sequence[StageState], busy: dict[str, str], printed: dict[str, str]) -> list[str]:
     """Return lines that were not printed yet: states that have changed, and the progress of running stages."""
-    from headrace.jobs.observe.running import RunningStage
+    from headrace.jobs.observe.application import RunningStage
 
     now = {f"{s.pipeline} {s.ds} {s.stage}": s.state + (f": {s.reason}" if s.reason else "") for s in states}
     for name in busy:

@@ -266,7 +266,7 @@ class Workspace:
         return self.scratch / "logs" / pipeline / ds / f"{stage}.log"
 
     def running(self, pipeline: str) -> Location:
-        """Return the folder of status files of running stages, one each (headrace.jobs.observe.running)."""
+        """Return the folder of status files of running stages, one each (headrace.jobs.observe.application)."""
         return self.scratch / "running" / pipeline
 
     def dataset(self, pipeline: str, ds: str, key: str) -> Location:

@@ -17,9 +17,8 @@ from headrace.cli.status import describe
 from headrace.cli.summary import quality_lines
 from headrace.config import load_spec
 from headrace.config.workspace import Workspace
-from headrace.jobs.observe import running
-from headrace.jobs.observe.application import Observation
-from headrace.jobs.observe.running import RunningFile, RunningStage
+from headrace.jobs.observe import application as running
+from headrace.jobs.observe.application import Observation, RunningFile, RunningStage
 from headrace.logs import Progress, report_progress
 from headrace.stage import run_lock, run_stage
 from headrace.stage.manifest import Manifest
