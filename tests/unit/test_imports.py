@@ -67,7 +67,7 @@ def test_a_dry_run_imports_what_plans_and_nothing_that_works(tmp_path: Path) -> 
     modules = by_command("run", "clicks", "--ds", DS, "--home", str(tmp_path), "--to", "ingest", "--dry-run")
     assert "headrace.lake.landing.plan" in modules
     assert not modules & {"pyarrow.dataset", *HEAVY}
-    assert of_headrace(modules, "lake.landing.load", "lake.tables", "lake.spark", "features.arrow", "train") == []
+    assert of_headrace(modules, "lake.landing.load", "lake.tables", "lake.spark", "features.arrow", "train.stage") == []
 
 
 def test_stages_are_planned_without_what_they_work_with() -> None:
