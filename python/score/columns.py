@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -170,19 +170,23 @@ def _check_expressions(spec: Spec, score: Score) -> None:
     events = _event_columns(spec)
     pair = [*dict.fromkeys((score.user.key, *score.user.columns, score.item.key, *score.item.columns, *score.context))]
     for key, entry in score_entries(score):
-        from headrace.features.table_ops.sql import fault_without_spark  # most pipelines have no such entry
-
         fault = None
         if isinstance(entry, PairEvents):
             columns = events if entry.from_ is None else [c.name for c in spec.sources[entry.from_].table.columns]
             for name, column in score_keys(entry, score):
                 if column not in columns:
                     raise UserError(f"{key}.{name}: the events have no column '{column}'{nearest(column, columns)}")
-            fault = None if entry.where is None else fault_without_spark(entry.where, columns)
+            fault = None if entry.where is None else _fault_of(entry.where, columns)
         elif isinstance(entry, WhereFilter):
-            fault = fault_without_spark(entry.where, [*pair, *ITEM_COLUMNS_OF_CANDIDATES])
+            fault = _fault_of(entry.where, [*pair, *ITEM_COLUMNS_OF_CANDIDATES])
         if fault is not None:
             raise UserError(f"{key}.where: {fault}")
+
+
+def _fault_of(expression: str, columns: Sequence[str]) -> str | None:
+    from headrace.features.table_ops.sql import fault_without_spark  # late: most pipelines have no expression here
+
+    return fault_without_spark(expression, columns)
 
 
 def _event_columns(spec: Spec) -> list[str]:
