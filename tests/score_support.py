@@ -142,9 +142,10 @@ def sides(events: pd.DataFrame, item_limit: int) -> tuple[pd.DataFrame, pd.DataF
     return side("user", ["age", "home.city", "likes"], None), side("item", ["price"], item_limit)
 
 
-def clicked_pairs(events: pd.DataFrame) -> set[tuple[Any, Any]]:
-    """(user, item) of the clicks of the window, up to the 5th."""
-    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS) & (events.click == 1)]
+def clicked_pairs(events: pd.DataFrame, any_label: bool = False) -> set[tuple[Any, Any]]:
+    """(user, item) of the clicks of the window, up to the 5th; or of all its events."""
+    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS)]
+    window = window if any_label else window[window.click == 1]
     return set(zip(window.user, window.item, strict=True))
 
 

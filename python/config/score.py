@@ -196,8 +196,9 @@ class Score(Section):
     #: Rank by this task of `train.tasks`, such as a product of click and purchase; None: by the first one.
     output: str | None = None
     #: Leave out items that the user has clicked (label 1) since the training window began, validation included. With a
-    #: split by a column of the source: those of the split train.
-    exclude_seen: bool = False
+    #: split by a column of the source: those of the split train. any_label: all items of the user's events, such as
+    #: those that the user rated low.
+    exclude_seen: bool | Literal["any_label"] = False
     #: Score only users whose columns, candidates or model have changed since the run before; copy the others' rows.
     incremental: bool = False
     #: Where tasks have the model's tables: mapped on each host, or row by row. Scores are the same.

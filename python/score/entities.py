@@ -213,10 +213,19 @@ def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> 
     ).drop("__of_item")
 
 
-def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str) -> DataFrame:
-    """Return (key, seen): for each user, the items with a label of 1 up to ds; of a split by column those in train."""
+def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str, any_label: bool = False) -> DataFrame:
+    """Return (key, seen): for each user, the items of their events up to ds; of a split by column those in train.
+
+    Args:
+        spec: with the label and the split.
+        events: with the column `__split`.
+        user_key: the column of users.
+        item_key: the column of items.
+        any_label: whether events count whose label is not 1.
+    """
     rows = events.where(col(user_key).isNotNull() & col(item_key).isNotNull())
-    rows = rows.where(col(spec.features.label).cast("double") == 1.0)
+    if not any_label:
+        rows = rows.where(col(spec.features.label).cast("double") == 1.0)
     if spec.features.split.by == "column":
         rows = rows.where(F.col(SPLIT) == "train")
     return rows.groupBy(col(user_key).alias("key")).agg(F.collect_set(col(item_key)).alias("seen"))

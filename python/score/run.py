@@ -158,7 +158,8 @@ def _users_and_items(active: ActiveEvents, score: Score) -> Iterator[tuple[DataF
     with active.entities(score.user, score.item) as (users, items):
         # Candidates exclude seen items already.
         if score.exclude_seen and score.candidates is None:
-            clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
+            any_label = score.exclude_seen == "any_label"
+            clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key, any_label)
             clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
             users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
         if score.rerank is not None:

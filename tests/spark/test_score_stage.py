@@ -110,15 +110,18 @@ def test_ranks_by_a_product_of_tasks(
     assert results[0].score.mean() > results[1].score.mean()
 
 
-def test_limits_and_seen(spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame) -> None:
+@pytest.mark.parametrize("exclude_seen", [True, "any_label"])
+def test_limits_and_seen(
+    spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, exclude_seen: bool | str
+) -> None:
     s = spec(
         model="baseline",
-        exclude_seen=True,
+        exclude_seen=exclude_seen,
         top_k=50,
         user={"key": "user", "columns": ["age", "home.city", "likes"], "limit": 7},
     )
     assert "consumed" not in run_stage(ScoreCandidates(), s, shop, DS).manifest.facts
-    clicked = clicked_pairs(shop_events)
+    clicked = clicked_pairs(shop_events, any_label=exclude_seen == "any_label")
     expected_scores = expected(spark, shop, shop_events, "baseline", k=50, clicked=clicked)
     train = shop_events[(shop_events.ts >= "2026-01-02") & (shop_events.ts < "2026-01-05") & (shop_events.ds <= DS)]
     counts = train.user.value_counts()
