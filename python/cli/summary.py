@@ -107,21 +107,30 @@ def warning_lines(spec: Spec, ws: Workspace, manifests: Mapping[str, Manifest]) 
 
 
 def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> list[str]:
-    """AUC (and ranking metrics) of the models, one a line, beside the ceiling."""
-    lines = []
+    """Return the AUC and the ranking metrics of the models, one a line, beside the ceiling.
+
+    Models that only rank, as those of logs without a label, have no column of AUCs.
+    """
+    models: list[tuple[str, float | None, str]] = []
     for name, stage in (("neural", "train"), ("XGBoost", "baseline")):
         metrics = facts.mapping(manifests[stage].facts.get("metrics")) if stage in manifests else {}
         auc = facts.number(metrics.get("auc"))
-        ranking = [f"{n} {v:.4f}" for n, v in facts.numbers(metrics).items() if n.startswith(("hr", "ndcg"))]
-        if auc is None and not ranking:
-            continue
+        ranking = ", ".join(f"{n} {v:.4f}" for n, v in facts.numbers(metrics).items() if n.startswith(("hr", "ndcg")))
+        if auc is not None or ranking:
+            models.append((name, auc, ranking))
+    if not models:
+        return []
+    if ceiling is None and all(auc is None for _, auc, _ in models):
+        return ["", "ranking of the validation split", *(f"{name:<8}{ranking}" for name, _, ranking in models)]
+    lines = []
+    for name, auc, ranking in models:
         share = facts.ceiling_share(auc, ceiling)
         share_text = f"  {facts.percent(share)} of the way from 0.5 to the ceiling" if share is not None else ""
         value = f"{auc:.4f}" if auc is not None else "–     "
-        lines.append(f"{name:<8}{value}{share_text}{'  ' + ', '.join(ranking) if ranking else ''}")
-    if lines and ceiling is not None:
+        lines.append(f"{name:<8}{value}{share_text}{'  ' + ranking if ranking else ''}")
+    if ceiling is not None:
         lines.append(f"{'ceiling':<8}{ceiling:.4f}  the AUC of the probabilities that the clicks were drawn from")
-    return ["", "AUC on the validation split", *lines] if lines else []
+    return ["", "AUC on the validation split", *lines]
 
 
 def _show_sample(publish: Manifest) -> None:

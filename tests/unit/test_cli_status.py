@@ -102,6 +102,11 @@ def test_quality_without_ceiling_or_with_ranking_metrics_only() -> None:
     lines = quality_lines({"train": manifest("train", {"auc": 0.7, "hr_at_k": 0.71, "ndcg_at_k": 0.42})}, None)
     assert lines[-1] == "neural  0.7000  hr_at_k 0.7100, ndcg_at_k 0.4200"
     assert "–" in quality_lines({"train": manifest("train", {"auc": None, "hr_at_k": 0.5})}, 0.8)[2]
+    assert quality_lines({"train": manifest("train", {"hr_at_10_full": 0.5})}, None) == [
+        "",
+        "ranking of the validation split",
+        "neural  hr_at_10_full 0.5000",
+    ]
     assert quality_lines({}, 0.8) == []
     assert quality_lines({"train": manifest("train", None)}, None) == []
 
