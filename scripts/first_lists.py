@@ -1,6 +1,6 @@
-"""Go from data of four kinds to the first published list by `headrace init` unaided, and look for items users had.
+"""Go from data of eight kinds to the first published list by `headrace init`, and look for items that users had.
 
-    python -m scripts.first_lists                                   # all four
+    python -m scripts.first_lists                                   # all eight
     python -m scripts.first_lists german retail --seed 2 --transcripts build/first-lists
     python -m scripts.first_lists recbole --recbole ml-100k.inter
 
@@ -9,16 +9,22 @@
     retail    an online retailer's CSV: `12/1/2010 8:26`, `CustomerID` as 17850.0, no label
     german    an export: `;`, a BOM, `Kunden-Nr.`, `11,71`, `01.12.2025 00:00`, a label of ja and nein
     nested    six days of Parquet with nested columns, a folder a day, no label
+    dat       MovieLens' `ratings.dat`: `::` between fields, no names, seconds since 1970, no label
+    libfm     lines of libFM, a label of 1 and -1; `--user` and `--item` say which features those are
+    zst       `plays.jsonl.zst`: compressed JSON lines with nested objects, no label
+    bare      a file without a suffix: tabs, a date and a time of day, prices such as `12.50 €`, a label of yes and no
 
-Each is drawn with a seed. `headrace init FILE` and then `headrace run` are typed as a new user would; pandas reads the
-source once more, by itself, and counts rows of the published lists whose item the user had. Ends with 1 where a
-command fails, a list has such an item, or a kind takes more than ten minutes. With `--transcripts` each kind's commands
-and their output are written to a file, without the lines that only count.
+All but the first are drawn with a seed. `headrace init FILE` and then `headrace run` are typed as a new user would;
+pandas reads the source once more, by itself, and counts rows of the published lists whose item the user had. Ends with
+1 where a command fails, a list has such an item, or a kind takes more than ten minutes. With `--transcripts` each
+kind's commands and their output are written to a file, without the lines that only count.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import re
 import subprocess
 import sys
@@ -50,17 +56,19 @@ _DULL = re.compile(r"WARN|log level|adjust logging|resource_tracker|warnings[.]w
 class Source:
     """Data as a stranger has it."""
 
-    #: What `headrace init` is inter, in the folder of the run.
+    #: What `headrace init` is given, in the folder of the run.
     path: str
     #: (user, item) as text, of all that users had.
     pairs: Callable[[Path], pd.DataFrame]
+    #: Options of `headrace init`, for what no file says.
+    options: tuple[str, ...] = ()
 
 
 class Missing(Exception):
     """Data that cannot be had here."""
 
 
-# --- the four kinds ---------------------------------------------------------------------------------------------------
+# --- the kinds ---------------------------------------------------------------------------------------------------
 
 
 def recbole(folder: Path, seed: int, inter: Path | None) -> Source:
@@ -201,11 +209,107 @@ def nested(folder: Path, seed: int, inter: Path | None) -> Source:
     return Source("events", pairs)
 
 
+def dat(folder: Path, seed: int, inter: Path | None) -> Source:
+    """Write ratings as MovieLens has them: two colons between fields, no names, seconds since 1970."""
+    del inter
+    rng = np.random.default_rng([seed, 4])
+    user, item = _drawn(rng, 12_000, 500, 200)
+    seconds = 978_300_000 + np.sort(rng.integers(0, 30 * 86_400, len(user)))
+    rating = rng.integers(1, 6, len(user))
+    rows = zip(user + 1, item + 1, rating, seconds, strict=True)
+    (folder / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in rows))
+
+    def pairs(path: Path) -> pd.DataFrame:
+        rows = pd.read_csv(path, sep="::", engine="python", dtype=str, names=["user", "item", "rating", "time"])
+        return rows[["user", "item"]]
+
+    return Source("ratings.dat", pairs)
+
+
+def libfm(folder: Path, seed: int, inter: Path | None) -> Source:
+    """Write lines of libFM: the label, then the features of the user, the item and the hour."""
+    del inter
+    rng = np.random.default_rng([seed, 5])
+    user, item = _drawn(rng, 10_000, 400, 150)
+    label = np.where(rng.random(len(user)) < np.where(user % 8 == item % 8, 0.5, 0.12), 1, -1)
+    hour = rng.integers(0, 24, len(user))
+    rows = zip(label, user, 1_000 + item, 2_000 + hour, strict=True)
+    (folder / "clicks.libfm").write_text("".join(f"{y} {u}:1 {i}:1 {h}:1\n" for y, u, i, h in rows))
+
+    def pairs(path: Path) -> pd.DataFrame:
+        rows = pd.read_csv(path, sep=" ", dtype=str, names=["label", "user", "item", "hour"])
+        return rows[rows["label"] == "1"][["user", "item"]]
+
+    return Source("clicks.libfm", pairs, ("--user", "column1", "--item", "column2"))
+
+
+def zst(folder: Path, seed: int, inter: Path | None) -> Source:
+    """Write plays as compressed JSON lines, with objects of the user and of the track."""
+    del inter
+    rng = np.random.default_rng([seed, 6])
+    user, item = _drawn(rng, 12_000, 500, 200)
+    seconds = np.sort(rng.integers(0, 7 * 86_400, len(user)))
+    times = (pd.Timestamp("2026-02-01") + pd.to_timedelta(seconds, unit="s")).strftime("%Y-%m-%dT%H:%M:%SZ")
+    lines = [
+        json.dumps(
+            {
+                "played_at": time,
+                "user": {"id": f"u{u}", "plan": ("free", "paid")[u % 2]},
+                "track": {"id": i + 1, "genre": f"g{i % 8}"},
+                "ms_played": ms,
+            }
+        )
+        for time, u, i, ms in zip(
+            times, user.tolist(), item.tolist(), rng.integers(0, 300_000, len(user)).tolist(), strict=True
+        )
+    ]
+    text = "\n".join(lines) + "\n"
+    (folder / "plays.jsonl.zst").write_bytes(pa.compress(text.encode(), "zstd", asbytes=True))
+
+    def pairs(path: Path) -> pd.DataFrame:
+        with pa.input_stream(str(path), compression="zstd") as plain:
+            read = pd.read_json(io.BytesIO(plain.read()), lines=True)
+        return pd.DataFrame({"user": [u["id"] for u in read["user"]], "item": [str(t["id"]) for t in read["track"]]})
+
+    return Source("plays.jsonl.zst", pairs)
+
+
+def bare(folder: Path, seed: int, inter: Path | None) -> Source:
+    """Write offers to customers, in a file without a suffix: a date and a time of day, prices with their currency."""
+    del inter
+    rng = np.random.default_rng([seed, 7])
+    user, item = _drawn(rng, 12_000, 500, 200)
+    moment = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.sort(rng.integers(0, 10 * 1_440, len(user))), unit="min")
+    price = np.round(rng.gamma(2.0, 9.0, 200) + 1, 2)
+    likes = np.where(user % 8 == item % 8, 0.5, 0.12)
+    frame = pd.DataFrame(
+        {
+            "date": moment.strftime("%d.%m.%Y"),
+            "time": moment.strftime("%H:%M"),
+            "customer": [f"{c:06d}" for c in user],
+            "product": [f"P{i:04d}" for i in item],
+            "price": [f"{p:.2f} €" for p in price[item]],
+            "bought": np.where(rng.random(len(user)) < likes, "yes", "no"),
+        }
+    )
+    frame.to_csv(folder / "offers", index=False, sep="\t")
+
+    def pairs(path: Path) -> pd.DataFrame:
+        read = pd.read_csv(path, sep="\t", dtype=str)
+        return read[read["bought"] == "yes"].rename(columns={"customer": "user", "product": "item"})[["user", "item"]]
+
+    return Source("offers", pairs)
+
+
 KINDS: dict[str, Callable[[Path, int, Path | None], Source]] = {
     "recbole": recbole,
     "retail": retail,
     "german": german,
     "nested": nested,
+    "dat": dat,
+    "libfm": libfm,
+    "zst": zst,
+    "bare": bare,
 }
 
 
@@ -261,9 +365,10 @@ def first_list(kind: str, folder: Path, seed: int, inter: Path | None, transcrip
     source = KINDS[kind](folder, seed, inter)
     terminal, started = Terminal(folder), time.perf_counter()
     try:
-        printed = terminal.headrace("init", source.path)
-        # The last line that `init` prints is the command to go on with.
-        run = printed.strip().splitlines()[-1].split()[1:]
+        printed = terminal.headrace("init", source.path, *source.options)
+        # Of the commands that `init` prints at its end, the one that runs the day.
+        commands = [line.partition("#")[0].split() for line in printed.splitlines() if line.startswith("  headrace ")]
+        run = next(words[1:] for words in commands if words[1] == "run" and "--dry-run" not in words)
         pipeline = run[1]
         terminal.headrace(*run)
         seconds = time.perf_counter() - started
@@ -295,7 +400,7 @@ def _published(folder: Path, pipeline: str) -> pd.DataFrame:
 
 def main(words: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description="From four kinds of data to the first published list, unaided.")
+    parser = argparse.ArgumentParser(description="From eight kinds of data to the first published list, unaided.")
     parser.add_argument("kinds", nargs="*", help=f"which: {', '.join(KINDS)}; default: all")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (default: %(default)s)")
     parser.add_argument("--recbole", type=Path, help="ml-100k.inter, or the wheel that has it")
