@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from headrace.cli.scaffold.sample import Sample
     from headrace.config import Spec
 
+#: Features and columns left out that are shown; the file has all.
+_MOST_SHOWN = 100
+
 
 @app.command(
     rich_help_panel=Panel.SET_UP,
@@ -114,7 +117,7 @@ def write_pipeline(
     if not roles.features:
         raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
     spec = _checked(file, f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
-    _show(sample, columns, roles)
+    _show(sample, [*columns, *roles.added], roles)
     _warn_of_warehouse(spec)
     if roles.implicit:
         out.print(f"\nimplicit feedback: {roles.implicit}", markup=False, soft_wrap=True)
@@ -123,9 +126,18 @@ def write_pipeline(
             out.print(f"\n{column.name}: {column.evidence}", markup=False, soft_wrap=True)
     day = f" --ds {_newest_day(sample, columns) or 'DATE'}" if spec.ds is None else ""
     quoted = shlex.quote(str(file))
-    out.print(f"\nwrote {file}. Read it, then:\n", markup=False, soft_wrap=True)
-    out.print(f"  headrace run {quoted}{day} --dry-run", markup=False, soft_wrap=True)
-    out.print(f"  headrace run {quoted}{day}", markup=False, soft_wrap=True)
+    steps = [(f"headrace run {quoted}{day} --dry-run", "looks for mistakes, runs nothing")]
+    if spec.score is None:
+        learned = f"it learns '{spec.features.label}'"
+        steps.append((f"headrace run {quoted}{day}", "from the data to a model and its report"))
+    else:
+        learned = f"it makes a list of {spec.score.top_k} '{spec.score.item.key}' for each '{spec.score.user.key}'"
+        steps.append((f"headrace run {quoted}{day}", "from the data to published lists"))
+        steps.append((f"headrace warehouse sample {quoted}", "shows some of them"))
+    out.print(f"\nwrote {file}: {learned}. Read it, then:\n", markup=False, soft_wrap=True)
+    width = max(len(command) for command, _ in steps)
+    for command, meaning in steps:
+        out.print(f"  {command:<{width}}  # {meaning}", markup=False, soft_wrap=True)
 
 
 def _checked(file: Path, text: str) -> Spec:
@@ -189,11 +201,13 @@ def _show_undecided(path: str, sample: Sample, columns: Sequence[ColumnProfile])
     """Print the columns, and commands to go on with where nothing says what is to be learned."""
     _describe(sample)
     rows_table = table("column", "type", ">nulls", ">values", "such as")
-    for c in columns:
+    for c in columns[:_MOST_SHOWN]:
         examples = ", ".join(str(v)[:30] for v in c.uniques.slice(0, 3).to_pylist())
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         rows_table.add_row(plain(c.name), plain(c.type), nulls, f"{c.distinct:,}", plain(c.fault or examples))
     out.print(rows_table)
+    if len(columns) > _MOST_SHOWN:
+        out.print(f"and {len(columns) - _MOST_SHOWN:,} more columns", markup=False)
     quoted = shlex.quote(path)
     command = f"  headrace init {quoted}"
     out.print("\nnothing says what is to be learned. Say it:\n", markup=False)
@@ -209,8 +223,14 @@ def _show_undecided(path: str, sample: Sample, columns: Sequence[ColumnProfile])
 def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
     _describe(sample)
     rows_table = table("column", "type", ">nulls", ">values", "for", "why")
+    uses = {c.name: _use(c, roles) for c in columns}
+    # Of wide tables those with a role of their own, and some of the others.
+    plain_columns = [c.name for c in columns if uses[c.name][0] == "-" or uses[c.name][0].endswith("feature")]
+    hidden = set(plain_columns[_MOST_SHOWN:])
     for c in columns:
-        use, reason = _use(c, roles)
+        if c.name in hidden:
+            continue
+        use, reason = uses[c.name]
         style = {"label": "bold green", "-": "dim"}.get(use, "")
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         values = "" if c.fault else f"{c.distinct:,}"
@@ -218,6 +238,8 @@ def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> Non
             plain(c.name), plain("" if c.fault else c.type), nulls, values, plain(use, style=style), plain(reason)
         )
     out.print(rows_table)
+    if hidden:
+        out.print(f"and {len(hidden):,} more columns: see the file", markup=False)
 
 
 def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:
@@ -226,6 +248,8 @@ def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:
         how = f"; 1 where {label.expression}" if label.expression else ""
         return "label", f"{label.reason}{how}; {label.rate:.2%} positive"
     if roles.time is not None and name == roles.time.name:
+        return "time", roles.reasons[name]
+    if roles.moment is not None and name == roles.moment.name and name not in roles.features:
         return "time", roles.reasons[name]
     if name in roles.left_out:
         return "-", roles.left_out[name]

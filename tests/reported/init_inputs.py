@@ -108,6 +108,7 @@ def _times(rng: np.random.Generator, times: Sequence[datetime], form: Form) -> p
             [t.isoformat() for t in times],
             [int(t.timestamp()) for t in times],
             [int(t.timestamp() * 1_000) for t in times],
+            [f"{t.timestamp() * 1_000:.12e}" if form == "csv" else t.timestamp() * 1_000 for t in times],
             [t.date().isoformat() for t in times],
         )
         return pa.array(spelled[int(rng.integers(len(spelled)))])
@@ -136,6 +137,7 @@ def _feature(rng: np.random.Generator, rows: int, form: Form) -> pa.Array:
     kinds = ["double", "int", "text", "null", "constant", "bool", "mostly null"]
     kinds += ["list", "unsigned", "small", "decimal", "date", "struct"] if form == "parquet" else []
     kinds += ["list", "struct", "mixed"] if form == "jsonl" else []
+    kinds += ["euros", "percent"] if form in ("csv", "jsonl") else []
     kind = str(rng.choice(kinds))
     numbers = rng.normal(10, 3, rows).round(2)
     if kind == "int":
@@ -162,6 +164,8 @@ def _feature(rng: np.random.Generator, rows: int, form: Form) -> pa.Array:
         return pa.array([FIRST_DAY + timedelta(days=int(d)) for d in rng.integers(0, 300, rows)])
     if kind == "struct":
         return pa.array([{"os": "ios" if n > 10 else "web", "score": float(n)} for n in numbers])
+    if kind in ("euros", "percent"):
+        return pa.array([f"{n:.2f}{' €' if kind == 'euros' else '%'}" for n in numbers])
     if kind == "mixed":
         return pa.array([json.dumps(n) if k % 2 else str(n) for k, n in enumerate(numbers)])
     return pa.array([None if rng.random() < 0.05 else float(n) for n in numbers])
@@ -206,22 +210,29 @@ def _write_csv(rng: np.random.Generator, table: pa.Table, day: Days, folder: Pat
     end = str(rng.choice(["\n", "\r\n"]))
     packed, bom = bool(rng.random() < 0.3), bool(rng.random() < 0.3)
     null = str(rng.choice(["", "", "NULL"]))
+    # Some have their header again, as files have that were joined.
+    again = bool(rng.random() < 0.2)
+    suffix = str(rng.choice([".csv", ".csv", ".tsv", ".dat", ".txt", *([""] if layout == "one" else [])]))
+    packed &= suffix != ""
     rows: dict[str, int] = {}
     path = folder
     for name, part in parts.items():
         out = io.StringIO(newline="")
         writer = csv.writer(out, delimiter=separator, lineterminator=end)
         writer.writerow(part.column_names)
-        for row in zip(*(c.to_pylist() for c in part.columns), strict=True):
+        for k, row in enumerate(zip(*(c.to_pylist() for c in part.columns), strict=True)):
+            if again and k == 5:
+                writer.writerow(part.column_names)
             writer.writerow([null if v is None else str(v).lower() if isinstance(v, bool) else v for v in row])
         body = (b"\xef\xbb\xbf" if bom else b"") + out.getvalue().encode()
-        path = folder / (name + (".csv.gz" if packed else ".csv"))
+        path = folder / (name + suffix + (".gz" if packed else ""))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(body) if packed else body)
         read = list(csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), delimiter=separator))
         rows[_day_of(name)] = rows.get(_day_of(name), 0) + sum(1 for r in read[1:] if r)
     input_path = path if layout == "one" else folder
-    return input_path, rows, f"{layout}, {separator!r}, {end!r}, gzip {packed}, BOM {bom}, null {null!r}"
+    file = f"{suffix!r}, gzip {packed}, BOM {bom}"
+    return input_path, rows, f"{layout}, {separator!r}, {end!r}, {file}, null {null!r}, header again {again}"
 
 
 def _write_jsonl(
@@ -229,6 +240,7 @@ def _write_jsonl(
 ) -> tuple[Path, dict[str, int], str]:
     layout, parts = _parts(rng, table, day)
     surrogates, leave_out = bool(rng.random() < 0.3), bool(rng.random() < 0.4)
+    suffix = str(rng.choice([".jsonl", ".json", ".jsonl.gz", ".jsonl.zst", *([""] if layout == "one" else [])]))
     rows: dict[str, int] = {}
     path = folder
     for name, part in parts.items():
@@ -239,12 +251,15 @@ def _write_jsonl(
             if surrogates and k % 7 == 3:
                 row["note"] = "half \ud83d"
             lines.append(json.dumps(row))
-        path = folder / f"{name}.jsonl"
+        path = folder / f"{name}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
-        read = [json.loads(line) for line in path.read_text().split("\n") if line.strip()]
+        text = "\n".join(lines) + "\n"
+        compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+        path.write_bytes(pa.compress(text.encode(), compression, asbytes=True) if compression else text.encode())
+        read = [json.loads(line) for line in text.split("\n") if line.strip()]
         rows[_day_of(name)] = rows.get(_day_of(name), 0) + len(read)
-    return (path if layout == "one" else folder), rows, f"{layout}, half surrogates {surrogates}, no nulls {leave_out}"
+    drawn = f"{layout}, {suffix!r}, half surrogates {surrogates}, no nulls {leave_out}"
+    return (path if layout == "one" else folder), rows, drawn
 
 
 def _write_parquet(

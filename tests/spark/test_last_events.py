@@ -115,8 +115,11 @@ def test_a_log_without_a_label_from_init_to_what_users_have_had(
     assert had == set(frame[["user_id", "item_id"]].itertuples(index=False, name=None))
 
 
-def test_a_time_of_day_beside_a_date_orders_a_days_events(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """The last event is that of the latest time of day, though the file has it elsewhere."""
+@pytest.mark.parametrize(("form", "has_label"), [("{0}:{1:02d}", False), ("{2}:{1:02d} {3}", True)])
+def test_a_time_of_day_beside_a_date_orders_a_days_events(
+    spark: SparkSession, ws: Workspace, tmp_path: Path, form: str, has_label: bool
+) -> None:
+    """The last event is that of the latest time of day, though the file has it elsewhere; with a label all are read."""
     rng = np.random.default_rng(4)
     minutes = np.stack([rng.permutation(24 * 60)[:200] for _ in range(2)])
     frame = pd.DataFrame(
@@ -124,9 +127,14 @@ def test_a_time_of_day_beside_a_date_orders_a_days_events(spark: SparkSession, w
             "user_id": np.repeat(np.arange(20), 20),
             "item_id": rng.integers(0, 30, 400),
             "date": np.repeat(["01.12.2025", "13.12.2025"], 200),
-            "time": [f"{m // 60}:{m % 60:02d}" for m in minutes.reshape(-1)],
+            "time": [
+                form.format(m // 60, m % 60, (m // 60 - 1) % 12 + 1, "pm" if m >= 720 else "AM")
+                for m in minutes.reshape(-1)
+            ],
         }
     )
+    if has_label:
+        frame["clicked"] = rng.integers(0, 2, 400)
     frame["minute"] = minutes.reshape(-1)
     frame.drop(columns="minute").to_csv(tmp_path / "log.csv", index=False, sep=";")
     write_pipeline(str(tmp_path / "log.csv"), tmp_path / "log.yaml", None, Named(), force=False)
@@ -135,8 +143,9 @@ def test_a_time_of_day_beside_a_date_orders_a_days_events(spark: SparkSession, w
     run_stage(load_stage("ingest"), spec, ws, spec.ds)
     built = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
     valid = pd.read_parquet(ws.home / built.output("dataset").name / "valid")
-    last = pd.to_datetime(frame["date"] + " " + frame["time"], format="%d.%m.%Y %H:%M", utc=True)
-    expected = last.groupby(frame["user_id"]).max()
+    clock = "%I:%M %p" if has_label else "%H:%M"
+    events_at = pd.to_datetime(frame["date"] + " " + frame["time"], format=f"%d.%m.%Y {clock}", utc=True)
+    expected = events_at[frame["date"] == "13.12.2025"] if has_label else events_at.groupby(frame["user_id"]).max()
     # The dataset has codes of users; no two events have one time.
     moments = pd.to_datetime(valid["event_moment"].to_numpy(), unit="us", utc=True)
     assert sorted(moments) == sorted(expected)
@@ -160,3 +169,5 @@ def test_what_users_have_had_in_validation(
     )
     (row,) = seen(spec, rows, "user_id", "item_id").collect()
     assert sorted(row["seen"]) == ([10, 11] if counts else [10])
+    (row,) = seen(spec, rows, "user_id", "item_id", any_label=True).collect()
+    assert sorted(row["seen"]) == ([10, 11, 12] if counts else [10])

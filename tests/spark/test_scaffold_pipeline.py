@@ -25,12 +25,12 @@ from tests.train_support import read_padded
 
 
 def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
-    """With a label of two words, a nameless index and no users, so that `prepare` makes label and users."""
+    """With a label of two words, prices in euros, a nameless index and no users: `prepare` makes label and users."""
     data = clicks(1_200, 3).drop(columns=["userId", "impression_id"])
     data["user_country"] = data.pop("country")
     data["outcome"] = np.where(data.pop("clicked") == 1, "click", "view")
     file = tmp_path / "log.csv.gz"
-    data.to_csv(file)
+    data.assign(item_price=[f"{p:.2f} €" for p in data["item_price"]]).to_csv(file)
     write_pipeline(str(file), tmp_path / "log.yaml", None, Named(), force=False)
     spec = load_spec(tmp_path / "log.yaml", ["features.min_row_groups=1"])
     assert spec.ds is not None
@@ -48,7 +48,9 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
         assert (actual["label"] == positive).all()
         if split == "train":
             logs = np.log1p(expected_rows["item_price"].to_numpy())
-            assert actual["item_price"].to_numpy() == pytest.approx((logs - logs.mean()) / logs.std(ddof=1), abs=1e-5)
+            assert actual["item_price_value"].to_numpy() == pytest.approx(
+                (logs - logs.mean()) / logs.std(ddof=1), abs=1e-5
+            )
             # Three countries, three segments of users.
             assert set(zip(actual["user_country"], actual["user_segment"], strict=True)) <= {
                 (code, code) for code in (2, 3, 4)

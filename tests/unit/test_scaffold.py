@@ -112,7 +112,13 @@ def test_the_table_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "almost another value in each row" in lines["referrer_hash"]
     assert "one value alone: 'app'" in lines["source"]
     assert "label by its name and its two values; 20" in lines["clicked"]
-    assert result.output.rstrip().endswith("headrace run log.yaml")
+    commands = [line.split("#")[0].strip() for line in result.output.splitlines() if line.startswith("  headrace")]
+    assert commands == [
+        "headrace run log.yaml --dry-run",
+        "headrace run log.yaml",
+        "headrace warehouse sample log.yaml",
+    ]
+    assert "wrote log.yaml: it makes a list of 10 'item_id' for each 'userId'. Read it, then:" in result.output
     # Each choice has its comment, the columns that are left out too.
     text = (tmp_path / "log.yaml").read_text()
     assert "#   clicked_at: suspected leak" in text
@@ -246,7 +252,7 @@ def test_of_large_files_in_a_store_a_part_is_fetched(
 ) -> None:
     """The number of rows of text and Avro, which do not store it, is an estimate."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("hdfs",))
-    monkeypatch.setattr("headrace.cli.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.cli.scaffold.text_chunks.SAMPLE_BYTES", 100_000)
     monkeypatch.setattr("headrace.cli.scaffold.table_sample.SAMPLE_ROWS", 1_000)
     # As if it were of gigabytes.
     monkeypatch.setattr(store, "_SMALL", 1)
@@ -455,7 +461,7 @@ def test_a_column_that_says_the_label(tmp_path: Path) -> None:
 
 def test_large_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning, and the end for the last day; the number of rows is an estimate."""
-    monkeypatch.setattr("headrace.cli.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.cli.scaffold.text_chunks.SAMPLE_BYTES", 100_000)
     clicks(20_000, 9).to_csv(tmp_path / "log.csv", index=False)
     spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
     assert spec.ds == "2026-03-09"

@@ -73,7 +73,7 @@ def test_users_items_and_times_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert spec.score is not None
     assert (spec.score.exclude_seen, spec.publish is not None, spec.baseline) == (True, True, None)
     assert spec.ds == "2020-09-25"
-    assert "implicit feedback: no column says yes or no, and there are users and items" in capsys.readouterr().out
+    assert "implicit feedback: no column says yes or no, so each row counts as something" in capsys.readouterr().out
 
 
 def test_what_is_known_of_users_and_items_is_learned_from_and_the_rest_is_not(tmp_path: Path) -> None:
@@ -108,6 +108,12 @@ def test_ratings_are_positives_and_offered_as_a_threshold(tmp_path: Path) -> Non
     # Named as the label it is one: high ratings mean 1.
     explicit = written(tmp_path / "ratings.csv", target, label="rating")
     assert "`rating` >= " in explicit.features.prepare[0].params["add"]["label"]["expression"]
+    # Who rated it low has had it, too; of a click log only what was clicked is had.
+    assert explicit.score is not None
+    assert explicit.score.exclude_seen == "any_label"
+    clicks = written(csv_of(log().assign(clicked=np.arange(400) % 2), tmp_path / "clicks.csv"), target)
+    assert clicks.score is not None
+    assert clicks.score.exclude_seen is True
 
 
 def test_rows_of_nobody_are_dropped_and_ids_as_floats_are_integers(tmp_path: Path) -> None:
@@ -323,6 +329,15 @@ def test_a_date_and_a_time_of_day_in_two_columns(tmp_path: Path) -> None:
     added, split = spec.features.prepare
     assert added.params["add"]["event_moment"]["type"] == "timestamp"
     assert split.params["order"] == ["event_moment"]
+    # With a label the hour is a feature, and the column of times of day is none.
+    labelled = written(
+        csv_of(data.assign(clicked=np.arange(400) % 2), tmp_path / "a.csv", sep=";"), tmp_path / "q.yaml"
+    )
+    ops = {c: [op.op for op in chain.ops] for chain in labelled.features.workflow for c in chain.columns}
+    assert ops["event_moment"] == ["cyclic"]
+    assert "Uhrzeit" not in ops
+    assert labelled.score is not None
+    assert "event_moment" in labelled.score.context
 
 
 # --- numbers and null texts -------------------------------------------------------------------------------------------

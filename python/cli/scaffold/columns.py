@@ -16,7 +16,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.cli.scaffold.names import is_identifier, is_item, is_numbered, is_time, is_user
-from headrace.cli.scaffold.spelled import NumberMarks, SpelledTimes, find_times, is_clock
+from headrace.cli.scaffold.spelled import (
+    Clock,
+    NumberMarks,
+    SignedNumbers,
+    SpelledTimes,
+    find_clock,
+    find_signed_numbers,
+    find_times,
+)
 from headrace.config.schema import EpochUnit, path_of
 from headrace.lake.landing.convert import since_1970
 
@@ -74,8 +82,14 @@ class ColumnProfile:
     evidence: str = ""
     #: Whether another order of day and month fits, too.
     is_ambiguous: bool = False
-    #: Texts that are times of day.
-    is_clock: bool = False
+    #: Of texts that are times of day: these.
+    clock: Clock | None = None
+    #: Of texts that are numbers with a currency or a percent sign: these.
+    signed: SignedNumbers | None = None
+    #: Expression of Spark's SQL by which `prepare` adds it; empty of a column of the source.
+    expression: str = ""
+    #: What the expression makes of which columns, for people.
+    origin: str = ""
     #: Whether the file says that values are names and not amounts (`user_id:token`).
     is_token: bool = False
     #: Where the source has it, where its name does not say so.
@@ -192,7 +206,7 @@ def profile(rows: pa.Table, copied: bool, marks: NumberMarks = _PLAIN) -> list[C
                 declared.add(plain.lower())
                 profiles.append(_column(plain, values, copied, marks))
                 continue
-            unique_name = _free_name("_".join(steps), taken)
+            unique_name = free_name("_".join(steps), taken)
             profiles.append(replace(_column(unique_name, values, copied, marks), path=path_of(steps)))
     return profiles
 
@@ -211,7 +225,7 @@ def _is_reserved(name: str) -> bool:
     return name.startswith("_") or name.lower() == "ds"
 
 
-def _free_name(requested: str, taken: set[str]) -> str:
+def free_name(requested: str, taken: set[str]) -> str:
     """Return a name that Delta takes and no column has, and reserve it."""
     name = re.sub(r"_+", "_", re.sub(r"[^\w-]", "_", requested)).strip("_") or "column"
     numbered = (f"{name}_{k}" for k in count(2))
@@ -224,7 +238,7 @@ def _typed_column(name: str, values: pa.Array, taken: set[str], marks: NumberMar
     """Return the profile of a column whose name says its type (`user_id:token`), under the name alone."""
     match = _TYPED_NAME.fullmatch(name)
     assert match is not None
-    column = _column(_free_name(match[1], taken), values, True, marks)
+    column = _column(free_name(match[1], taken), values, True, marks)
     return replace(column, path=path_of((name,)), is_token=match[2].startswith("token"))
 
 
@@ -257,6 +271,8 @@ def _column(name: str, values: pa.Array, copied: bool, marks: NumberMarks) -> Co
             type_ = _integer_type(name, values)
     if type_ in ("float", "double") and _names_one(name) and _is_whole(values):
         return ColumnProfile(name, "bigint", values.cast(pa.int64()))
+    if type_ == "double" and (times := _float_epoch(name, values)) is not None:
+        return times
     if type_ in ("timestamp", "date"):
         nulls = values.null_count
         values = _within_years(values)
@@ -344,7 +360,7 @@ def _text(name: str, values: pa.Array, marks: NumberMarks, copied: bool) -> Colu
         return ColumnProfile(name, "timestamp", instants)
     if copied and (times := find_times(values)) is not None:
         return _with_format(name, times)
-    return ColumnProfile(name, "string", values, is_clock=is_clock(values))
+    return ColumnProfile(name, "string", values, clock=find_clock(values), signed=find_signed_numbers(values, marks))
 
 
 def _number(name: str, values: pa.Array) -> ColumnProfile | None:
@@ -364,12 +380,16 @@ def _number(name: str, values: pa.Array) -> ColumnProfile | None:
     floats = values.cast(pa.float64())
     if _names_one(name) and _all(distinct, _WHOLE_NUMBER):
         return ColumnProfile(name, "bigint", floats.cast(pa.int64()))
-    low, high = _EPOCH
-    bounds = pc.min_max(floats).as_py()
-    if is_time(name) and low <= bounds["min"] and bounds["max"] <= high:
-        micros = pc.round(pc.multiply(floats, 1e6)).cast(pa.int64())
-        return ColumnProfile(name, "timestamp", micros.cast(pa.timestamp("us", tz="UTC")), "epoch_seconds")
-    return ColumnProfile(name, "double", floats)
+    return _float_epoch(name, floats) or ColumnProfile(name, "double", floats)
+
+
+def _float_epoch(name: str, floats: pa.Array) -> ColumnProfile | None:
+    """Profile doubles that are times by their name and size, such as 1.7e12; None where they are none."""
+    is_finite = pc.all(pc.is_finite(floats)).as_py()
+    if not (is_time(name) and is_finite) or (unit := _unit_of(floats, _EPOCH)) is None:
+        return None
+    micros = pc.round(pc.multiply(floats, 1e6 / _PER_SECOND[unit])).cast(pa.int64())
+    return ColumnProfile(name, "timestamp", micros.cast(pa.timestamp("us", tz="UTC")), unit)
 
 
 def _with_format(name: str, times: SpelledTimes) -> ColumnProfile:
@@ -411,10 +431,14 @@ def _epoch(name: str, values: pa.Array) -> EpochUnit | None:
     """Return the unit of integers that are times, judged by name and by size, or None."""
     if not is_time(name) and not is_numbered(name):
         return None
-    bounds = pc.min_max(values).as_py()
+    return _unit_of(values, _EPOCH if is_time(name) else _NAMELESS_EPOCH)
+
+
+def _unit_of(values: pa.Array, seconds: tuple[int, int]) -> EpochUnit | None:
+    """Return the unit in which all numbers are within some seconds since 1970; None where there is none."""
+    (low, high), bounds = seconds, pc.min_max(values).as_py()
     if bounds["min"] is None:
         return None
-    low, high = _EPOCH if is_time(name) else _NAMELESS_EPOCH
     units = (unit for unit, n in _PER_SECOND.items() if n * low <= bounds["min"] and bounds["max"] <= n * high)
     return next(units, None)
 

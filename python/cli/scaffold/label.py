@@ -37,6 +37,15 @@ class Label:
     alternatives: tuple[str, ...] = ()
 
     @property
+    def is_verdict(self) -> bool:
+        """Return whether rows of label 0 are of items that the user has had, too: rated low, or bought in small number.
+
+        A click log's rows of label 0 are not.
+        """
+        several = self.column.is_number and self.column.distinct > 2
+        return self.expression is not None and (several or amount_of(self.column.name) is not None)
+
+    @property
     def rate(self) -> float:
         """Share of positive rows."""
         return float(np.nanmean(self.values))

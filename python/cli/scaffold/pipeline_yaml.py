@@ -36,6 +36,7 @@ _OPS: dict[Treatment, list[Any]] = {
 def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, name: str) -> str:
     """Return the text of a pipeline's file."""
     daily = "{ds" in str(sample.source) or partition_day(sample, columns) is not None
+    all_columns = [*columns, *roles.added]
     lines: list[str] = []
     seen = f"all {sample.total_rows:,} rows" if sample.is_complete else f"{sample.rows.num_rows:,} rows"
     lines += _comment(f"Written by `headrace init` from {seen} ({sample.description}).", 0)
@@ -43,10 +44,10 @@ def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles
     lines += [f"pipeline: {name}"]
     lines += _day(sample, roles, daily)
     lines += ["", *_source(sample, columns), "", *_table(sample, columns, roles, daily)]
-    lines += ["", *_features(sample, columns, roles, daily)]
+    lines += ["", *_features(sample, all_columns, roles, daily)]
     lines += ["", *(_model(sample) if roles.label is not None else _implicit_model(sample, roles))]
     if roles.scores:
-        lines += ["", *_score(columns, roles)]
+        lines += ["", *_score(all_columns, roles)]
     else:
         gap = "no column names users" if roles.user is None and not roles.segment else "no column names items"
         lines += ["", *_comment(f"No `score` and `publish`: {gap} (--user, --item). The day ends with its report.", 0)]
@@ -97,12 +98,12 @@ def partition_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | Non
 
 def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
     reasons = {
-        "separator": "what cuts most lines into as many fields",
+        "separator": "it splits most lines into equally many fields",
         "header": "the first line has no names",
         "null_value": "this text stands for no value",
         "null_values": "these texts stand for no value",
         "decimal": "before the fraction of a number",
-        "thousands": "between each three digits",
+        "thousands": "between groups of three digits",
         "trim": "there are blanks around the fields",
     }
     lines = ["source:"]
@@ -135,13 +136,13 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
 def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily: bool) -> list[str]:
     lines = ["table:"]
     if roles.key is not None:
-        lines += _comment(f"Rows equal in it are one event. {roles.reasons[roles.key.name]}.", 2)
+        lines += _comment(f"Rows with the same value are one event. {roles.reasons[roles.key.name]}.", 2)
         lines.append(f"  keys: {_flow([roles.key.name])}")
     elif sample.source["format"] in ("orc", "avro"):
-        lines += _comment("No column numbers the rows, and such files have no positions: say what tells rows apart.", 2)
+        lines += _comment("No column identifies a row, and such files have no positions: say which columns do.", 2)
         lines += _comment("keys: [event_id]", 2)
     else:
-        lines += _comment("No column numbers the rows: equal rows stay. Else: keys: [event_id]", 2)
+        lines += _comment("No column identifies a row, so equal rows all stay. If one does: keys: [event_id]", 2)
     if roles.time is not None:
         lines.append(f"  event_time: {_flow(roles.time.name)}  # {roles.reasons[roles.time.name]}")
         if daily:
@@ -198,7 +199,7 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
     if label is None:
         assert roles.user is not None
         carried = list(dict.fromkeys([roles.user.name, *carried]))
-        lines += _comment(f"Implicit feedback: {roles.implicit}. The model learns what sets it apart from others.", 2)
+        lines += _comment(f"Implicit feedback: {roles.implicit}. The model learns to tell these items from others.", 2)
         lines.append(f"  label: {_flow(name)}")
         lines += _prepare_implicit(columns, roles, name)
     else:
@@ -209,7 +210,7 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
         lines.append(f"  label: {_flow(name)}")
         lines += [*_prepare(label, roles, name), *_split(sample, roles, daily)]
     if carried:
-        lines += [*_comment("Taken along for evaluation, not fed to the model.", 2), *_list("carried", carried, 2)]
+        lines += [*_comment("For evaluation; the model does not see them.", 2), *_list("carried", carried, 2)]
     lines.append("  workflow:")
     for chain_lines in _chains(columns, roles):
         lines += chain_lines
@@ -229,6 +230,7 @@ def _prepare_implicit(columns: Sequence[ColumnProfile], roles: Roles, name: str)
         f"Before the features: each row is a positive ({name} is 1), and each user's last row validates.", 2
     )
     lines.append("  prepare:")
+    thresholds: list[str] = []
     for amount, kind in roles.amounts.items():
         column = next(c for c in columns if c.name == amount)
         known = column.numbers[~np.isnan(column.numbers)]
@@ -236,39 +238,46 @@ def _prepare_implicit(columns: Sequence[ColumnProfile], roles: Roles, name: str)
         sign = ">=" if kind == "rating" else ">"
         (quoted,) = quoted_names([amount])
         share = float((known >= low).mean() if kind == "rating" else (known > low).mean())
-        lines += _comment(f"{amount!r} ({kind}) as a threshold, which keeps {share:.1%} of the rows:", 4)
-        lines += [f"    # - filter: {{where: {_flow(f'{quoted} {sign} {low:g}')}}}"]
-        if known.min() >= 0:
-            lines += _comment(
+        negative = float((known < 0).mean())
+        returns = f"; {negative:.1%} are below 0, as of returns: without it they are events, too" if negative else ""
+        thresholds += _comment(f"{amount!r} ({kind}) as a threshold, which keeps {share:.1%} of the rows{returns}:", 4)
+        thresholds += [f"    # - filter: {{where: {_flow(f'{quoted} {sign} {low:g}')}}}"]
+        if not negative:
+            thresholds += _comment(
                 f"or as a weight: add it to `carried`, and write `sample_weight: {_flow(amount)}` in `train`.", 4
             )
     if missing := [c.name for c in (roles.user, roles.item) if c.nulls]:
         lines += [*_comment("Rows of nobody, or of nothing.", 4), f"    - dropna: {{subset: {_flow(missing)}}}"]
-    added = {name: {"expression": "1", "type": "int"}}
     settings: dict[str, Any] = {"user": user, "valid": 1}
-    if roles.clock is not None and roles.time is not None:
-        moment = _free(columns, ["event_moment"])
-        date_, clock = quoted_names([roles.time.name, roles.clock.name])
-        added[moment] = {
-            "expression": f"cast(concat(cast({date_} as string), ' ', lpad({clock}, length({clock}) + "
-            f"mod(8 - length({clock}), 3), '0')) as timestamp)",
-            "type": "timestamp",
-        }
-        settings["order"] = [moment]
-        lines += _comment(f"{roles.clock.name!r} has the time of day beside the date: it orders a day's events.", 4)
+    if roles.moment is not None:
+        settings["order"] = [roles.moment.name]
     if split != "split":
         settings["to"] = split
-    lines += ["    - lambda:", "        add:", *(f"          {_flow(n)}: {_plain(m)}" for n, m in added.items())]
+    lines += [*_lambda(roles, {name: {"expression": "1", "type": "int"}}), *thresholds]
     lines.append(f"    - last_events: {_plain(settings)}")
     return [
         *lines,
-        *_comment("As a person who comes back tomorrow: what came last is to be found among all items.", 2),
+        *_comment("The model is to find each user's newest event among all items, as it must tomorrow.", 2),
         f"  split: {{by: column, column: {split}}}",
     ]
 
 
+def _lambda(roles: Roles, created: Mapping[str, Any]) -> list[str]:
+    """Return the operator that adds columns: those of the roles and others; with a reason for each of the roles'."""
+    lines: list[str] = []
+    for column in roles.added:
+        lines += _comment(f"{column.name}: {column.origin}", 4)
+    added = {c.name: {"expression": c.expression, "type": c.type} for c in roles.added}
+    return [
+        *lines,
+        "    - lambda:",
+        "        add:",
+        *(f"          {_flow(n)}: {_plain(m)}" for n, m in {**added, **created}.items()),
+    ]
+
+
 def _prepare(label: Label, roles: Roles, name: str) -> list[str]:
-    """Rows without a label dropped; label and users made where no column is them."""
+    """Rows without a label dropped; label, users and further columns made where no column is them."""
     reasons: list[str] = []
     ops: list[str] = []
     if label.column.nulls:
@@ -282,8 +291,10 @@ def _prepare(label: Label, roles: Roles, name: str) -> list[str]:
         reasons.append("no column names users, so those who look alike are one, a segment")
         parts = ", ".join(f"`{c}`" for c in roles.segment)
         created["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
-    if created:
-        ops += ["    - lambda:", "        add:", *(f"          {n}: {_plain(m)}" for n, m in created.items())]
+    if roles.added:
+        reasons.append("columns that others say together or in another spelling")
+    if created or roles.added:
+        ops += _lambda(roles, created)
     return [*_comment(f"Before the features: {'; '.join(reasons)}.", 2), "  prepare:", *ops] if ops else []
 
 
@@ -406,7 +417,7 @@ def _implicit_model(sample: Sample, roles: Roles) -> list[str]:
         "  embeddings: {kind: adam, learning_rate: 0.005}",
         *_comment(
             "HR, NDCG, Recall, MRR and MAP at 10: each user's last item among all that the user has not had. There are "
-            "no negatives in the data, so that an AUC or a log loss would say nothing.",
+            "no negatives in the data, so an AUC or a log loss would say nothing.",
             2,
         ),
         "  evaluation:",
@@ -441,17 +452,23 @@ def _score(columns: Sequence[ColumnProfile], roles: Roles) -> list[str]:
     user = roles.user.name if roles.user is not None else "user_segment"
     limit = f", limit: {_ITEMS}" if roles.item.distinct > _ITEMS else ""
     lines = [
-        *_comment("Each user's best items. A column belongs to a side by its name, or as its key says its value.", 0),
+        *_comment(
+            "Each user's best items. A column is the user's or the item's by its name, or as it follows from that key.",
+            0,
+        ),
         "score:",
         *_entity("user", user, roles.user_columns, ""),
         *_entity("item", roles.item.name, roles.item_columns, limit),
     ]
     if roles.context:
-        lines += _comment("What belongs to neither side: constants, here what is most usual.", 2)
+        lines += _comment("Columns of neither: one value for all lists, here the most usual.", 2)
         lines.append("  context:")
         lines += [f"    {_flow(n)}: {_constant(by_name[n], roles)}" for n in roles.context]
     lines.append("  top_k: 10")
-    if roles.user is not None:
+    if roles.user is not None and roles.label is not None and roles.label.is_verdict:
+        amount = roles.label.column.name
+        lines += [f"  exclude_seen: any_label  # no list has an item that the user has had, whatever its {amount!r}"]
+    elif roles.user is not None:
         lines += ["  exclude_seen: true  # no list has an item that the user has had (label 1)"]
     lines += ["", *_comment("To the embedded PostgreSQL; publish.warehouse names another.", 0), "publish: {}"]
     return lines

@@ -8,8 +8,9 @@ from datetime import date
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
-from headrace.cli.scaffold.columns import ColumnProfile, text_facts
+from headrace.cli.scaffold.columns import ColumnProfile, free_name, text_facts
 from headrace.cli.scaffold.label import Label, find_label, leak, undecided
 from headrace.cli.scaffold.names import (
     amount_of,
@@ -24,7 +25,7 @@ from headrace.cli.scaffold.names import (
     time_rank,
     words,
 )
-from headrace.config.schema import path_steps
+from headrace.config.schema import path_steps, quoted_names
 from headrace.errors import UserError, nearest
 
 #: How a column becomes features.
@@ -63,8 +64,10 @@ class Roles:
     amounts: dict[str, str] = field(default_factory=dict)
     #: `user` and `item` where nothing but the place of a column in a file without names says which one it is.
     placed: dict[str, str] = field(default_factory=dict)
-    #: A column of times of day beside a column of dates.
-    clock: ColumnProfile | None = None
+    #: Columns that `prepare` makes of others, each with its expression.
+    added: list[ColumnProfile] = field(default_factory=list)
+    #: Of these the date of the event with the time of day that another column has.
+    moment: ColumnProfile | None = None
     #: The time of the event.
     time: ColumnProfile | None = None
     #: What numbers the rows.
@@ -111,6 +114,11 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
     Raises:
         UserError: no label is likely, or a named column is not there or cannot be what it is said to be.
     """
+    if len(columns) == 1:
+        raise UserError(
+            f"'{columns[0].name}' is the only column, and there is nothing to learn it from. Where a row has several "
+            f"values, put a comma, tab, semicolon or bar between them"
+        )
     named = _declared_names(named, columns)
     roles = _label_or_implicit(columns, named)
     left = {c.name: c for c in columns}
@@ -128,6 +136,7 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
             roles.left_out[name] = f"suspected leak: {reason}; was it known before the label was?"
             del left[name]
     _time(roles, left, named)
+    _add_moment(roles, left, columns)
     _key(roles, left, named)
     _sides(roles, left, named)
     for name in [n for n, c in left.items() if n in partitions]:
@@ -135,6 +144,7 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
         del left[name]
     if roles.label is None:
         _check_repeated(roles)
+    _add_numbers(roles, left, columns)
     for column in left.values():
         _treat(roles, column)
     _belongs(roles, left)
@@ -169,8 +179,8 @@ def _label_or_implicit(columns: Sequence[ColumnProfile], named: Named) -> Roles:
     rated = next((c.name for c in columns if not c.fault and amount_of(c.name) == "rating" and c.is_number), None)
     return Roles(
         None,
-        "no column says yes or no, and there are users and items: each row is something that a user did"
-        + (f", a rating of any height too ('{rated}')" if rated else ""),
+        "no column says yes or no, so each row counts as something that a user did"
+        + (f", whatever its '{rated}' (--label {rated} learns from high and low ones instead)" if rated else ""),
         placed=_placed(user, item),
     )
 
@@ -210,8 +220,9 @@ def _check_repeated(roles: Roles) -> None:
 
 def _leave_out_context(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
     """Leave out of implicit feedback what is neither the user's nor the item's: it is not known when lists are made."""
-    if roles.time is not None:
-        roles.features.pop(roles.time.name, None)
+    for time in (roles.time, roles.moment):
+        if time is not None:
+            roles.features.pop(time.name, None)
     for name in roles.context:
         if name not in left:
             continue
@@ -283,8 +294,54 @@ def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if roles.time.evidence:
         roles.reasons[name] += f"; {roles.time.evidence}"
     del left[name]
-    if roles.time.type == "date":
-        roles.clock = next((c for c in left.values() if c.is_clock), None)
+
+
+def _add_moment(roles: Roles, left: dict[str, ColumnProfile], columns: Sequence[ColumnProfile]) -> None:
+    """Join the event's date with the time of day that another column has, if one does."""
+    column = next((c for c in left.values() if c.clock is not None), None)
+    if column is None or column.clock is None or roles.time is None:
+        return
+    seconds = roles.time.numbers
+    if (seconds[~np.isnan(seconds)] % 86_400 != 0).any():
+        return
+    seconds = seconds + np.asarray(column.clock.seconds.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    micros = pa.array(np.nan_to_num(seconds * 1e6).astype(np.int64), mask=np.isnan(seconds))
+    day, clock = quoted_names([roles.time.name, column.name])
+    name = free_name("event_moment", {c.name.lower() for c in columns})
+    text = f"concat(cast(cast({day} as date) as string), ' ', {clock})"
+    roles.moment = ColumnProfile(
+        name,
+        "timestamp",
+        micros.cast(pa.timestamp("us", tz="UTC")),
+        expression=f"try_to_timestamp({text}, 'yyyy-MM-dd {column.clock.spark_format}')",
+        origin=f"the date in '{roles.time.name}' with the time of day in '{column.name}'",
+    )
+    roles.added.append(roles.moment)
+    roles.reasons[name] = roles.moment.origin
+    roles.features.pop(roles.time.name, None)
+    if len(np.unique(seconds[~np.isnan(seconds)] // 3_600 % 24)) > 1:
+        roles.features[name] = "time"
+    roles.left_out[column.name] = f"the time of day: '{name}' has it with the date"
+    del left[column.name]
+
+
+def _add_numbers(roles: Roles, left: dict[str, ColumnProfile], columns: Sequence[ColumnProfile]) -> None:
+    """Put numbers in the place of texts that have a currency or a percent sign beside each."""
+    taken = {c.name.lower() for c in columns}
+    for column in [c for c in left.values() if c.signed is not None]:
+        assert column.signed is not None
+        name = free_name(f"{column.name}_value", taken)
+        (quoted,) = quoted_names([column.name])
+        left[name] = ColumnProfile(
+            name,
+            "double",
+            column.signed.values,
+            expression=column.signed.expression(quoted),
+            origin=f"the number in '{column.name}', without its sign",
+        )
+        roles.added.append(left[name])
+        roles.left_out[column.name] = f"text such as {column.signed.example!r}: '{name}' has its number"
+        del left[column.name]
 
 
 def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:

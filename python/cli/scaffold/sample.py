@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
+import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,7 +16,8 @@ import pyarrow as pa
 
 from headrace.cli.scaffold.spelled import NumberMarks
 from headrace.cli.scaffold.table_sample import TableSample, delta_rows, folder_rows, iceberg_rows
-from headrace.cli.scaffold.text_sample import csv_rows, json_rows, sample_bytes
+from headrace.cli.scaffold.text_chunks import UTF_16, sample_bytes
+from headrace.cli.scaffold.text_sample import csv_rows, json_rows
 from headrace.errors import UserError, nearest
 from headrace.lake.landing.text_lines import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
 from headrace.storage import Location, is_uri, local, local_folder, location_of
@@ -46,6 +49,19 @@ _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 #: First bytes of files that are no text, by the format that they say; the most that a look at the content reads.
 _MAGIC: Mapping[bytes, Format] = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _LOOK = 1 << 12
+#: First bytes of files that cannot be read as they are -> what they are, and what to do with FILE.
+_UNREADABLE: Mapping[bytes, str] = {
+    b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: unpack it, or save the sheet as CSV",
+    b"\x1f\x8b": "compressed by gzip: mv FILE FILE.gz && headrace init FILE.gz",
+    b"BZh91AY&SY": "compressed by bzip2: mv FILE FILE.bz2 && headrace init FILE.bz2",
+    b"\x28\xb5\x2f\xfd": "compressed by Zstandard: mv FILE FILE.zst && headrace init FILE.zst",
+    b"\xfd7zXZ\x00": "compressed by xz: xz -dc FILE | gzip > FILE.gz && headrace init FILE.gz",
+    b"SQLite format 3\x00": "an SQLite database: sqlite3 -header -csv FILE 'SELECT * FROM TABLE' > table.csv",
+    b"\x89HDF": "an HDF5 file: pandas.read_hdf(FILE).to_parquet('events/part.parquet')",
+    b"\x80\x04\x95": "a pickle of Python: pandas.read_pickle(FILE).to_parquet('events/part.parquet')",
+}
+#: Names of files that describe the data beside them.
+_PROSE = frozenset({"readme", "license", "licence", "copying", "notice", "changelog", "citation", "authors"})
 #: Characters of a pipeline's name: PostgreSQL's names have 63, and `_scores` and more follow.
 _NAME_LENGTH = 40
 #: How the path of a file below its table's begins where each day has files of its own.
@@ -117,8 +133,13 @@ def take_sample(text: str, requested: str | None = None) -> Sample:
         sample = folder_rows(list(files), path, format_)
         return _of_table(path, format_, sample, _modified(files.values()), description, _day_folders(path, files))
     pattern, newest = _by_day(path, list(files), kind)
+    if kind == "folder":
+        _check_glob(path, pattern, files, text)
     source: dict[str, Any] = {"format": format_, "path": str(pattern)}
     chunks = sample_bytes(files)
+    for chunk in chunks:
+        if chunk.head.startswith(UTF_16):
+            chunk.check_encoding(text)
     marks = NumberMarks()
     if format_ == "csv":
         csv = csv_rows(chunks, text)
@@ -186,6 +207,7 @@ def _files(path: Location, text: str, any_name: bool = False) -> tuple[dict[Loca
     if (below := path.infos()) or path.is_dir():
         in_order = sorted(below, key=lambda name: name.split("/"))
         names = [name for name in in_order if (any_name or _holds_rows(name, below[name])) and not _hidden(name)]
+        names = [name for name in names if PurePosixPath(name).stem.lower() not in _PROSE] or names
         if not names:
             raise UserError(
                 f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
@@ -201,6 +223,28 @@ def _files(path: Location, text: str, any_name: bool = False) -> tuple[dict[Loca
             f"at it here, give its folder"
         )
     return {file: matches[file] for file in sorted(matches)}, "glob"
+
+
+def _check_glob(root: Location, pattern: Location, files: Collection[Location], text: str) -> None:
+    """Check that the glob of the source reads no other files than those looked at, such as a README beside them.
+
+    Raises:
+        UserError: it does; says what to move, or has a command with a glob that reads the data alone.
+    """
+    if "{ds" in str(pattern):
+        return
+    extra_files = sorted(
+        file.name for file in pattern.glob_files() if file not in files and not _hidden(file.below(root))
+    )
+    if not extra_files:
+        return
+    (ending_, _), *_ = Counter("".join(PurePosixPath(file.name).suffixes[-2:]) for file in files).most_common(1)
+    repair = "move it to another folder"
+    if str(pattern).endswith("*") and ending_:
+        repair += f", or name the data: headrace init {shlex.quote(str(pattern) + ending_)}"
+    raise UserError(
+        f"{text}: {', '.join(extra_files[:3])} would be read with the {len(files):,} files of data: {repair}"
+    )
 
 
 def _holds_rows(name: str, info: Info) -> bool:
@@ -228,8 +272,10 @@ def _format(files: Collection[Location], kind: Kind, text: str) -> Format:
         raise UserError(f"{text}: files of several kinds ({names}); give a glob of those that are rows of one table")
     (format_,) = formats
     if format_ in (None, "csv") and (kind == "file" or format_ is None):
-        format_ = _format_of_content(next(iter(files)))
+        file = next(iter(files))
+        format_ = _format_of_content(file)
         if format_ is None:
+            _refuse_content(file, text)
             raise UserError(
                 f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow), and "
                 f"its content is no text and of no known format. Say which one it is: --format FORMAT"
@@ -246,9 +292,22 @@ def _format_of_content(file: Location) -> Format | None:
     except (OSError, DamagedError):  # told by who reads it
         return "csv"
     known = next((format_ for magic, format_ in _MAGIC.items() if head.startswith(magic)), None)
-    if known is not None or b"\0" in head:
+    if head.startswith(UTF_16):  # told by who reads it
+        return "csv"
+    if known is not None or b"\0" in head or head.startswith(tuple(_UNREADABLE)):
         return known
     return "jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "csv"
+
+
+def _refuse_content(file: Location, text: str) -> None:
+    """Raise UserError for a file whose first bytes say what it is, and that it cannot be read; with what to do."""
+    if ending(file.name):
+        return
+    with file.open() as data:
+        head = data.read(_LOOK)
+    for magic, advice in _UNREADABLE.items():
+        if head.startswith(magic):
+            raise UserError(f"{text}: it is {advice.replace('FILE', shlex.quote(str(file)))}")
 
 
 def _by_day(path: Location, files: Collection[Location], kind: Kind) -> tuple[Location, str | None]:

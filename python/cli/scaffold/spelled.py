@@ -23,6 +23,12 @@ _ZEROS = r"^[+-]?0[0-9]"
 _WHOLE_NUMBER = r"^[+-]?[0-9]+$"
 _ZERO_POINT = r"^[+-]?0[.,]"
 _CLOCK = r"^([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?$"
+_CLOCK_OF_HALF_A_DAY = r"^(0?[1-9]|1[0-2]):[0-5][0-9](:[0-5][0-9])? [AaPp][Mm]$"
+#: What people write before or behind a number: a currency, or a percent sign.
+_CURRENCY = r"(?:[$€£¥₹]|EUR|USD|GBP|CHF)"
+_DIGITS = r"[0-9][0-9.,' \x{00a0}\x{202f}]*"
+_WITH_SIGN = rf"^[+-]?(?:{_CURRENCY}[ \x{{00a0}}]?[+-]?{_DIGITS}|{_DIGITS}[ \x{{00a0}}]?(?:{_CURRENCY}|%))$"
+_NO_PART_OF_A_NUMBER = r"[^0-9.,' \x{00a0}\x{202f}+-]"
 _Mark = Literal[".", ","]
 _Between = Literal[".", ",", " ", "'"]
 _STYLES: tuple[tuple[_Mark, _Between | None], ...] = (
@@ -89,6 +95,9 @@ def find_marks(columns: Mapping[str, pa.Array], separator: str) -> NumberMarks:
         separator: what stands between the fields of a line; behind a semicolon a comma is a decimal comma.
     """
     fitting: dict[str, set[tuple[_Mark, _Between | None]]] = {}
+    columns = {
+        n: _without_sign(t) if len(t) and _all(t.slice(0, _TRIED), _WITH_SIGN) else t for n, t in columns.items()
+    }
     for name, texts in columns.items():
         texts = texts.slice(0, _TRIED)
         if not len(texts) or not _all(texts, _SIGNS) or _all(texts, _WHOLE_NUMBER) or _any(texts, _ZEROS):
@@ -123,6 +132,46 @@ def _doubts(columns: Mapping[str, pa.Array], names: Sequence[str], decimal: str,
     example = marked[names[0]][0].as_py()
     kind = ("a fraction", "thousands") if decimal in example else ("thousands", "a fraction")
     return (f"ambiguous: {example!r} in {names[0]!r} has {kind[0]}, or {kind[1]} ({alternative}); no value tells",)
+
+
+@dataclass(frozen=True)
+class SignedNumbers:
+    """Numbers of a column of text, each beside a currency or a percent sign."""
+
+    #: A text of the column, such as `12,50 €`.
+    example: str
+    #: double; null for null.
+    values: pa.Array
+    #: The mark before the fractions.
+    decimal: str
+
+    def expression(self, quoted_name: str) -> str:
+        """Return the expression of Spark's SQL that makes numbers of the column of this name."""
+        digits = f"regexp_replace({quoted_name}, '[^0-9{self.decimal}+-]', '')"
+        if self.decimal == ",":
+            digits = f"replace({digits}, ',', '.')"
+        return f"try_cast({digits} as double)"
+
+
+def find_signed_numbers(values: pa.Array, marks: NumberMarks) -> SignedNumbers | None:
+    """Return the numbers of a column of text that has a sign beside each, or none of them.
+
+    Args:
+        values: text.
+        marks: of the file's numbers.
+    """
+    distinct = pc.unique(values).drop_null()
+    if not len(distinct) or not _all(distinct, _WITH_SIGN):
+        return None
+    plain = marks.plain(_without_sign(values))
+    if plain.null_count > values.null_count or not _all(pc.unique(plain).drop_null(), r"^[+-]?[0-9]*[.]?[0-9]*$"):
+        return None
+    return SignedNumbers(distinct[0].as_py(), plain.cast(pa.float64()), marks.decimal)
+
+
+def _without_sign(texts: pa.Array) -> pa.Array:
+    """Return texts without currencies and percent signs."""
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, _NO_PART_OF_A_NUMBER, ""))
 
 
 @dataclass(frozen=True)
@@ -166,10 +215,31 @@ def find_times(values: pa.Array) -> SpelledTimes | None:
     return SpelledTimes(form, read, _evidence(distinct, order) if order else "")
 
 
-def is_clock(values: pa.Array) -> bool:
-    """Return whether all texts of a column are times of day: `8:26`, `23:59:01`."""
+@dataclass(frozen=True)
+class Clock:
+    """Times of day in a column of text."""
+
+    #: Seconds since midnight; int64, null for null.
+    seconds: pa.Array
+    #: How Spark's `try_to_timestamp` reads them.
+    spark_format: str
+
+
+def find_clock(values: pa.Array) -> Clock | None:
+    """Return the times of day in a column of text: `8:26`, `23:59:01`, `08:26 PM`; None where a text is none."""
     distinct = pc.unique(values).drop_null()
-    return len(distinct) > 0 and _all(distinct, _CLOCK)
+    is_half = len(distinct) > 0 and _all(distinct, _CLOCK_OF_HALF_A_DAY)
+    if not len(distinct) or not (is_half or _all(distinct, _CLOCK)):
+        return None
+    parts = pc.extract_regex(values, r"^(?P<h>[0-9]+):(?P<m>[0-9]+)(?::(?P<s>[0-9]+))?(?: (?P<p>[AaPp])[Mm])?$")
+    hours, minutes = (parts.field(k).cast(pa.int64()) for k in "hm")
+    seconds = pc.if_else(pc.equal(parts.field("s"), ""), "0", parts.field("s")).cast(pa.int64())
+    if is_half:
+        afternoon = pc.equal(pc.utf8_lower(parts.field("p")), "p")
+        hours = pc.add(pc.if_else(pc.equal(hours, 12), 0, hours), pc.if_else(afternoon, 12, 0))
+    total = pc.add(pc.multiply(pc.add(pc.multiply(hours, 60), minutes), 60), seconds)
+    has_seconds = pc.any(pc.not_equal(parts.field("s"), "")).as_py()
+    return Clock(total, ("h" if is_half else "H") + (":mm[:ss]" if has_seconds else ":mm") + (" a" if is_half else ""))
 
 
 def _may_have(text: str, form: str) -> bool:

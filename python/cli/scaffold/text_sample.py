@@ -1,4 +1,4 @@
-"""Rows of text files: delimited text and JSON lines, plain or compressed, a part of each file where they are large."""
+"""Rows of delimited text and of JSON lines, from a part of each file where files are large."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import csv
 import io
 import json
 import re
-import zlib
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from headrace.cli.scaffold.spelled import NumberMarks, find_marks
+from headrace.cli.scaffold.text_chunks import SAMPLE_BYTES, Chunk, rewritten, whole_lines
 from headrace.errors import UserError
-from headrace.lake.landing.text_lines import DamagedError, ending, open_plain
-from headrace.storage import Location, StoreError
-from headrace.storage.store import Info
 
-#: Bytes of text that are looked at, over all files, and the files that they are from.
-SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
-#: Bytes whose compression tells that of the rest.
-_PROBE = 1 << 20
 _SEPARATORS = (",", "\t", ";", "|")
+#: Looked for where none of those cuts the lines: Hive's own, and signs that some exports have.
+_RARE_SEPARATORS = ("\x01", "~", "^", "#")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-#: Numbers with any marks, and times: where a column has these, a dash or a word is no value.
-_NUMBER_OR_TIME = re.compile(r"[+-]?\d[\d.,' :/+-]*([eE][+-]?\d+)?(T[\d:.]+Z?)?")
+#: Numbers with any marks and signs, and times: where a column has these, a dash or a word is no value.
+_NUMBER_OR_TIME = re.compile(r"[$€£¥]? ?[+-]?\d[\d.,' :/+-]*([eE][+-]?\d+)?(T[\d:.]+Z?)?[%$€£¥]?")
+#: Files whose names and fields are compared, and names of a file that a message shows.
+_COMPARED, _SHOWN = 50, 5
 #: A line of libSVM or libFM: the label, then `feature:value` for each feature.
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( +\w+:\S+)+ *")
 #: A command that makes JSON lines of such lines.
@@ -37,73 +36,18 @@ _AS_JSON_LINES = (
     r"""awk '{printf "{\"label\": %s, \"features\": [", $1; """
     r"""for (i = 2; i <= NF; i++) printf "%s\"%s\"", i > 2 ? ", " : "", $i; print "]}"}'"""
 )
+#: Rows above which the first may explain the header, and those below it that are looked through.
+_UNITS_ABOVE, _LOOKED_THROUGH = 20, 1_000
 #: Share of lines that must agree for a separator that is none of the usual ones.
 _MOST = 0.9
 #: How JSON text spells half of a character beyond 16 bits.
 _SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}|\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 #: Texts that stand for nothing.
-_SURE_NULLS = ("?", "NA", "N/A", "NULL", r"\N", "NaN", "NaT", "<NA>", "#N/A", "(null)")
+_SURE_NULLS = (
+    *("?", "NA", "N/A", "NULL", r"\N", "NaN", "NaT", "<NA>", "#N/A", "#DIV/0!", "(null)"),
+    *("0000-00-00", "0000-00-00 00:00:00"),
+)
 _NULLS = (*_SURE_NULLS, "n/a", "null", "None", "none", "nan", "nil", "k.A.", "-", "--")
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Whole lines of one file."""
-
-    file: Location
-    #: The file's first bytes, decompressed, up to the end of a line.
-    head: bytes
-    #: The end of a large file: whole lines.
-    tail: bytes
-    #: Bytes of the file, compressed or not, that `head` and `tail` are.
-    read_bytes: int
-    is_complete: bool
-
-    def lines(self) -> list[bytes]:
-        return (self.head + self.tail).splitlines()
-
-
-def sample_bytes(files: Mapping[Location, Info]) -> list[Chunk]:
-    """Lines of up to SAMPLE_FILES files, evenly from the first to the last. Of a store no more is fetched.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    total, chosen = sum(info.size for info in files.values()), list(files)
-    if total > SAMPLE_BYTES and len(files) > SAMPLE_FILES:
-        step = (len(files) - 1) / (SAMPLE_FILES - 1)
-        chosen = [chosen[round(i * step)] for i in range(SAMPLE_FILES)]
-    each = SAMPLE_BYTES // len(chosen) if total > SAMPLE_BYTES else SAMPLE_BYTES
-    try:
-        return [_chunk(file, files[file].size, each) for file in chosen]
-    except StoreError:  # which says nothing of the file
-        raise
-    except (OSError, DamagedError) as e:
-        raise UserError(f"cannot be read: {e}") from None
-
-
-def _chunk(file: Location, size: int, most: int) -> Chunk:
-    if ending(file.name):
-        with open_plain(file) as data:
-            head = data.read(most + 1)
-        if len(head) <= most:
-            return Chunk(file, head, b"", size, True)
-        # How many bytes of the file these are is not known: as zlib would do it.
-        used = round(len(head) * len(zlib.compress(head[:_PROBE])) / len(head[:_PROBE]))
-        return Chunk(file, _whole_lines(head), b"", min(used, size), False)
-    if size <= most:
-        with file.open() as raw:
-            return Chunk(file, raw.read(size), b"", size, True)
-    with file.open_parts() as raw:
-        # Files are mostly in the order of time: the end says until when.
-        head = _whole_lines(raw.read(most * 3 // 4))
-        raw.seek(size - most // 4)
-        tail = raw.read(most // 4).partition(b"\n")[2]
-    return Chunk(file, head, tail, len(head) + len(tail), False)
-
-
-def _whole_lines(data: bytes) -> bytes:
-    return data[: data.rfind(b"\n") + 1]
 
 
 # --- delimited text ---------------------------------------------------------------------------------------------------
@@ -128,10 +72,17 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> CsvRows:
     """Return the rows of delimited text.
 
     Raises:
-        UserError: not UTF-8, not a table, or a name twice.
+        UserError: not UTF-8, not a table, several tables, lines before the header, or a name twice. The message has a
+            command that mends it.
     """
-    lines = _first_lines(chunks[0], text)
+    # Of several files some may be empty, as those of days without events.
+    chunks = [chunk for chunk in chunks if chunk.head.strip()] or chunks
+    _check_one_table(chunks, text)
+    for chunk in chunks:
+        chunk.check_encoding(text)
+    lines = chunks[0].first_lines(text)
     separator = _separator(lines, text)
+    _check_first_line(chunks[0], lines, separator, text)
     first = next(csv.reader([lines[0]], delimiter=separator))
     # A blank behind each separator, as people write lists.
     blank = [f for line in lines[1:20] for f in line.split(separator)[1:]]
@@ -140,13 +91,16 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> CsvRows:
         first = [f.strip() for f in first]
     header = _has_header(first, lines, separator, trim)
     multiline = _has_line_breaks(chunks[0], separator)
-    tables, skipped = [], 0
+    tables, skipped, headers = [], 0, 0
     for chunk in chunks:
         # Each file has names of its own, in an order of its own.
         column_names = (
             _names(chunk, separator, trim, text) if header else tuple(f"column{k}" for k in range(len(first)))
         )
         parsed, bad = _parse(chunk, column_names, separator, header, multiline, text)
+        if header:
+            parsed, repeated = _without_headers(parsed)
+            headers += repeated
         tables.append(parsed)
         skipped += bad
     rows = pa.concat_tables(tables, promote_options="default")
@@ -177,33 +131,106 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> CsvRows:
     notes = []
     if skipped:
         notes.append(f"{skipped:,} of the lines looked at have another number of fields: they go to quarantine")
+    if headers:
+        notes.append(f"{headers:,} of the lines looked at repeat the header or explain it: they go to quarantine")
     notes += marks.notes
     if separator == ":":
         notes.append("two colons stand between fields: the column between each two fields is empty")
     if not header:
         notes.append("no line with names was seen: columns are numbered; rename them below, in their order")
-    return CsvRows(rows, options, marks, tuple(notes), skipped)
+    return CsvRows(rows, options, marks, tuple(notes), skipped + headers)
+
+
+def _check_one_table(chunks: Sequence[Chunk], text: str) -> None:
+    """Check that files have names in common, or as many fields where they have no names.
+
+    Raises:
+        UserError: they are of several tables; names the files, and the command for the largest.
+    """
+    by_columns: dict[frozenset[str], Chunk] = {}
+    for chunk in chunks[:_COMPARED]:
+        lines = chunk.head[: 1 << 16].decode("utf-8-sig", errors="replace").splitlines()[:100]
+        if lines := [line for line in lines if line.strip()]:
+            separator = _separator(lines, text)
+            first = next(csv.reader([lines[0]], delimiter=separator))
+            is_header = _has_header(first, lines, separator, trim=True)
+            names = [f.strip() for f in first] if is_header else [f"{len(first)} fields"]
+            by_columns.setdefault(frozenset(names), chunk)
+    names_of = list(by_columns)
+    common = (len(a & b) / min(len(a), len(b)) for i, a in enumerate(names_of) for b in names_of[:i])
+    if min(common, default=1.0) >= 0.5:
+        return
+    files = []
+    for columns, chunk in by_columns.items():
+        first_names = ", ".join(sorted(columns)[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
+        files.append(f"{chunk.file.name} ({first_names})")
+    largest = max(by_columns.values(), key=lambda chunk: len(chunk.head) + (0 if chunk.is_complete else SAMPLE_BYTES))
+    raise UserError(
+        f"{text}: files of several tables: {'; '.join(files[:_SHOWN])}. Give the one with the events, or a glob of "
+        f"its files: headrace init {shlex.quote(str(largest.file))}"
+    )
+
+
+def _check_first_line(chunk: Chunk, lines: Sequence[str], separator: str, text: str) -> None:
+    """Check that the first line has as many fields as most lines.
+
+    Raises:
+        UserError: it has not; says what stands there, and the command that mends it.
+    """
+    counts = [len(row) for row in csv.reader(lines, delimiter=separator)]
+    fields, lines_so = Counter(counts).most_common(1)[0]
+    if counts[0] == fields or lines_so <= len(counts) / 2 or len(counts) != len(lines):
+        return
+    rest = [line for line, n in zip(lines, counts, strict=True) if n == fields]
+    sign = {"\t": r"\t", "^": r"\^", "\x01": r"\x01"}.get(separator, separator)
+    if counts[0] == fields - 1 and all(line.endswith(separator) for line in rest):
+        fault, repair = "each line but the header ends in a separator", rf"sed 's/{sign}\r\?$//'"
+    elif counts[0] == fields + 1 and lines[0].endswith(separator):
+        fault, repair = "the header ends in a separator, and the lines do not", rf"sed '1s/{sign}\r\?$//'"
+    else:
+        header = chunk.numbered_lines().index(rest[0])
+        begin = f"line 1 has {counts[0]} field{'s' if counts[0] > 1 else ''} and most lines have {fields}"
+        excel = ", as Excel writes" if lines[0].lower().startswith("sep=") else ""
+        number = "the first line is" if header == 1 else f"the first {header} lines are"
+        fault, repair = f"{begin}: {number} no header{excel}", f"tail -n +{header + 1}"
+    raise UserError(f"{text}: {chunk.file.name}: {fault}: {rewritten(chunk.file, repair)}")
+
+
+def _without_headers(rows: pa.Table) -> tuple[pa.Table, int]:
+    """Return a file's rows without those that repeat its header, or that explain it below (units); and their number."""
+    names = rows.column_names
+    is_header = pc.equal(rows[names[0]], names[0]).fill_null(names[0].startswith("column"))
+    if pc.any(is_header).as_py():
+        for name in names[1:]:
+            is_header = pc.and_(is_header, pc.equal(rows[name], name).fill_null(name.startswith("column")))
+    is_header = np.asarray(is_header.to_numpy(zero_copy_only=False), dtype=bool)
+    if rows.num_rows > _UNITS_ABOVE and not is_header[0] and _explains(rows):
+        is_header = is_header | (np.arange(len(is_header)) == 0)
+    count = int(is_header.sum())
+    return (rows.filter(pa.array(~is_header)), count) if count else (rows, 0)
+
+
+def _explains(rows: pa.Table) -> bool:
+    """Return whether the first row has no number, and two columns or more have nothing else below it."""
+    first = {name: rows[name][0].as_py() for name in rows.column_names}
+    if any(v is not None and _NUMBER_OR_TIME.fullmatch(v) for v in first.values()):
+        return False
+    below = rows.slice(1, _LOOKED_THROUGH)
+    columns_of_numbers = 0
+    for name, value in first.items():
+        if value is not None and value not in _NULLS:
+            values = [v for v in pc.unique(below[name]).to_pylist() if v is not None and v not in _NULLS]
+            columns_of_numbers += bool(values) and all(_NUMBER_OR_TIME.fullmatch(v) for v in values)
+    return columns_of_numbers > 1
 
 
 def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
     """Return the names in a file's first line, as `ingest` takes them (headrace.lake.landing.formats)."""
-    fields = next(csv.reader([_first_lines(chunk, text)[0]], delimiter=separator, skipinitialspace=trim))
+    fields = next(csv.reader([chunk.first_lines(text)[0]], delimiter=separator, skipinitialspace=trim))
     names = tuple((f.strip() if trim else f) or f"column{k}" for k, f in enumerate(fields))
     if twice := [n for n, k in Counter(names).items() if k > 1]:
         raise UserError(f"{text}: the header of {chunk.file.name} names column '{twice[0]}' twice")
     return names
-
-
-def _first_lines(chunk: Chunk, text: str) -> list[str]:
-    try:
-        lines = [line for line in chunk.head[: 1 << 18].decode("utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as e:
-        if e.start < (1 << 18) - 4:
-            raise UserError(f"{text}: {chunk.file.name} is not UTF-8 text (byte {e.start:,})") from None
-        lines = chunk.head[: e.start].decode("utf-8-sig").splitlines()
-    if not lines:
-        raise UserError(f"{text}: {chunk.file.name} is empty")
-    return lines[:200]
 
 
 def _separator(lines: Sequence[str], text: str) -> str:
@@ -229,6 +256,8 @@ def _separator(lines: Sequence[str], text: str) -> str:
         return (lines_so / len(lines) if fields > 1 else 0.0, fields)
 
     usual = max(_SEPARATORS, key=share)
+    if share(usual)[0] < _MOST and share(rare := max(_RARE_SEPARATORS, key=share))[0] >= _MOST:
+        return rare
     blank = share(" ")
     is_pairs = blank[0] >= _MOST and not any(" " in field.strip() for line in lines for field in line.split(" "))
     return " " if share(usual)[0] < _MOST and is_pairs else usual
@@ -238,7 +267,7 @@ def _has_line_breaks(chunk: Chunk, separator: str) -> bool:
     """Return whether quoted fields continue in the next line: records then have one number of fields, and lines have
     not.
     """
-    text = _whole_lines(chunk.head[: 1 << 18] + b"\n").decode("utf-8-sig", errors="replace")
+    text = whole_lines(chunk.head[: 1 << 18] + b"\n").decode("utf-8-sig", errors="replace")
     if '"' not in text:
         return False
     lines = [line for line in text.splitlines() if line.strip()]
@@ -255,6 +284,7 @@ def _has_header(first: Sequence[str], lines: Sequence[str], separator: str, trim
     if any(_NUMBER.fullmatch(f) for f in first):
         return False
     rest = [[f.strip() if trim else f for f in row] for row in csv.reader(lines[1:51], delimiter=separator)]
+    rest = [row for row in rest if row != list(first)]  # a header may come again, where files were joined
     if not rest:
         return True
     named = [f for f in first if f]
@@ -339,7 +369,13 @@ def json_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, tuple[str, 
             else:
                 bad += 1
     if not objects or bad > len(objects):
-        raise UserError(f"{text}: not JSON lines (one object a line): {bad:,} lines of {bad + len(objects):,} are none")
+        begin = chunks[0].head.lstrip()[:1]
+        program = "jq -c '.[]'" if begin == b"[" else "jq -c ."
+        is_one_value = begin in (b"[", b"{") and chunks[0].is_complete
+        repair = f". For objects in another form: {rewritten(chunks[0].file, program)}" if is_one_value else ""
+        raise UserError(
+            f"{text}: not JSON lines (one object a line): {bad:,} lines of {bad + len(objects):,} are none{repair}"
+        )
     names = dict.fromkeys(key for o in objects for key in o)
     notes = []
     if bad:
