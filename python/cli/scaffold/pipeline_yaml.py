@@ -403,7 +403,8 @@ def _implicit_model(sample: Sample, roles: Roles) -> list[str]:
         drawn = int(min(max(2 ** round(math.log2(max(roles.item.distinct / 4, 1))), 32), 1_024))
         lines = _comment(
             "Users and items are all there is: a vector of each (matrix factorisation). Each positive is compared with "
-            f"{drawn} drawn items, the negatives. docs/collaborative.md and docs/sequences.md have other models.",
+            f"{drawn} drawn items, the negatives. A sequence model needs times that order each user's events, and far "
+            "more work: docs/implicit-feedback.md.",
             0,
         )
         args = {"user": user, "item": item, "loss": "softmax", "similarity": "cosine", "temperature": 0.1}
