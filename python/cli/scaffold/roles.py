@@ -291,7 +291,9 @@ def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if roles.time.type == "timestamp" and hours > 1:
         roles.features[name] = "time"
     roles.reasons[name] += f" ({first} to {last})"
-    if roles.time.evidence:
+    if roles.time.is_ambiguous:  # what speaks for the order has a line of its own
+        roles.reasons[name] += "; the order of day and month is ambiguous"
+    elif roles.time.evidence:
         roles.reasons[name] += f"; {roles.time.evidence}"
     del left[name]
 
