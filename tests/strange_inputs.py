@@ -56,7 +56,7 @@ def _read(text: str, **options: object) -> pd.DataFrame:
     return frame.assign(ts=pd.to_datetime(frame["ts"], utc=True)) if "ts" in frame else frame
 
 
-_NOTHING = pd.DataFrame()
+_NO_ROWS = pd.DataFrame()
 
 
 def header_again(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -84,12 +84,12 @@ def separators_at_the_ends_of_lines(rng: np.random.Generator, folder: Path) -> S
     header, _, body = log(rng).to_csv(index=False, sep=separator).partition("\n")
     end = str(rng.choice(["\n", "\r\n"]))
     body = body.replace("\n", separator + end)
-    return StrangeInput(_csv(folder, header + end + body), _NOTHING, "each line but the header ends in a separator")
+    return StrangeInput(_csv(folder, header + end + body), _NO_ROWS, "each line but the header ends in a separator")
 
 
 def separator_at_the_end_of_the_header(rng: np.random.Generator, folder: Path) -> StrangeInput:
     header, _, body = log(rng).to_csv(index=False).partition("\n")
-    return StrangeInput(_csv(folder, f"{header},\n{body}"), _NOTHING, "the header ends in a separator, and the lines")
+    return StrangeInput(_csv(folder, f"{header},\n{body}"), _NO_ROWS, "the header ends in a separator, and the lines")
 
 
 def all_quoted(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -136,13 +136,13 @@ def mixed_line_ends(rng: np.random.Generator, folder: Path) -> StrangeInput:
 
 def old_mac(rng: np.random.Generator, folder: Path) -> StrangeInput:
     text = log(rng).to_csv(index=False).replace("\n", "\r")
-    return StrangeInput(_csv(folder, text), _NOTHING, "end in a carriage return alone")
+    return StrangeInput(_csv(folder, text), _NO_ROWS, "end in a carriage return alone")
 
 
 def utf_16(rng: np.random.Generator, folder: Path) -> StrangeInput:
     text = log(rng).assign(city="Zürich").to_csv(index=False, sep="\t")
     name = str(rng.choice(["log.csv", "log.tsv", "log", "log.txt"]))
-    return StrangeInput(_csv(folder, text.encode("utf-16"), name), _NOTHING, "is UTF-16 text")
+    return StrangeInput(_csv(folder, text.encode("utf-16"), name), _NO_ROWS, "is UTF-16 text")
 
 
 def latin_1(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -150,13 +150,13 @@ def latin_1(rng: np.random.Generator, folder: Path) -> StrangeInput:
     cities = np.array(["Bern", "Zürich", "Köln"])[rng.integers(0, 3, len(frame))]
     cities[-1] = "Zürich"
     text = frame.assign(city=cities).to_csv(index=False, sep=";")
-    return StrangeInput(_csv(folder, text.encode("latin-1")), _NOTHING, r"is not UTF-8 text \(line \d+\)")
+    return StrangeInput(_csv(folder, text.encode("latin-1")), _NO_ROWS, r"is not UTF-8 text \(line \d+\)")
 
 
 def excels_line(rng: np.random.Generator, folder: Path) -> StrangeInput:
     text = "sep=;\r\n" + log(rng).to_csv(index=False, sep=";", lineterminator="\r\n")
     mark = b"\xef\xbb\xbf" if rng.random() < 0.5 else b""
-    return StrangeInput(_csv(folder, mark + text.encode()), _NOTHING, "the first line is no header, as Excel writes")
+    return StrangeInput(_csv(folder, mark + text.encode()), _NO_ROWS, "the first line is no header, as Excel writes")
 
 
 def lines_before_the_header(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -164,7 +164,7 @@ def lines_before_the_header(rng: np.random.Generator, folder: Path) -> StrangeIn
     packed = bool(rng.random() < 0.5)
     body = (begin + log(rng).to_csv(index=False)).encode()
     path = _csv(folder, gzip.compress(body) if packed else body, "log.csv.gz" if packed else "log.csv")
-    return StrangeInput(path, _NOTHING, "the first 3 lines are no header")
+    return StrangeInput(path, _NO_ROWS, "the first 3 lines are no header")
 
 
 def milliseconds_as_floats(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -205,16 +205,16 @@ def many_columns(rng: np.random.Generator, folder: Path) -> StrangeInput:
 
 def one_column(rng: np.random.Generator, folder: Path) -> StrangeInput:
     return StrangeInput(
-        _csv(folder, log(rng)[["clicked"]].to_csv(index=False)), _NOTHING, "'clicked' is the only column", False
+        _csv(folder, log(rng)[["clicked"]].to_csv(index=False)), _NO_ROWS, "'clicked' is the only column", False
     )
 
 
 def empty(rng: np.random.Generator, folder: Path) -> StrangeInput:
-    return StrangeInput(_csv(folder, str(rng.choice(["", "\n\n"]))), _NOTHING, "is empty", False)
+    return StrangeInput(_csv(folder, str(rng.choice(["", "\n\n"]))), _NO_ROWS, "is empty", False)
 
 
 def header_alone(rng: np.random.Generator, folder: Path) -> StrangeInput:
-    return StrangeInput(_csv(folder, log(rng).head(0).to_csv(index=False)), _NOTHING, "no rows to look at", False)
+    return StrangeInput(_csv(folder, log(rng).head(0).to_csv(index=False)), _NO_ROWS, "no rows to look at", False)
 
 
 def readme_beside_the_data(rng: np.random.Generator, folder: Path) -> StrangeInput:
@@ -225,12 +225,12 @@ def readme_beside_the_data(rng: np.random.Generator, folder: Path) -> StrangeInp
     _csv(folder, "These are clicks, of users.\nSee the shop.\n", f"in/README{rng.choice(['', '.txt', '.md', '.csv'])}")
     frame = _read(text)
     if (folder / "in" / "README.csv").exists():
-        return StrangeInput(folder / "in", _NOTHING, r"README\.csv would be read with the 2 files of data", False)
+        return StrangeInput(folder / "in", _NO_ROWS, r"README\.csv would be read with the 2 files of data", False)
     return StrangeInput(folder / "in", pd.concat([frame[0::2], frame[1::2]], ignore_index=True))
 
 
 def several_tables(rng: np.random.Generator, folder: Path) -> StrangeInput:
-    """As the sets of MovieLens are packed."""
+    """Write a folder as the sets of MovieLens are packed."""
     frame = log(rng)
     has_names = bool(rng.random() < 0.5)
     for name, table in {
@@ -240,11 +240,11 @@ def several_tables(rng: np.random.Generator, folder: Path) -> StrangeInput:
     }.items():
         body = table.to_csv(index=False, header=has_names, sep="," if has_names else "|")
         _csv(folder, body, f"in/{name}.{'csv' if has_names else 'dat'}")
-    return StrangeInput(folder / "in", _NOTHING, "files of several tables: movies")
+    return StrangeInput(folder / "in", _NO_ROWS, "files of several tables: movies")
 
 
 def dates_of_zeros(rng: np.random.Generator, folder: Path) -> StrangeInput:
-    """As MySQL writes a time that is not known."""
+    """Write times that are not known as MySQL does."""
     frame = log(rng)
     frame["seen_at"] = frame["ts"].where(rng.random(len(frame)) < 0.8, "0000-00-00 00:00:00")
     text = frame.to_csv(index=False)
@@ -256,18 +256,18 @@ def dates_of_zeros(rng: np.random.Generator, folder: Path) -> StrangeInput:
 
 def array_of_objects(rng: np.random.Generator, folder: Path) -> StrangeInput:
     text = log(rng).to_json(orient="records", indent=int(rng.choice([0, 1])))
-    return StrangeInput(_csv(folder, text, "log.json"), _NOTHING, "not JSON lines .*jq -c", False)
+    return StrangeInput(_csv(folder, text, "log.json"), _NO_ROWS, "not JSON lines .*jq -c", False)
 
 
 def workbook(rng: np.random.Generator, folder: Path) -> StrangeInput:
     with zipfile.ZipFile(folder / "log.xlsx", "w") as archive:
         archive.writestr("xl/worksheets/sheet1.xml", "<worksheet/>")
-    return StrangeInput(folder / "log.xlsx", _NOTHING, r"a zip archive, such as Excel's .xlsx", False)
+    return StrangeInput(folder / "log.xlsx", _NO_ROWS, r"a zip archive, such as Excel's .xlsx", False)
 
 
 def compressed_without_saying_so(rng: np.random.Generator, folder: Path) -> StrangeInput:
     body = gzip.compress(log(rng).to_csv(index=False).encode())
-    return StrangeInput(_csv(folder, body, str(rng.choice(["log.csv", "log"]))), _NOTHING, "compressed by gzip")
+    return StrangeInput(_csv(folder, body, str(rng.choice(["log.csv", "log"]))), _NO_ROWS, "compressed by gzip")
 
 
 def separator_of_hive(rng: np.random.Generator, folder: Path) -> StrangeInput:

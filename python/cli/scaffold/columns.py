@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from headrace.cli.scaffold.names import is_identifier, is_item, is_numbered, is_time, is_user
 from headrace.cli.scaffold.spelled import (
-    Clock,
     NumberMarks,
     SignedNumbers,
     SpelledTimes,
+    TimesOfDay,
     find_clock,
     find_signed_numbers,
     find_times,
@@ -83,7 +83,7 @@ class ColumnProfile:
     #: Whether another order of day and month fits, too.
     is_ambiguous: bool = False
     #: Of texts that are times of day: these.
-    clock: Clock | None = None
+    clock: TimesOfDay | None = None
     #: Of texts that are numbers with a currency or a percent sign: these.
     signed: SignedNumbers | None = None
     #: Expression of Spark's SQL by which `prepare` adds it; empty of a column of the source.

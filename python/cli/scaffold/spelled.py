@@ -216,7 +216,7 @@ def find_times(values: pa.Array) -> SpelledTimes | None:
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimesOfDay:
     """Times of day in a column of text."""
 
     #: Seconds since midnight; int64, null for null.
@@ -225,7 +225,7 @@ class Clock:
     spark_format: str
 
 
-def find_clock(values: pa.Array) -> Clock | None:
+def find_clock(values: pa.Array) -> TimesOfDay | None:
     """Return the times of day in a column of text: `8:26`, `23:59:01`, `08:26 PM`; None where a text is none."""
     distinct = pc.unique(values).drop_null()
     is_half = len(distinct) > 0 and _all(distinct, _CLOCK_OF_HALF_A_DAY)
@@ -239,7 +239,9 @@ def find_clock(values: pa.Array) -> Clock | None:
         hours = pc.add(pc.if_else(pc.equal(hours, 12), 0, hours), pc.if_else(afternoon, 12, 0))
     total = pc.add(pc.multiply(pc.add(pc.multiply(hours, 60), minutes), 60), seconds)
     has_seconds = pc.any(pc.not_equal(parts.field("s"), "")).as_py()
-    return Clock(total, ("h" if is_half else "H") + (":mm[:ss]" if has_seconds else ":mm") + (" a" if is_half else ""))
+    return TimesOfDay(
+        total, ("h" if is_half else "H") + (":mm[:ss]" if has_seconds else ":mm") + (" a" if is_half else "")
+    )
 
 
 def _may_have(text: str, form: str) -> bool:

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 #: Numbers with any marks and signs, and times: where a column has these, a dash or a word is no value.
 _NUMBER_OR_TIME = re.compile(r"[$€£¥]? ?[+-]?\d[\d.,' :/+-]*([eE][+-]?\d+)?(T[\d:.]+Z?)?[%$€£¥]?")
 #: Files whose names and fields are compared, and names of a file that a message shows.
-_COMPARED, _SHOWN = 50, 5
+_COMPARED, _FIRST_NAMES = 50, 5
 #: A line of libSVM or libFM: the label, then `feature:value` for each feature.
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( +\w+:\S+)+ *")
 #: A command that makes JSON lines of such lines.
@@ -162,12 +162,12 @@ def _check_one_table(chunks: Sequence[Chunk], text: str) -> None:
         return
     files = []
     for columns, chunk in by_columns.items():
-        first_names = ", ".join(sorted(columns)[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
+        first_names = ", ".join(sorted(columns)[:_FIRST_NAMES]) + (", ..." if len(columns) > _FIRST_NAMES else "")
         files.append(f"{chunk.file.name} ({first_names})")
     largest = max(by_columns.values(), key=lambda chunk: len(chunk.head) + (0 if chunk.is_complete else SAMPLE_BYTES))
     raise UserError(
-        f"{text}: files of several tables: {'; '.join(files[:_SHOWN])}. Give the one with the events, or a glob of "
-        f"its files: headrace init {shlex.quote(str(largest.file))}"
+        f"{text}: files of several tables: {'; '.join(files[:_FIRST_NAMES])}. Give the one with the events, or a "
+        f"glob of its files: headrace init {shlex.quote(str(largest.file))}"
     )
 
 

@@ -107,8 +107,8 @@ def blocked_pairs(context: CandidateContext) -> DataFrame | None:
     score = context.score
     entries = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
     if score.exclude_seen:
-        where = "true" if score.exclude_seen == "any_label" else None
-        entries.append(("score.exclude_seen", SeenFilter(where=where)))
+        expression = "true" if score.exclude_seen == "any_label" else None
+        entries.append(("score.exclude_seen", SeenFilter(where=expression)))
     pairs = []
     for spec_path, entry in entries:
         if isinstance(entry, SeenFilter):
