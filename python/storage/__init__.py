@@ -50,25 +50,30 @@ if TYPE_CHECKING:
     from headrace.storage.uri import names_store as names_store
     from headrace.storage.uri import uri_fault as uri_fault
 
-#: Public names by module.
-_NAMES: dict[str, tuple[str, ...]] = {
-    "headrace.errors.stores": ("ChangedInPlace", "StoreAway", "StoreError", "StoreRefused"),
-    "headrace.storage.lease": ("Fence", "Lease", "LeaseLost"),
-    "headrace.storage.location": (
-        "Location",
-        "copies_folder",
-        "local",
-        "location_named",
-        "location_of",
-        "missing",
-        "not_as_written",
-        "release_copy",
-        "sync_all",
-        "sync_files",
-    ),
-    "headrace.storage.uri": ("is_uri", "local_folder", "names_store", "uri_fault"),
+#: Module of each public name.
+_MODULES = {
+    "ChangedInPlace": "headrace.errors.stores",
+    "Fence": "headrace.storage.lease",
+    "Lease": "headrace.storage.lease",
+    "LeaseLost": "headrace.storage.lease",
+    "Location": "headrace.storage.location",
+    "StoreAway": "headrace.errors.stores",
+    "StoreError": "headrace.errors.stores",
+    "StoreRefused": "headrace.errors.stores",
+    "copies_folder": "headrace.storage.location",
+    "is_uri": "headrace.storage.uri",
+    "local": "headrace.storage.location",
+    "local_folder": "headrace.storage.uri",
+    "location_named": "headrace.storage.location",
+    "location_of": "headrace.storage.location",
+    "missing": "headrace.storage.location",
+    "names_store": "headrace.storage.uri",
+    "not_as_written": "headrace.storage.location",
+    "release_copy": "headrace.storage.location",
+    "sync_all": "headrace.storage.location",
+    "sync_files": "headrace.storage.location",
+    "uri_fault": "headrace.storage.uri",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "ChangedInPlace",
     "Fence",
