@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace import config
 from headrace.comm.base import Collective, LocalCollective
+from headrace.compute.jagged import FeatureColumns, matrix_of
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.storage import DTYPES, decode, encode
@@ -30,7 +31,6 @@ from headrace.export.onnx_model import write_onnx
 from headrace.export.record import ITEM, MODEL, QUERY, ExportRecord, read_record
 from headrace.export.torch_model import write_torch
 from headrace.models.categorical import CategoricalBatch
-from headrace.models.columns import FeatureColumns, matrix_of
 from headrace.models.predictor import ONLY_TASK
 from headrace.models.retrieval import query_vectors, row_item_vectors
 from headrace.models.saved import ModelCard

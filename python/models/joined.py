@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from headrace.comm import World
-from headrace.compute.jagged import JaggedArray
+from headrace.compute.jagged import FeatureColumns, JaggedArray
 from headrace.config.schema import NULL_CODE, Kind
 from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.mapped import MappedRows, SortedIds
@@ -29,7 +29,6 @@ from headrace.embeddings.layout import TableRows
 from headrace.embeddings.sharding_plan import Table, row_bytes
 from headrace.errors import UserError
 from headrace.models.classes import make_network
-from headrace.models.columns import FeatureColumns
 from headrace.models.inputs import InputFeatures
 from headrace.models.lookups import lookups_of, model_tables, table_name
 from headrace.models.mapped import storages

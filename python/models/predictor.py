@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from headrace.compute.jagged import FeatureColumns, jagged_of, matrix_of, row_count
 from headrace.config import Spec
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError, nearest
-from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.host_scratch import OF_WORKSPACE, HostPlace, RunFolder
 

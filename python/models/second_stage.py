@@ -14,8 +14,8 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from headrace.compute.jagged import FeatureColumns
 from headrace.config.schema import DatasetSchema
-from headrace.models.columns import FeatureColumns
 from headrace.models.xgboost_model import load_booster, matrix
 from headrace.storage import Location
 

@@ -17,9 +17,9 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from headrace import __version__
+from headrace.compute.jagged import FeatureColumns, matrix_of, row_count
 from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.errors import UserError
-from headrace.models.columns import FeatureColumns, matrix_of, row_count
 from headrace.storage import Location
 
 KIND = "xgboost"

@@ -23,12 +23,12 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.compute.jagged import FeatureColumns
 from headrace.config import Trees
 from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.dataset.layout import open_split
 from headrace.dataset.lists import by_column
 from headrace.errors import UserError
-from headrace.models.columns import FeatureColumns
 from headrace.models.predictor import Predictor, load_predictor
 from headrace.models.second_stage import SecondStagePredictor, stacked_matrix
 from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
