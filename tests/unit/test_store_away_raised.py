@@ -35,7 +35,7 @@ from headrace.publish.tables.iceberg import SnapshotExpiry
 from headrace.quality.drift import stage as drift
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
-from headrace.train.loop import evaluation
+from headrace.train.loop import run
 from tests.storage_support import memory_home
 
 
@@ -216,9 +216,9 @@ def test_a_split_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_rows_that_a_model_is_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank: Any = SimpleNamespace(_collective=SimpleNamespace(world=None), _model=SimpleNamespace(schema=None))
-    monkeypatch.setattr(evaluation, "open_split", away)
+    monkeypatch.setattr(run, "open_split", away)
     with pytest.raises(StoreAway):
-        evaluation.Evaluations._unreadable(rank, local(tmp_path))
+        run.Evaluations._unreadable(rank, local(tmp_path))
 
 
 def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> None:
