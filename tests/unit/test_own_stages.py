@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.cli.run import dry_run
 from headrace.config import Spec, build_spec, load_spec
+from headrace.config.installation import pipeline_file
 from headrace.config.model import Model
 from headrace.config.stages import ORDER
-from headrace.config.workspace import Workspace, pipeline_file
+from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from headrace.jobs.check_specs import answer_of
 from headrace.jobs.housekeeping.collect import collect
