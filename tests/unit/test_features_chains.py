@@ -143,8 +143,8 @@ def test_nvtabulars_example(tmp_path: Path) -> None:
 
 
 def test_the_operator_that_the_page_shows_works() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
-    code = page.split("## Writing a row operator")[1].split("```python\n")[1].split("```")[0]
+    page = (Path(__file__).parents[2] / "docs" / "own-operators.md").read_text(encoding="utf-8")
+    code = page.split("## A row operator")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {n: getattr(base, n) for n in ("Elementwise", "State", "number")} | {
         "doubles": doubles,
         "ClassVar": ClassVar,
