@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ from headrace.errors.translate import _EXTRAS, exit_message, missing_package
 
 #: Packages of extras, and what they bring: none of them can be imported in the process of a test.
 ABSENT = sorted({*(module for modules in _EXTRAS.values() for module in modules), "horovod", "triton", "scipy"})
+
+DAY = "2026-01-03"
 
 
 def without_extras(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -47,11 +50,17 @@ def test_init_writes_a_pipeline_without_spark_and_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["run", "clicks", "--ds", "2026-01-03"], "is not installed: pip install 'headrace[spark]', or run `make env`"),
+        (
+            ["run", "clicks", "--ds", DAY, "--home", "home"],
+            "is not installed: pip install 'headrace[spark]', or run `make env`",
+        ),
         (["serve", "."], "is not installed: pip install 'headrace[serve]', or run `make onnx serve` in a checkout"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(words: list[str], line: str, tmp_path: Path) -> None:
+    landing_file = tmp_path / "home" / "landing" / "clicks" / DAY / "part.json.gz"
+    landing_file.parent.mkdir(parents=True)
+    landing_file.write_bytes(gzip.compress(b"{}\n"))
     done = without_extras(f"from headrace.cli import main; sys.argv[1:] = {words!r}; main()", tmp_path)
     assert done.returncode == EXIT_USER_ERROR, done.stderr
     assert line in " ".join(done.stderr.split())
