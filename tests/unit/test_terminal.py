@@ -207,7 +207,7 @@ def advised_pipelines(path: Path, commands: str) -> Iterator[str]:
 
 
 def test_every_message_advises_commands_by_the_argument() -> None:
-    """Messages advise by `spec.argument`; `headrace init`, which has no spec yet, quotes the file that it wrote."""
+    """Messages advise by `spec.argument`; `headrace init`, which has no spec yet, quotes files."""
     root = get_command(app)
     groups = {name: list(getattr(command, "commands", ())) for name, command in root.commands.items()}  # type: ignore[attr-defined]
     # The first argument of `headrace experiment` is the experiment's name.
@@ -221,7 +221,8 @@ def test_every_message_advises_commands_by_the_argument() -> None:
         for source in advised_pipelines(path, commands)
     ]
     assert len(advised) > 20
-    assert [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")] == []
+    others = [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")]
+    assert [x for x in others if not x[1].startswith("shlex.quote(")] == []
 
 
 _CELLS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max_size=60)

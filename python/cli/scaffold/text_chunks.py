@@ -131,8 +131,8 @@ def whole_lines(data: bytes) -> bytes:
 def rewritten(file: Location, program: str) -> str:
     """Return the commands that pass a file through a program, and that look at what comes out."""
     suffix, quoted = ending(file.name), shlex.quote(str(file))
-    target = shlex.quote("clean_" + file.name.removesuffix(suffix))
+    target = "clean_" + file.name.removesuffix(suffix)
     run = f"{program} < {quoted}"
     if suffix:
         run = f"{_DECOMPRESS.get(suffix, 'cat')} {quoted} | {program}"
-    return f"{run} > {target} && headrace init {target}"
+    return f"{run} > {shlex.quote(target)} && headrace init {shlex.quote(target)}"
