@@ -203,8 +203,12 @@ DRAWN: tuple[str, ...] = (
     "tests/spark/test_publish_stage.py::test_persons_are_erased_from_every_kind_of_warehouse",
     "tests/spark/test_ingest_bad_files.py::test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again",
     "tests/spark/test_ingest_bad_files.py::test_more_of_them_than_the_spec_allows",
+    "tests/dags/test_dags.py::test_stages_of_a_package_are_tasks",
+    "tests/e2e/test_own_package_day.py",
+    "tests/dags/test_dags.py::test_a_pod_is_what_the_pipeline_says",
+    "tests/reported/test_10_all_null.py::test_a_whole_day_of_nulls",
 )
-DRAWN_PARTS = 4
+DRAWN_PARTS = 5
 
 #: What a test says that skips because an installation is missing: a target of the Makefile.
 _MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
