@@ -221,8 +221,8 @@ def test_every_message_advises_commands_by_the_argument() -> None:
         for source in advised_pipelines(path, commands)
     ]
     assert len(advised) > 20
-    others = [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")]
-    assert [x for x in others if not x[1].startswith("shlex.quote(")] == []
+    by_other_names = [x for x in advised if not x[1].endswith(".argument") and x != ("init.py", "quoted")]
+    assert [x for x in by_other_names if not x[1].startswith("shlex.quote(")] == []
 
 
 _CELLS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max_size=60)
