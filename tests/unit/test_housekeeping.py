@@ -26,7 +26,7 @@ from headrace.lake.delta.compact import crowded
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unused_files
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.landing.load_history import LoadHistory, last_change
+from headrace.lake.landing.load_history import LoadHistory
 from headrace.models import registry
 from headrace.models.predictor import file_digest
 from headrace.models.registry.client import Client
@@ -330,7 +330,7 @@ def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
         record = {"ds": day(n), "key": "k", "declared": "d", "judged": "j", "files": [], "rows": {"kept": 2}}
         write_rows(table, day(n), [1, 2], json.dumps({"headrace.ingest": record}))
     log = DeltaLog(table)
-    versions = {n: last_change(log, day(n)) for n in range(4)}
+    versions = {n: LoadHistory(log).last_change(day(n)) for n in range(4)}
     assert days_before(table, day(2)) == [day(0), day(1)]
     assert remove_days_before(table, day(2)) == 5
     assert remove_days_before(table, day(2)) is None
@@ -338,7 +338,7 @@ def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
     assert set(history.records) == {day(2), day(3)}
     assert history.state(day(2)).damage is None
     assert history.removed_by_others(versions[3], day(3)) is None
-    assert {n: last_change(log, day(n)) for n in range(4)} == versions
+    assert {n: LoadHistory(log).last_change(day(n)) for n in range(4)} == versions
     # The versions before are pinned, but for the days that are gone.
     unused = unused_files(table, {versions[3]}, day(2), 2**62)
     assert {f.parent.name for f in unused} == {f"ds={day(0)}", f"ds={day(1)}"}

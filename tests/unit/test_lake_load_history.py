@@ -15,7 +15,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord, last_change
+from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord
 from headrace.lake.landing.plan import LoadPlan, covered_days, declaration, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.stage import Context
@@ -261,7 +261,7 @@ def test_the_version_of_a_day_is_the_last_that_changed_it_or_days_before(lake: L
     assert (history.last_change(D2), history.last_change(D3)) == (2, 3)
     lake.commit("DELETE", remove(f"ds={D1}/1.parquet", None))
     history = lake.history
-    assert (history.last_change(D1), history.last_change(D3), last_change(history.log, D2)) == (5, 5, 5)
+    assert (history.last_change(D1), history.last_change(D3), history.last_change(D2)) == (5, 5, 5)
     assert history.removed_by_others(2, D2) == "DELETE at version 5"
     assert history.removed_by_others(5, D2) is None
     assert history.removed_by_others(2, "2026-02-28") is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.lake.delta.log import DeltaLog, FileAction
 from headrace.lake.landing import load_history
-from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord, last_change, save_summary
+from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord
 from headrace.storage import local
 from tests.unit.test_lake_log import add, commit, remove
 
@@ -161,7 +161,7 @@ def assert_same_answers(log: DeltaLog) -> None:
         assert (state.rows, list(state.changed_by)) == (rows, removed)
         assert state.damage == damage if isinstance(damage, str) else (state.damage is not None) == damage
     for ds in ("2026-02-28", *DAYS, "2026-04-01"):
-        assert history.last_change(ds) == last_change(log, ds) == plain.last_change(ds)
+        assert history.last_change(ds) == plain.last_change(ds)
         for after in range(-1, history.version + 1):
             assert history.removed_by_others(after, ds) == plain.removed_by_others(after, ds)
 
@@ -182,7 +182,7 @@ def test_the_summary_answers_as_the_commits_do(
     for _ in range(commits):
         table.draw()
         if table.random.random() < saved_share:
-            save_summary(log)
+            LoadHistory(log).save_summary()
             load_history._replay_commits.cache_clear()  # another process reads it
     assert_same_answers(log)
 
@@ -191,7 +191,7 @@ def test_commits_before_it_are_not_read(tmp_path: Path, each_commit: None) -> No
     table, log = Table(tmp_path / "events", 7), DeltaLog(local(tmp_path / "events"))
     for _ in range(30):
         table.draw()
-    save_summary(log)
+    LoadHistory(log).save_summary()
     expected = LoadHistory(log)
     for version in range(30):  # whoever reads them finds no commit
         (table.folder / "_delta_log" / f"{version:020d}.json").write_text("{}\n" if version else "")
@@ -208,7 +208,7 @@ def test_few_commits_are_not_worth_it(tmp_path: Path) -> None:
     written = []
     for _ in range(70):
         table.draw()
-        save_summary(log)
+        LoadHistory(log).save_summary()
         written.append(summary.read_bytes() if summary.exists() else b"")
     assert [n + 1 for n in range(1, 70) if written[n] != written[n - 1]] == [32, 65]
 
@@ -218,14 +218,14 @@ def test_what_is_no_summary_of_this_log_is_not_believed(damage: str, tmp_path: P
     table, log = Table(tmp_path / "events", 11), DeltaLog(local(tmp_path / "events"))
     for _ in range(20):
         table.draw()
-    save_summary(log)
+    LoadHistory(log).save_summary()
     summary = table.folder / "_delta_log" / "_headrace_loads.json.gz"
     content = summary.read_bytes()
     if damage == "another table":
         other_table = Table(tmp_path / "other", 12)
         for _ in range(20):
             other_table.draw()
-        save_summary(DeltaLog(local(other_table.folder)))
+        LoadHistory(DeltaLog(local(other_table.folder))).save_summary()
         shutil.copy(other_table.folder / "_delta_log" / summary.name, summary)
     elif damage == "a newer log":  # a backup of the table came back without its last commits
         for version in (19, 20):
@@ -246,7 +246,7 @@ def test_a_day_as_it_was_loaded(tmp_path: Path, each_commit: None) -> None:
     table, log = Table(folder, 1), DeltaLog(local(folder))
     record = LoadRecord(DAYS[0], "k", "d", "j", [["é", 1, "s"]], {"kept": 2}, bad_files={"b": "why"})
     table.write("WRITE", {}, {DAYS[0]: {f"ds={DAYS[0]}/a%20b.parquet": 2}}, record.metadata(), True)
-    save_summary(log)
+    LoadHistory(log).save_summary()
     load_history._replay_commits.cache_clear()
     history = LoadHistory(log)
     assert history.state(DAYS[0]) == DayState(2)

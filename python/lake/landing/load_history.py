@@ -276,27 +276,22 @@ class LoadHistory:
 
     def last_change(self, ds: str) -> int:
         """Return the version that last changed a landing day up to `ds`: later versions are of later days alone."""
-        return _last_change(self.log, self._replay, ds)
+        versions = [version for day, version in self._replay.changed.items() if day <= ds]
+        return max(versions) if versions else min(self.log.versions())
 
     def removed_by_others(self, after: int, ds: str) -> str | None:
         """Return the first commit after a version by which others removed or changed rows of days up to `ds`."""
         return next((text for version, text, day in self._replay.removals if version > after and day <= ds), None)
 
-
-def save_summary(log: DeltaLog) -> None:
-    """Keep what the commits come to beside the log, where many came since the last time."""
-    replay = _replay(log)
-    if replay.version - replay.summary_version <= _COMMITS_AFTER_SUMMARY:
-        return
-    heading = json.dumps({"form": _SUMMARY_FORM, "commit": _commit_sha256(log, replay.version)})
-    data = gzip.compress(f"{heading}\n{replay.text()}".encode(), compresslevel=1, mtime=0)
-    (log.folder / "_delta_log" / _SUMMARY).put_bytes(data)
-    replay.summary_version = replay.version
-
-
-def last_change(log: DeltaLog, ds: str) -> int:
-    """Return `LoadHistory.last_change` of a table that is partitioned by `ds`."""
-    return _last_change(log, _replay(log), ds)
+    def save_summary(self) -> None:
+        """Keep what the commits come to beside the log, where many came since the last time."""
+        replay = self._replay
+        if replay.version - replay.summary_version <= _COMMITS_AFTER_SUMMARY:
+            return
+        heading = json.dumps({"form": _SUMMARY_FORM, "commit": _commit_sha256(self.log, replay.version)})
+        data = gzip.compress(f"{heading}\n{replay.text()}".encode(), compresslevel=1, mtime=0)
+        (self.log.folder / "_delta_log" / _SUMMARY).put_bytes(data)
+        replay.summary_version = replay.version
 
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
@@ -357,11 +352,6 @@ def _summary(log: DeltaLog) -> _Replay | None:
 
 def _commit_sha256(log: DeltaLog, version: int) -> str:
     return hashlib.sha256(commit_file(log.folder / "_delta_log", version).read_bytes()).hexdigest()
-
-
-def _last_change(log: DeltaLog, replay: _Replay, ds: str) -> int:
-    versions = [version for day, version in replay.changed.items() if day <= ds]
-    return max(versions) if versions else min(log.versions())
 
 
 def _stored(record: LoadRecord) -> dict[str, Any]:

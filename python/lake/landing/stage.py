@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts, save_summary
+from headrace.lake.landing.load_history import LoadHistory, row_counts
 from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declared_source, plan_load
 from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.stage import Context, Result, Stage
@@ -190,9 +190,9 @@ def _source_result(ctx: SourceContext) -> Result:
     """
     from headrace.lake.landing.expectations import summed
 
-    history = ctx.history()
-    for table in (ctx.events, ctx.quarantine):
-        save_summary(DeltaLog(table))
+    history, quarantine = ctx.history(), LoadHistory(DeltaLog(ctx.quarantine))
+    for of_table in (history, quarantine):
+        of_table.save_summary()
     records = history.records
     records_of_run = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
     rows = summed(r.rows for r in records_of_run)
@@ -212,7 +212,7 @@ def _source_result(ctx: SourceContext) -> Result:
     order = ("read", "kept", "quarantined", "duplicates", "deleted", "forgotten", "expanded")
     outputs = (
         ("delta", ctx.events, version, sum(kept_rows.values())),
-        ("quarantine", ctx.quarantine, last_change(DeltaLog(ctx.quarantine), ctx.ds), rows["quarantined"]),
+        ("quarantine", ctx.quarantine, quarantine.last_change(ctx.ds), rows["quarantined"]),
     )
     return Result(
         outputs=tuple(
