@@ -1,4 +1,4 @@
-"""Row groups by Petastorm, in an order that we give. The only import of Petastorm.
+"""Row groups by Petastorm, in an order that we give.
 
 Petastorm's own shuffling orders row groups by a seed for the reader's whole life, so that a reader cannot start in the
 middle of an epoch without decoding all before it. Its `Ventilator`, the object that says which row group comes next,
@@ -15,21 +15,20 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from headrace.dataset.petastorm_compat import (
+    ArrowReaderWorker,
+    DummyPool,
+    EmptyResultError,
+    LocalFiles,
+    Reader,
+    Ventilator,
+)
 from headrace.dataset.row_groups import ArrivingRowGroup, BufferPool, StoredRowGroup
 
-# pyarrow deprecated the dataset API that Petastorm 0.12 stands on; nothing here can be done about it.
-warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\..*")
 # We give patterns of whole names, as it now takes them; it warns of every column whose name begins another's.
 warnings.filterwarnings("ignore", "schema_fields behavior", UserWarning, r"petastorm\..*")
 # Each reader says at INFO that the dataset is plain Parquet, which is what we write.
 logging.getLogger("petastorm").setLevel(logging.WARNING)
-
-from petastorm.arrow_reader_worker import ArrowReaderWorker  # noqa: E402
-from petastorm.fs_utils import get_filesystem_and_path_or_paths  # noqa: E402
-from petastorm.reader import Reader  # noqa: E402
-from petastorm.workers_pool import EmptyResultError  # noqa: E402
-from petastorm.workers_pool.dummy_pool import DummyPool  # noqa: E402
-from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
 
 class RowGroupReader:
@@ -51,10 +50,9 @@ class RowGroupReader:
             return
         # Raises what is wrong with the file in our words.
         first.open(columns, BufferPool()).close()
-        filesystem, paths = get_filesystem_and_path_or_paths([first.path().as_uri()])
         self._reader = _OrderedReader(
-            filesystem,
-            paths,
+            LocalFiles(),
+            [str(first.path())],
             chain([first], arriving),
             # Petastorm takes patterns, matched against whole names.
             schema_fields=[re.escape(c) for c in columns],

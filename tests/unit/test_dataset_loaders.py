@@ -22,6 +22,7 @@ from headrace.config.workspace import Workspace
 from headrace.dataset.batches import Batch
 from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
 from headrace.dataset.loaders import EvalLoader, TrainLoader
+from headrace.dataset.petastorm_compat import LocalFiles, make_batch_reader
 from headrace.dataset.petastorm_reader import RowGroupReader
 from headrace.dataset.row_groups import ReadAhead, StoredRowGroup
 from headrace.errors import UserError
@@ -123,13 +124,12 @@ def test_streams_wrap_and_each_epoch_has_its_own_order(split: Split) -> None:
 
 
 def test_streams_are_petastorms_shards(split: Split) -> None:
-    from petastorm import make_batch_reader
-
     layout, _ = split
     (batches,) = steps(split, 20)
     for stream in range(4):
         with make_batch_reader(
             layout.files[0].parent.uri,
+            filesystem=LocalFiles(),
             schema_fields=["row"],
             reader_pool_type="dummy",
             shuffle_row_groups=False,
