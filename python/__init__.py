@@ -29,7 +29,15 @@ _FEATURES = "headrace.features"
 
 def __getattr__(name: str) -> _Any:
     if name in _LIBRARY:
-        return getattr(_import_module(_LIBRARY[name]), name)
+        try:
+            return getattr(_import_module(_LIBRARY[name]), name)
+        except ModuleNotFoundError as e:
+            from headrace.errors import UserError
+            from headrace.errors.translate import missing_package
+
+            if (message := missing_package(e)) is None:
+                raise
+            raise UserError(f"headrace.{name}: {message}") from None
     # An operator, by its class name.
     if name[:1].isupper():
         try:

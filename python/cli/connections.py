@@ -1,7 +1,7 @@
-"""Connections that a dry run tries before it plans: to the warehouse, the stores, and MLflow's server.
+"""Connections that a dry run tries before it plans, and packages that its stages need.
 
-All are tried at once, for a second at most. Nothing is written: of a warehouse that is a file or a folder, and of the
-embedded server, the folder is looked at.
+Connections are those to the warehouse, the stores, and MLflow's server. All are tried at once, for a second at most.
+Nothing is written: of a warehouse that is a file or a folder, and of the embedded server, the folder is looked at.
 """
 
 from __future__ import annotations
@@ -10,20 +10,51 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from headrace.config import Spec, Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
+from headrace.errors.translate import extra_of, missing_package
+from headrace.publish.postgres.processes import program
+from headrace.stage import stage_entry
 from headrace.storage import Location, local
 
 #: What all connections together may take.
 SECONDS = 1.0
 #: Stages that ask the registry for models, or add some.
 _WITH_REGISTRY = frozenset(("train", "challenger", "baseline", "second_stage", "evaluate", "gate", "promote", "score"))
+#: Stage -> modules that it imports, of extras of the wheel.
+_MODULES = {
+    "train": ("torch", "horovod", "mlflow"),
+    "challenger": ("torch", "horovod", "mlflow"),
+    "baseline": ("xgboost", "mlflow"),
+}
+
+
+def missing_packages(spec: Spec, stages: Iterable[str]) -> list[str]:
+    """Return a line for each extra of the wheel that stages need and that is not installed; nothing is imported.
+
+    A line names the first of the stages that needs it, and what to install.
+    """
+    lines: dict[str, str] = {}
+    for stage in stages:
+        modules = (*(("pyspark",) if stage_entry(spec, stage).spark else ()), *_MODULES.get(stage, ()))
+        for module in modules:
+            extra = str(extra_of(module))
+            if extra not in lines and find_spec(module) is None:
+                remedy = missing_package(ModuleNotFoundError(name=module))
+                lines[extra] = f"the stage {stage} will not run: {remedy}"
+        if stage == "publish" and spec.publish is not None and spec.publish.warehouse.kind == "embedded":
+            try:
+                program("psql")
+            except UserError as e:
+                lines["embedded"] = f"the stage publish will not run: {e}"
+    return list(lines.values())
 
 
 @dataclass

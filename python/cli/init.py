@@ -118,7 +118,7 @@ def write_pipeline(
         raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
     spec = _checked(file, f"{editor_line(file)}\n{pipeline_yaml(sample, columns, roles, name)}")
     _show(sample, [*columns, *roles.added], roles)
-    _warn_of_warehouse(spec)
+    _warn_of_packages(spec)
     if roles.implicit:
         out.print(f"\nimplicit feedback: {roles.implicit}", markup=False, soft_wrap=True)
     for column in columns:
@@ -167,15 +167,13 @@ def _checked(file: Path, text: str) -> Spec:
     return spec
 
 
-def _warn_of_warehouse(spec: Spec) -> None:
-    """Say now what `publish` would say as the last but one stage: the embedded PostgreSQL is not installed."""
-    from headrace.publish.postgres.processes import program
+def _warn_of_packages(spec: Spec) -> None:
+    """Name the packages without which stages of the pipeline cannot run, before the first of them fails."""
+    from headrace.cli.connections import missing_packages
+    from headrace.stage import stage_entries
 
-    if spec.publish is not None:
-        try:
-            program("psql")
-        except UserError as e:
-            out.print(f"\nthe stage publish will not run: {e}", markup=False, soft_wrap=True)
+    for line in missing_packages(spec, stage_entries(spec)):
+        out.print(f"\n{line}", markup=False, soft_wrap=True)
 
 
 def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:

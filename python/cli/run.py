@@ -379,11 +379,11 @@ def dry_run(
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
     stages, days = _stages_and_days(spec, day, first, last, until)
-    warnings: list[str] = []
-    if not offline:
-        from headrace.cli.connections import check_connections
+    from headrace.cli.connections import check_connections, missing_packages
 
-        warnings = check_connections(spec, ws, stages)
+    warnings = missing_packages(spec, stages)
+    if not offline:
+        warnings += check_connections(spec, ws, stages)
     # Late: jobs bring the stages, and with them pyspark (no JVM).
     from headrace.jobs.stages import applications, load_stage, submissions, turns
 

@@ -137,12 +137,18 @@ _HOROVOD = (
 )
 
 
+def extra_of(module: str) -> str | None:
+    """Return the extra of the wheel that brings a module at the top; None: no extra does."""
+    extras = (extra for extra, modules in _EXTRAS.items() if module in modules)
+    return "horovod" if module == "horovod" else next(extras, None)
+
+
 def missing_package(error: ModuleNotFoundError) -> str | None:
     """Return what to install for a module that is not there; None for modules that no extra brings."""
     module = (error.name or "").partition(".")[0]
-    if module == "horovod":
+    extra = extra_of(module)
+    if extra == "horovod":
         return _HOROVOD
-    extra = next((extra for extra, modules in _EXTRAS.items() if module in modules), None)
     if extra is None:
         return None
     how = {"export": "make onnx", "serve": "make onnx serve"}.get(extra, "make env")

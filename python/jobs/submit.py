@@ -35,7 +35,10 @@ def spark_home() -> Path:
     """
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise UserError(f"pyspark is not installed for {sys.executable}: run `make env`, then `headrace doctor`")
+        raise UserError(
+            f"pyspark is not installed for {sys.executable}: pip install 'headrace[spark]', or run `make env` in a "
+            "checkout"
+        )
     return Path(spec.origin).parent
 
 

@@ -67,6 +67,27 @@ def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None
     assert [s["stage"] for s in lines["stages"] if s["state"] == "done"] == ["ingest"]
 
 
+@pytest.mark.long
+def test_the_wheel_and_its_dependencies_alone_write_a_pipeline(tmp_path: Path) -> None:
+    """By hand, since pip downloads what the wheel depends on: `headrace init`, and the first cell of the notebook."""
+    run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable])
+    (wheel,) = (tmp_path / "dist").glob("headrace-*-py3-none-linux_*.whl")
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    run([sys.executable, "-m", "pip", "--python", python, "install", "-q", wheel])
+    (tmp_path / "ratings.csv").write_text(
+        "userId,movieId,rating,timestamp\n"
+        + "".join(f"{k * 7 % 200},{k * 3 % 80},{k % 5 + 1},{978_300_000 + k * 600}\n" for k in range(4_000))
+    )
+    pipeline = tmp_path / "ratings.yaml"
+    output = run([python.with_name("headrace"), "init", tmp_path / "ratings.csv", "--out", pipeline])
+    assert f"wrote {pipeline}" in " ".join(output.split())
+    assert "the stage ingest will not run: pyspark is not installed: pip install 'headrace[spark]'" in output
+    cells = json.loads((checkout() / "examples" / "features_from_pandas.ipynb").read_text())["cells"]
+    first = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    run([python, "-c", f"{first}\nassert len(clicks) == rows"])
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("archive") / "environment.tar.gz"

