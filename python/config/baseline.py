@@ -39,9 +39,9 @@ class Trees(Section):
     group: str | None = None
     #: Trees at most.
     rounds: int = Field(default=60, ge=1)
-    #: Of a tree; 0: no limit, with `grow_policy: lossguide` and `max_leaves`.
+    #: Largest depth of a tree; 0: no limit, with `grow_policy: lossguide` and `max_leaves`.
     max_depth: int = Field(default=6, ge=0)
-    #: The share of each tree that is added.
+    #: Learning rate: the share of each tree that is added.
     learning_rate: float = Field(default=0.2, gt=0)
     #: Share of the rows that a tree is grown on.
     subsample: float = Field(default=1.0, gt=0, le=1)

@@ -18,15 +18,15 @@ ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 class Schedule(Section):
     """The learning rate by step (headrace.train.optim): a linear rise over `warmup_steps`, then a curve."""
 
-    #: The curve behind the rise.
+    #: Curve after the warm-up.
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"
     #: Steps of the linear rise.
     warmup_steps: int = Field(default=0, ge=0)
-    #: linear, cosine: the share of the learning rate that the last step has.
+    #: linear, cosine: learning rate of the last step, as a share of the highest one.
     final: float = Field(default=0.0, ge=0, le=1)
-    #: step: after each so many steps the rate is multiplied by `factor`.
+    #: step: number of steps after which the rate is multiplied by `factor`.
     every_steps: int | None = Field(default=None, ge=1)
-    #: step: what the rate is multiplied by.
+    #: step: factor of the learning rate.
     factor: float = Field(default=0.1, gt=0)
 
     @model_validator(mode="after")
@@ -41,9 +41,9 @@ class Optimizer(Section):
 
     #: The rule.
     kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
-    #: At the top of the schedule.
+    #: Learning rate at the top of the schedule.
     learning_rate: float = Field(default=0.05, gt=0)
-    #: Share of a weight that a step takes off, times the learning rate.
+    #: Weight decay: a step subtracts this share of a weight, times the learning rate.
     weight_decay: float = Field(default=0.0, ge=0)
     #: The learning rate by step.
     schedule: Schedule = Schedule()
@@ -52,16 +52,16 @@ class Optimizer(Section):
 class TableOptimizer(Section):
     """Settings of one table's updates; None: as for the others."""
 
-    #: Of this table.
+    #: Learning rate of this table.
     learning_rate: float | None = Field(default=None, gt=0)
-    #: Of this table.
+    #: Weight decay of this table.
     weight_decay: float | None = Field(default=None, ge=0)
 
 
 class DynamicTable(Section):
     """The table of a feature of raw ids (`raw_id`): which ids get a row, and which let go of theirs."""
 
-    #: Times that an id is seen in training before it gets a row.
+    #: Number of times that training sees an id before it gets a row.
     admit_after: int = Field(default=1, ge=1)
     #: Chance that an id gets a row each time it is seen, once `admit_after` is reached.
     admit_chance: float = Field(default=1.0, gt=0, le=1)
@@ -69,10 +69,10 @@ class DynamicTable(Section):
     max_rows: int | None = Field(default=None, ge=1)
     #: MiB of each rank for rows, optimizer states, counts and the hash table. None: not limited.
     memory_mib: float | None = Field(default=None, gt=0)
-    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru, those seen longest
-    #: ago (of equals the least often).
+    #: Rows that are evicted when the table is full: lfu, those seen least often (of equals the longest ago); lru, those
+    #: seen longest ago (of equals the least often).
     evict: Literal["lfu", "lru"] = "lfu"
-    #: Share of the rows that go at once where there is no room: each eviction costs a pass over the counts.
+    #: Share of the rows that one eviction removes, because each eviction costs a pass over the counts.
     evict_share: float = Field(default=0.1, gt=0, le=1)
     #: Ids that wait for admission, over all ranks; beyond, those seen longest ago are forgotten.
     max_waiting: int = Field(default=1_000_000, ge=1)
@@ -83,9 +83,9 @@ class EmbeddingOptimizer(Section):
 
     #: The rule.
     kind: EmbeddingOptimizerKind = "adagrad"
-    #: At the top of the schedule.
+    #: Learning rate at the top of the schedule.
     learning_rate: float = Field(default=0.05, gt=0)
-    #: As of the dense optimizer; of the rows that a step touches.
+    #: Weight decay as of the dense optimizer, for the rows that a step touches.
     weight_decay: float = Field(default=0.0, ge=0)
     #: The learning rate by step.
     schedule: Schedule = Schedule()
@@ -93,18 +93,18 @@ class EmbeddingOptimizer(Section):
     clip_norm: float | None = Field(default=None, gt=0)
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableOptimizer] = Field(default_factory=dict)
-    #: By feature of raw ids; one that is not here has the defaults.
+    #: Settings by feature of raw ids; others have the defaults.
     dynamic: Mapping[str, DynamicTable] = Field(default_factory=dict)
 
 
 class TableSharding(TrainedSection):
     """Choices for one table, made before the planner decides the rest."""
 
-    #: How it is cut; null: the planner's choice.
+    #: Sharding of the table; null: the planner's choice.
     kind: Annotated[ShardingKind | None, Effect.SPEED] = None
     #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
     parts: Annotated[int | None, Effect.SPEED] = Field(default=None, ge=1)
-    #: How rows are stored; arithmetic is float32.
+    #: Storage of rows; arithmetic is float32.
     storage: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, Effect.STORAGE] = None
     #: Whether owners sum the rows of a list before they travel; None: what is cheaper (with `kind: row_wise`: no).
     pooled: Annotated[bool | None, Effect.SPEED] = None
@@ -116,27 +116,28 @@ class TableSharding(TrainedSection):
 class Sharding(TrainedSection):
     """The spread of embedding tables over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
 
-    #: Who decides.
+    #: How shardings are chosen.
     kind: Annotated[Literal["row_wise", "auto"], Effect.SPEED] = "row_wise"
-    #: How rows are stored; arithmetic is float32.
+    #: Storage of rows; arithmetic is float32.
     storage: Annotated[Literal["fp32", "fp16", "bf16", "int8"], Effect.STORAGE] = "fp32"
-    #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
-    #: bits of mantissa (an error of at most 2^-8 of it).
+    #: Type of float32 vectors and gradients between ranks. bf16 halves the bytes; each number is then rounded to 8 bits
+    #: of mantissa (an error of at most 2^-8 of it).
     wire: Annotated[Literal["fp32", "bf16"], Effect.STORAGE] = "fp32"
-    #: Messages between machines: directly from rank to rank, or inside machines first (`ranks_per_node`), which sends
-    #: what several ranks of a machine want once; auto: what is faster (with `kind: row_wise`: directly).
+    #: Route of messages between machines: direct from rank to rank, or combined inside machines first
+    #: (`ranks_per_node`), which sends rows that several ranks need once; auto: the faster one (with `kind: row_wise`:
+    #: direct).
     exchange: Annotated[Literal["auto", "direct", "by_machine"], Effect.SPEED] = "auto"
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Annotated[Mapping[str, TableSharding], Effect.BY_KEY] = Field(default_factory=dict)
-    #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited. With
-    #: `train.device: cuda` it is the GPU's memory that is meant, None is nine tenths of what is free there without
-    #: `reserve_gib`, and tables that do not fit are kept in host memory, their hot rows on the GPU too.
+    #: GiB of each rank for tables, optimizer states and a step's buffers; None: not limited. With `train.device: cuda`
+    #: it is the GPU's memory, None is nine tenths of the free memory without `reserve_gib`, and tables that do not fit
+    #: are in host memory, their hot rows on the GPU too.
     memory_gib: Annotated[float | None, Effect.SPEED] = Field(default=None, gt=0)
     #: With `train.device: cuda`: GiB of each GPU for the dense part, its activations and CUDA graphs; None: an estimate
     #: from the model's shapes and the rows of a step.
     reserve_gib: Annotated[float | None, Effect.SPEED] = Field(default=None, ge=0)
-    #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
-    #: None: what is fastest, however uneven.
+    #: Largest size of a rank's weights and states, in means over the ranks, where that is possible (sizes below 1 GiB
+    #: do not count); None: the fastest plan, however uneven.
     memory_imbalance: Annotated[float | None, Effect.SPEED] = Field(default=2.0, ge=1)
     #: Ranks of one machine.
     ranks_per_node: Annotated[int, Effect.SPEED] = Field(default=8, ge=1)
@@ -148,7 +149,7 @@ class Sharding(TrainedSection):
     network_gbps: Annotated[float, Effect.SPEED] = Field(default=20.0, gt=0)
     #: GB/s from host memory to a rank's GPU: PCIe 4 with 16 lanes.
     host_gbps: Annotated[float, Effect.SPEED] = Field(default=25.0, gt=0)
-    #: Seconds that a message costs besides its bytes.
+    #: Microseconds of a message, besides its bytes.
     latency_us: Annotated[float, Effect.SPEED] = Field(default=20.0, ge=0)
-    #: Popularity of codes that is assumed: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
+    #: Assumed popularity of codes: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
     zipf: Annotated[float, Effect.SPEED] = Field(default=1.05, ge=0)

@@ -52,7 +52,7 @@ class Bootstrap(Section):
     replicates: int = Field(default=200, ge=2)
     #: Share of the replicates that an interval holds.
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    #: Of the draws.
+    #: Seed of the draws.
     seed: int = Field(default=1, ge=0)
 
 
@@ -63,7 +63,7 @@ class FullRanking(Section):
     that are left out of the ranking. A metric is named `ndcg_at_20_full`.
     """
 
-    #: How far a list is looked at; one number or several.
+    #: Number of places of a list that count; one number or several.
     k: Annotated[
         tuple[Annotated[int, Field(ge=1)], ...],
         BeforeValidator(_numbers, json_schema_input_type=int | tuple[Annotated[int, Field(ge=1)], ...]),
@@ -123,9 +123,9 @@ class Evaluation(Section):
     #: Further metrics (docs/evaluation.md). Those of users need `user`, those at k `rank_group`, popularity, novelty
     #: and coverage `item` too.
     metrics: tuple[ClickMetric | UserMetric | RankingMetric | CatalogueMetric, ...] = ()
-    #: A carried column: whose rows belong together, in metrics of users and in intervals.
+    #: A carried column with the user, for metrics of users and for intervals.
     user: str | None = None
-    #: A categorical feature: what the lists of the split `rank` are made of.
+    #: A categorical feature: the items of the lists of the split `rank`.
     item: str | None = None
     #: Slices by name; each has all metrics.
     slices: Mapping[str, Annotated[Slice, BeforeValidator(_slice, json_schema_input_type=str | Slice)]] = Field(

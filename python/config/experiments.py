@@ -42,15 +42,15 @@ class OutcomeAlert(Section):
     metric: str
     #: One of `labels`; null: the first.
     label: str | None = None
-    #: What it is checked for, value by value: all rows, each model, each `arm:EXPERIMENT` or `slice:NAME`.
+    #: Groups that are checked one by one: all rows, each model, each `arm:EXPERIMENT` or `slice:NAME`.
     by: str = Field(default="all", pattern=r"^(all|model|arm:.+|slice:.+)$")
-    #: Below it, there is an alert.
+    #: An alert is raised below it.
     min: float | None = None
-    #: Above it, there is one.
+    #: An alert is raised above it.
     max: float | None = None
     #: The largest fall below the mean of the ripe days before it, as a share of that mean.
     max_drop: float | None = Field(default=None, gt=0, le=1)
-    #: With fewer rows it is not checked; fewer of the whole day are an alert.
+    #: Groups with fewer rows are not checked; fewer rows of the whole day raise an alert.
     min_rows: int = Field(default=100, ge=1)
     #: warn: a line in the log, in the report and in the manifest. stop: the day ends there, with exit code 3.
     action: Literal["warn", "stop"] = "warn"
@@ -69,7 +69,7 @@ class Outcomes(Section):
     to land, and provisional before.
     """
 
-    #: By name; the first is the one whose probability the scores are.
+    #: Labels by name. The scores are the probability of the first one.
     labels: Mapping[str, OutcomeLabel] = Field(default={"click": OutcomeLabel()}, min_length=1)
     #: Which rows of a list count. logged: those with an event of the main source while the list was shown, such as an
     #: impression; all: every row, where the log has no impressions.
@@ -78,10 +78,10 @@ class Outcomes(Section):
     live_days: int = Field(default=1, ge=1)
     #: Hours from the end of the day until its lists are shown.
     starts_after_hours: float = Field(default=0.0, ge=0)
-    #: Served days with ripe labels that are looked at besides those with provisional ones: how late events land is
-    #: learned from them.
+    #: Served days with ripe labels that are read besides those with provisional ones: how late events land is learned
+    #: from them.
     history_days: int = Field(default=7, ge=1)
-    #: Lists are measured by their first so many items (hr_at_K).
+    #: Lengths by which lists are measured (hr_at_K).
     k: tuple[int, ...] = Field(default=(1, 10), min_length=1)
     #: Slices by name: expressions of Spark's SQL over columns of the main source's events; a value is a slice.
     slices: Mapping[str, str] = Field(default_factory=dict)
@@ -89,7 +89,7 @@ class Outcomes(Section):
     max_slices: int = Field(default=20, ge=1)
     #: Intervals of all metrics, over users; null: none.
     bootstrap: Bootstrap | None = Bootstrap()
-    #: Limits.
+    #: Limits that raise an alert.
     alerts: tuple[OutcomeAlert, ...] = ()
 
     @field_validator("labels", "slices")
@@ -239,9 +239,10 @@ PARTS = 10_000
 class ExperimentArm(Section):
     """An arm of an experiment: its share of the users, and the model of their lists."""
 
-    #: Whose scores their lists are: as `score.model`; null: those of `score.model` itself.
+    #: Model of the arm's lists: as `score.model`; null: that of `score.model` itself.
     model: ModelChoice | None = None
-    #: Of the users who take part, above 0; of no arm: equal shares. Changing shares moves users, `percent` does not.
+    #: Share of the users who take part, above 0; without any, arms have equal shares. Changing shares moves users,
+    #: `percent` does not.
     share: float | None = Field(default=None, gt=0, le=1)
 
     _text = field_validator("model", mode="before", json_schema_input_type=str | int | None)(version_as_text)
@@ -250,10 +251,10 @@ class ExperimentArm(Section):
 class StopRule(Section):
     """Rules by which the daily run stops an arm: its users get the control's lists from then on."""
 
-    #: By how much the arm must be worse at least, in the metric's unit: the better end of its sequential interval is
-    #: on that side.
+    #: Least difference by which the arm must be worse, in the metric's unit: the better end of its sequential interval
+    #: is on that side.
     worse_than: float = Field(default=0.0, ge=0)
-    #: Days with ripe labels before it is asked.
+    #: Days with ripe labels before the rule applies.
     min_days: int = Field(default=1, ge=1)
 
 
@@ -263,17 +264,17 @@ class Experiment(Section):
     Of experiments whose arms have models, a user takes part in one: the first of the section that takes him.
     """
 
-    #: Of the hash: another one deals the users anew; null: the experiment's name.
+    #: Salt of the hash; another salt assigns the users anew. null: the experiment's name.
     salt: str | None = Field(default=None, min_length=1)
-    #: By name; with a model or without (what the site does with the column `arms` is its own).
+    #: Arms by name, with a model or without one (the site then decides what the column `arms` means).
     arms: Mapping[str, ExperimentArm] = Field(min_length=2)
-    #: The arm that the others are held against; null: the first.
+    #: The arm with which the others are compared; null: the first.
     control: str | None = None
-    #: Of all users, how many take part; raising it moves nobody to another arm.
+    #: Percentage of all users who take part; raising it moves nobody to another arm.
     percent: float = Field(default=100.0, ge=0, le=100)
     #: The first day whose lists have arms; null: any.
     start: str | None = None
-    #: The last one; null: there is none.
+    #: The last day whose lists have arms; null: no last day.
     end: str | None = None
     #: One of `outcomes.labels`; null: the first.
     label: str | None = None
@@ -282,16 +283,17 @@ class Experiment(Section):
     metric: Literal["rate", "per_user"] = "rate"
     #: Whether a lower metric is the better one.
     lower_is_better: bool = False
-    #: Of the intervals; the sequential one of each of several arms is wider, so that it holds for all of them.
+    #: Confidence of the intervals; the sequential one of each of several arms is wider, so that it holds for all of
+    #: them.
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    #: The effect that is expected, as a share of the metric before the start (without such days, of the control's
-    #: first ripe one): where it is right, sequential bounds find it soonest.
+    #: Expected effect as a share of the metric before the start (without such days, of the control's first ripe one).
+    #: Sequential bounds are narrowest for it.
     expected_effect: float = Field(default=0.1, gt=0)
-    #: Days before the start whose outcomes take out what was known of each user (CUPED); 0: none.
+    #: Days before the start whose outcomes serve as the covariate of CUPED; 0: none.
     before_days: int = Field(default=7, ge=0)
-    #: Users of an arm, and of the control, below which nothing is concluded.
+    #: Least number of users of an arm, and of the control, for a conclusion.
     min_users: int = Field(default=100, ge=2)
-    #: Null: arms are stopped by hand alone (`headrace experiment stop`).
+    #: Rule that stops an arm; null: arms are stopped by hand alone (`headrace experiment stop`).
     stop: StopRule | None = None
 
     @field_validator("start", "end", mode="before")

@@ -34,13 +34,14 @@ class Chain(Section):
     A column may begin several chains; the names of the features that come out are unique.
     """
 
-    #: Columns of the table, or such as `prepare` makes.
+    #: Columns of the table, or columns that `prepare` makes.
     columns: tuple[str, ...]
     #: Operators, in order.
     ops: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
-    #: Of the chain's features. `ops: [{add_tags: [user, id]}]` is another way to write it.
+    #: Tags of the chain's features. `ops: [{add_tags: [user, id]}]` is another way to write it.
     tags: tuple[str, ...] = ()
-    #: Of the chain's features, kept in the dataset's schema. `ops: [{add_metadata: {unit: EUR}}]` is the same.
+    #: Metadata of the chain's features, stored in the dataset's schema. `ops: [{add_metadata: {unit: EUR}}]` is the
+    #: same.
     metadata: Mapping[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -76,11 +77,11 @@ class Split(Section):
     column: the value of `column` names the split (`train`, `valid`, `test`, `rank`).
     """
 
-    #: What decides.
+    #: Basis of the split.
     by: Literal["time", "position", "column"]
     #: time: days up to ds, or up to those of test, that validate.
     valid_days: int = Field(default=1, ge=1)
-    #: time: days up to ds that are evaluated once, at the end of training; the newest model is then not trained on the
+    #: time: days up to ds that are evaluated once, at the end of training. The newest model is then not trained on the
     #: newest days. 0: no split `test`.
     test_days: int = Field(default=0, ge=0)
     #: position: the share of the rows that validate.
@@ -107,9 +108,9 @@ class Append(Section):
     What numbers were normalized with stays as it was learned on the day that wrote everything, the base.
     """
 
-    #: Days after which everything is learned and written anew.
+    #: Days after which statistics are learned and all files written anew.
     rebase_days: int = Field(default=28, ge=1)
-    #: Raise it to have everything learned and written anew at the next run.
+    #: Raise it to learn all statistics and write all files anew at the next run.
     generation: int = Field(default=0, ge=0)
 
 
@@ -124,32 +125,32 @@ _ROWWISE = ("filter", "dropna", "rename", "lambda")
 class Features(Section):
     """The dataset that is made of the events table."""
 
-    #: 0/1 column, or of numbers.
+    #: The column with the label: 0 and 1, or numbers.
     label: str
-    #: What labels may be: 0 and 1, or any numbers, which `model.loss: squared_error` learns to predict.
+    #: Type of the label: 0 and 1, or any numbers, which `model.loss: squared_error` learns to predict.
     label_type: Literal["binary", "number"] = "binary"
-    #: Chains of operators: columns to features.
+    #: Chains of operators that turn columns into features.
     workflow: tuple[Chain, ...]
     #: Which rows train and which validate.
     split: Split
     #: Train on this many days before the validation range (daily sources); statistics come from these rows alone.
     window_days: int = Field(default=14, ge=1)
-    #: Operators over the whole events table before the chains, in order: filters, joins, what was before an event.
+    #: Table operators before the chains, in order: filters, joins, earlier events of a user.
     prepare: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
     #: Days before the training range that `prepare` reads and that are then dropped (split by time of a daily source).
     #: None: as many as the longest window in `prepare` asks for.
     history_days: int | None = Field(default=None, ge=0)
-    #: Columns taken along unchanged, a timestamp as its microseconds since 1970 (UTC): labels of further tasks, and for
-    #: evaluation and for reading the dataset (not fed to the model).
+    #: Columns that the dataset has unchanged, a timestamp as its microseconds since 1970 (UTC): labels of further
+    #: tasks, and for evaluation and for reading the dataset (not fed to the model).
     carried: tuple[str, ...] = ()
-    #: Rows a Parquet row group: what the reader decodes at a time.
+    #: Rows of a Parquet row group, which the reader decodes at once.
     row_group_rows: int = Field(default=131_072, ge=1)
     #: The dataset has at least this many row groups a split where it has the rows, so that every stream gets some.
     min_row_groups: int = Field(default=12, ge=1)
-    #: Which body of the operators writes the dataset: Spark expressions or Arrow kernels (the same bits on CPUs).
-    #: auto: spark with the profile `gpu`, else arrow.
+    #: Engine that writes the dataset: Spark expressions or Arrow kernels (the same bits on CPUs). auto: spark with the
+    #: profile `gpu`, else arrow.
     engine: Literal["auto", "spark", "arrow"] = "auto"
-    #: Files by day, of which the next day's dataset takes over those whose rows are the same.
+    #: Files by day; the next day's dataset reuses those whose rows are the same.
     append: Annotated[Append | None, BeforeValidator(_append, json_schema_input_type=Append | bool | None)] = None
 
     @model_validator(mode="after")

@@ -184,9 +184,9 @@ Bound = Literal["low", "value", "high"]
 class MetricLimit(Section):
     """Limits of a metric: the least and the most that pass."""
 
-    #: The least that passes.
+    #: Lower limit.
     min: float | None = None
-    #: The most that passes.
+    #: Upper limit.
     max: float | None = None
 
     @model_validator(mode="after")
@@ -201,7 +201,7 @@ class MetricLimit(Section):
 class NoWorse(Section):
     """A limit of how much worse a metric may be than the champion's on the same rows; a number alone is `by`."""
 
-    #: In units of the metric, whichever side of it is the better one.
+    #: Largest loss that passes, in units of the metric, whether higher or lower is better.
     by: float = Field(ge=0)
     #: low: even the lower end of the paired interval passes (surely no worse); value: the difference itself; high:
     #: only what is surely worse is refused.
@@ -211,7 +211,7 @@ class NoWorse(Section):
 class SlicesNoWorse(Section):
     """A limit of how much worse a metric of each slice may be than the champion's; a number alone is `by`."""
 
-    #: In units of the metric, whichever side of it is the better one.
+    #: Largest loss that passes, in units of the metric, whether higher or lower is better.
     by: float = Field(ge=0)
     #: As of `champion`. Slices are many and small: by default only what is surely worse is refused.
     bound: Bound = "high"
@@ -224,7 +224,7 @@ class SlicesNoWorse(Section):
 class CalibrationLimits(Section):
     """Limits of the distance between predicted probabilities and labels."""
 
-    #: Sum of predictions over sum of labels: the least and the most.
+    #: Sum of predictions over sum of labels: lower and upper limit.
     ratio: tuple[float, float] | None = None
     #: Expected calibration error, over parts of nearly equal size.
     max_error: float | None = Field(default=None, ge=0)
@@ -289,29 +289,29 @@ class Gate(Section):
     becomes the champion.
     """
 
-    #: Which of the day's models is judged, and scores where `score.model` asks for none of its own.
+    #: The day's model that the gate judges, and that scores where `score.model` names none.
     model: Literal["neural", "baseline", "second_stage"] = "neural"
-    #: The rows; null: `test` where the dataset has it, else `valid`.
+    #: Split whose rows are measured; null: `test` where the dataset has it, else `valid`.
     split: Literal["valid", "test"] | None = None
-    #: By metric (those of the model's own evaluation, too).
+    #: Limits by metric (including those of the model's own evaluation).
     metrics: Mapping[str, MetricLimit] = Field(default_factory=dict)
-    #: By metric, how much worse than the champion.
+    #: By metric, the largest loss against the champion.
     champion: Mapping[
         str, Annotated[NoWorse, BeforeValidator(_number_is_by, json_schema_input_type=float | NoWorse)]
     ] = Field(default_factory=dict)
-    #: By metric, how much worse than the champion in any slice of `train.evaluation.slices`.
+    #: By metric, the largest loss against the champion in any slice of `train.evaluation.slices`.
     slices: Mapping[
         str, Annotated[SlicesNoWorse, BeforeValidator(_number_is_by, json_schema_input_type=float | SlicesNoWorse)]
     ] = Field(default_factory=dict)
-    #: Of probabilities.
+    #: Limits of the calibration of probabilities.
     calibration: CalibrationLimits = CalibrationLimits()
-    #: Of rows and of values.
+    #: Limits of the coverage of rows and values.
     coverage: CoverageLimits = CoverageLimits()
-    #: Of columns (the section `drift`) and of scores.
+    #: Limits of the drift of columns (the section `drift`) and of scores.
     drift: DriftLimits = DriftLimits()
-    #: Of the saved model.
+    #: Limits of the saved model's size.
     size: SizeLimits = SizeLimits()
-    #: Of the saved model.
+    #: Limits of the saved model's speed.
     latency: LatencyLimits = LatencyLimits()
     #: Conditions over metrics by a name of your own: `auc >= champion.auc - 0.001 and log_loss < 0.5`.
     rules: Mapping[str, str] = Field(default_factory=dict)

@@ -53,17 +53,17 @@ class Loss(Section):
         "rank_net",
         "lambda_rank",
     ] = "bce"
-    #: focal: how little rows count that are predicted well; 0 is bce.
+    #: focal: exponent that reduces the weight of well-predicted rows; 0 is bce.
     gamma: float = Field(default=2.0, ge=0)
-    #: focal: the weight of positive rows, that of the others being 1 - alpha; null: both count alike.
+    #: focal: the weight of positive rows; negative ones have 1 - alpha. null: both count alike.
     alpha: float | None = Field(default=None, ge=0, le=1)
-    #: cosine_contrastive: candidates whose cosine is below add nothing.
+    #: cosine_contrastive: candidates with a cosine below it add nothing to the loss.
     margin: float = Field(default=0.8, ge=-1, le=1)
-    #: cosine_contrastive: what a row's candidates count together.
+    #: cosine_contrastive: total weight of a row's candidates.
     negative_weight: float = Field(default=1.0, ge=0)
     #: Softmaxes: logits are divided by it.
     temperature: float = Field(default=1.0, gt=0)
-    #: Softmaxes: subtract from each logit the logarithm of how likely its item is drawn, or in a batch.
+    #: Softmaxes: subtract the logarithm of the item's sampling probability from each logit.
     log_q: bool = True
     #: Of the candidates of a row, only so many with the highest scores count; null: all.
     hardest: int | None = Field(default=None, ge=1)

@@ -123,7 +123,7 @@ class DINArgs(ModelArgs):
     attention_mlp: tuple[int, ...] = Field(default=(36,), min_length=1)
     #: Hidden widths of the MLP over all features.
     mlp: tuple[int, ...] = Field(default=(64, 32), min_length=1)
-    #: Of both MLPs.
+    #: Activation of both MLPs.
     activation: Literal["dice", "prelu"] = "dice"
     #: Whether the weights of a history sum to 1, by a softmax; the paper's keep the strength of an interest.
     softmax: bool = False

@@ -21,20 +21,20 @@ from headrace.logs import holds_secret
 class Site(Section):
     """The site that shows users their published lists (`headrace simulate-site`); see headrace.lake.generate.site."""
 
-    #: Items that a visitor is shown.
+    #: Number of items that a visitor is shown.
     length: int = Field(default=10, ge=1, le=1000)
-    #: A visitor looks at the item of place r with probability r^-position_bias: 0: at all of them.
+    #: A visitor looks at the item of place r with probability r^-position_bias; 0: at all items.
     position_bias: float = Field(default=0.3, ge=0)
-    #: Share of the visits that are shown items drawn evenly from all of them instead.
+    #: Share of the visits with items that are drawn uniformly from all items.
     random: float = Field(default=0.2, ge=0, le=1)
 
 
 class Generate(Section):
     """The click-log generator (`headrace generate`); see headrace.lake.generate for the model of the clicks."""
 
-    #: Another seed is another log.
+    #: Seed of the log.
     seed: int = 7
-    #: The first day of the log; days are counted from here, so a day's data never depend on which days were asked for.
+    #: The first day of the log. The data of a day do not depend on the days that are generated.
     start: str = "2026-01-01"
     #: Rows a day, before duplicates and malformed rows are added.
     rows_per_day: int = Field(default=60_000, ge=1, le=10**11)
@@ -50,28 +50,28 @@ class Generate(Section):
     user_zipf: float = Field(default=0.8, ge=0)
     #: Zipf exponent of the popularity of items.
     item_zipf: float = Field(default=1.05, ge=0)
-    #: Share of clicks that the intercept is set for (a day's differs by its noise and the drift).
+    #: Share of clicks for which the intercept is set (a day's differs by its noise and the drift).
     base_rate: float = Field(default=0.2, gt=0, lt=1)
-    #: Share of the clicks that a purchase follows: the log then has a column `purchased`; null: it has none.
+    #: Share of the clicks that are followed by a purchase, in a column `purchased`; null: no such column.
     purchase_rate: float | None = Field(default=None, gt=0, lt=1)
-    #: Standard deviation of the latent taste's part of the logit; what ids, countries, prices explain has about 1.5.
+    #: Standard deviation of the latent taste's part of the logit; that of ids, countries and prices is about 1.5.
     taste: float = Field(default=0.3, ge=0)
     #: Standard deviation of a day's step of each coordinate (variance 1) of a user's latent taste.
     drift: float = Field(default=0.02, ge=0)
     #: Share of the values of optional columns that are missing.
     nulls: float = Field(default=0.02, ge=0, le=1)
-    #: Share of rows that are there twice.
+    #: Share of rows that occur twice.
     duplicates: float = Field(default=0.005, ge=0, le=1)
     #: Share of rows that land up to `table.late_days` days late.
     late: float = Field(default=0.01, ge=0, le=1)
-    #: Share of lines that are no rows.
+    #: Share of lines that cannot be parsed.
     malformed: float = Field(default=0.001, ge=0, le=1)
     #: Files a day.
     files_per_day: int = Field(default=4, ge=1)
     #: Formats of the files, in turn.
     formats: tuple[Literal["jsonl", "csv"], ...] = Field(default=("jsonl", "jsonl", "jsonl", "csv"), min_length=1)
 
-    #: Who is shown what: of `headrace simulate-site` alone.
+    #: The simulated site, for `headrace simulate-site` alone.
     site: Site = Site()
 
     @field_validator("start", mode="before")
@@ -89,9 +89,9 @@ class DriftColumn(Section):
 
     #: Population stability index.
     max_psi: float | None = Field(default=None, ge=0)
-    #: Difference of the shares of rows without a value.
+    #: Largest change of the share of rows without a value.
     max_missing_change: float | None = Field(default=None, ge=0, le=1)
-    #: Share of today's values that the vocabulary lacks.
+    #: Largest share of today's values that are out of vocabulary.
     max_oov_rate: float | None = Field(default=None, ge=0, le=1)
     #: ignore: counted, never judged.
     action: Literal["warn", "stop", "ignore"] | None = None
@@ -105,15 +105,15 @@ class Drift(Section):
 
     #: Population stability index of a column or a feature; None: not checked. 0.1: a change, 0.25: another population.
     max_psi: float | None = Field(default=0.25, ge=0)
-    #: Difference of the shares of rows without a value.
+    #: Largest change of the share of rows without a value.
     max_missing_change: float | None = Field(default=0.1, ge=0, le=1)
-    #: Largest share of today's values that the vocabulary lacks.
+    #: Largest share of today's values that are out of vocabulary.
     max_oov_rate: float | None = Field(default=0.3, ge=0, le=1)
     #: warn: a line in the report. stop: the day ends there, before training.
     action: Literal["warn", "stop"] = "warn"
-    #: Other limits by name of a column or a feature; both where both have the name.
+    #: Other limits by name of a column or a feature; they apply to both where both have the name.
     columns: Mapping[str, DriftColumn] = Field(default_factory=dict)
-    #: PSI is judged only with this many values on both sides: of few, it is large by chance.
+    #: Least number of values on both sides for a limit of PSI, which is large by chance for few values.
     min_values: int = Field(default=1_000, ge=1)
     #: A number's bins are about these quantiles of the training range; a category's are its most frequent values.
     quantiles: int = Field(default=10, ge=2, le=1_000)
@@ -147,13 +147,13 @@ class Drift(Section):
 class OpenLineage(Section):
     """Events of each stage's run to a receiver that speaks OpenLineage."""
 
-    #: Of the pipelines' jobs; the variable OPENLINEAGE_NAMESPACE goes before it.
+    #: Namespace of the pipelines' jobs; the variable OPENLINEAGE_NAMESPACE takes precedence.
     namespace: str = Field(default="headrace", min_length=1)
     #: As in `openlineage.yml`: `{type: http, url: ...}`, `{type: file, log_file_path: ...}`. Secrets do not belong
     #: here: give them by variables (OPENLINEAGE_API_KEY, OPENLINEAGE__TRANSPORT__AUTH). Such variables, and that file,
     #: go before this.
     transport: Mapping[str, Any] = Field(default_factory=dict)
-    #: Seconds that the end of an application waits for events that are on their way.
+    #: Seconds for which the end of an application waits for events in flight.
     wait_seconds: float = Field(default=5, ge=0)
 
     @field_validator("transport")
@@ -170,7 +170,7 @@ class OpenLineage(Section):
 class Observe(Section):
     """Receivers of lineage events and metrics. They change nothing that the stages write."""
 
-    #: Events of runs; without it they are sent where OpenLineage's own variables or its file ask for them.
+    #: OpenLineage events of runs; without it they are sent where OpenLineage's own variables or file name a receiver.
     openlineage: OpenLineage | None = None
     #: A folder in which each pipeline has a file with its metrics (headrace_PIPELINE.prom), written anew by each
     #: stage: that of node_exporter's textfile collector.

@@ -306,7 +306,8 @@ class TableColumn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: As the source has it, where `path` does not say: exactly so, else the only name that differs in case alone.
+    #: Name of the column. Without `path` also its name in the source: an exact match, else the only name that differs
+    #: in case alone.
     name: str
     #: One of string, tinyint, smallint, int, bigint, float, double, decimal(p,s), boolean, timestamp, timestamp_ntz (a
     #: local time without zone), date, binary (kept as its SHA-256 in hexadecimal: text), and array<...> of string,

@@ -20,7 +20,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class Diversity(Section):
     """Maximal marginal relevance (Carbonell and Goldstein, 1998): items unlike those that stand above them."""
 
-    #: How alike two items are. vectors: the cosine of their vectors, of a model in retrieval form. Else columns of
+    #: Similarity of two items. vectors: the cosine of their vectors, of a model in retrieval form. Else columns of
     #: `score.item`: the share of them in which both have the same value.
     by: Literal["vectors"] | tuple[str, ...] = "vectors"
     #: The weight of the score, scaled to 0 to 1 within the user's items, against likeness; 1: scores alone.
@@ -76,7 +76,7 @@ class Explore(Section):
     temperature: float | None = Field(default=None, gt=0)
     #: The best items behind the list that may be chosen; null: all that were ranked.
     pool: int | None = Field(default=None, ge=1)
-    #: Of the draws; with ds and the user's key it decides them.
+    #: Seed of the draws; with ds and the user's key it decides them.
     seed: int = Field(default=1, ge=0)
 
     @model_validator(mode="after")
@@ -91,16 +91,16 @@ class Rerank(Section):
     may stand there.
     """
 
-    #: Null: none.
+    #: Diversity within a list; null: none.
     diversity: Diversity | None = None
-    #: Null: none.
+    #: Share and boost of fresh items; null: none.
     freshness: Freshness | None = None
     #: By column of `score.item`: how many items of a list may have the same value; those without a value are not
     #: counted. A list is shorter where too few items are left.
     caps: Mapping[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    #: Null: none.
+    #: Share of new items; null: none.
     new_items: NewItemShare | None = None
-    #: Null: nothing is left to chance, and every propensity is 1.
+    #: Randomised positions; null: none, and every propensity is 1.
     explore: Explore | None = None
 
     @model_validator(mode="after")
@@ -129,9 +129,9 @@ class Rerank(Section):
 class Entity(Section):
     """One side of a score: its key and the columns that travel with it, taken from its newest event."""
 
-    #: The column that says which one.
+    #: The column with the key.
     key: str
-    #: Columns that the features read, as its newest event has them.
+    #: Columns that the features read, with the values of the newest event.
     columns: tuple[str, ...] = ()
     #: Active within the training window, most events first; None: all.
     limit: int | None = None
@@ -177,13 +177,13 @@ _OF_SCORES = ("source", "sources")
 class Score(Section):
     """Batch scoring of users x candidate items."""
 
-    #: Who is scored for.
+    #: The users.
     user: Entity
-    #: What is scored.
+    #: The items.
     item: Entity
-    #: Scores kept for each user.
+    #: Length of each user's list.
     top_k: int = Field(default=10, ge=1)
-    #: The other columns that the features read: constants.
+    #: Constant values of the other columns that the features read.
     context: Mapping[str, Any] = Field(default_factory=dict)
     #: Which model of the day: the neural one, the XGBoost one, or the one that is better on the split `valid`; or
     #: second_stage: XGBoost behind the neural one (the section `second_stage`). With a gate, the champion of that kind
@@ -201,16 +201,16 @@ class Score(Section):
     exclude_seen: bool | Literal["any_label"] = False
     #: Score only users whose columns, candidates or model have changed since the run before; copy the others' rows.
     incremental: bool = False
-    #: Where tasks have the model's tables: mapped on each host, or row by row. Scores are the same.
+    #: How tasks read the model's tables: mapped on each host, or row by row. Scores are the same.
     embeddings: ScoreEmbeddings = ScoreEmbeddings()
-    #: Which items are ranked for a user; null: all.
+    #: Items that are ranked for a user; null: all.
     candidates: Candidates | None = None
-    #: What no candidate may be: seen, bought, blocked, not available.
+    #: Filters that remove candidates: seen, bought, blocked, not available.
     filters: tuple[AnyFilter, ...] = ()
     #: The best items of each user by the model (of two stages, the first) that go on to the second stage, or to
     #: `rerank`; null: ten times `top_k`. Without either, `top_k` are kept.
     rank_depth: int | None = Field(default=None, ge=1)
-    #: Lists by more than scores: diversity, fresh and new items, caps, exploration; null: the best by score.
+    #: Rules of lists besides scores: diversity, fresh and new items, caps, exploration; null: the best by score.
     rerank: Rerank | None = None
 
     _text = field_validator("model", mode="before", json_schema_input_type=str | int)(version_as_text)

@@ -46,16 +46,16 @@ class Watermark(Section):
 
     #: A column of the table, timestamp or date: for example when a row was written.
     column: str
-    #: Its greatest value must have reached this: `end_of_day`, or so long after the beginning of the day (`36h`).
+    #: The greatest value must have reached this: `end_of_day`, or a time after the beginning of the day (`36h`).
     at_least: Annotated[str, AfterValidator(_moment)] = END_OF_DAY
 
 
 class ControlFile(Section):
     """A file that says how many rows the day has."""
 
-    #: With {ds} in it; below the workspace's lake unless absolute or a URI.
+    #: Path of the file, with {ds}; below the workspace's lake unless absolute or a URI.
     path: LocationText
-    #: The number's place in a JSON object: `counts.rows`. Without `key` and `column` the file is the number alone.
+    #: Path of the number in a JSON object: `counts.rows`. Without `key` and `column` the file is the number alone.
     key: str | None = None
     #: The number is the sum of this column of a CSV file with a header.
     column: str | None = None
@@ -77,13 +77,13 @@ class ControlFile(Section):
 class Complete(Section):
     """Conditions of a complete day: all that are set must hold. Until then a run for the day ends with exit code 75."""
 
-    #: A file of this name is in the day's folder (that of `source.path`, up to its first wildcard): _SUCCESS.
+    #: A file of this name exists in the day's folder (that of `source.path`, up to its first wildcard): _SUCCESS.
     success_file: str | None = None
-    #: This file is there, with {ds} in its name; below the workspace's lake unless absolute or a URI.
+    #: This file exists, with {ds} in its name; below the workspace's lake unless absolute or a URI.
     marker: LocationText | None = None
-    #: A time column of the day's rows has come so far.
+    #: A time column of the day's rows has reached a moment.
     watermark: Watermark | None = None
-    #: This file is there, and the day has as many rows as it says (headers and empty lines are none; bad rows are).
+    #: This file exists, and the day has the number of rows in it (headers and empty lines do not count; bad rows do).
     control: ControlFile | None = None
 
     @field_validator("success_file")
@@ -127,16 +127,15 @@ TimeSpelling = Annotated[str, AfterValidator(_time_spelling)]
 class AnySource(Section):
     """The keys that all sources have."""
 
-    #: Days before the run's ds that are loaded, too, where they are not yet.
+    #: Days before the run's day that are loaded as well, if they are not loaded yet.
     catch_up_days: int = Field(default=30, ge=0)
-    #: The source's time zone (IANA name): a day lasts from midnight to midnight in it (23 or 25 hours where the clocks
-    #: change), and times without an offset are of it. The lake has UTC.
+    #: Time zone of the source (IANA name). A day lasts from midnight to midnight in it (23 or 25 hours where the clocks
+    #: change), and times without an offset belong to it. The lake has UTC.
     timezone: str = "UTC"
-    #: Columns of times that the source spells in another way than ISO 8601: as numbers since 1970 in UTC
-    #: (epoch_seconds, epoch_milliseconds, epoch_microseconds, epoch_nanoseconds), or in text by a format of `strptime`
-    #: (`"%d.%m.%Y %H:%M"`; landing files alone).
+    #: Formats of time columns that are not ISO 8601: numbers since 1970 in UTC (epoch_seconds, epoch_milliseconds,
+    #: epoch_microseconds, epoch_nanoseconds), or a format of `strptime` (`"%d.%m.%Y %H:%M"`; landing files alone).
     timestamps: Mapping[str, TimeSpelling] = Field(default_factory=dict)
-    #: What says that a day is complete, so that it may be taken. None: a day is taken as it is when a run comes.
+    #: Conditions for a complete day. None: a day is taken in its state at the run.
     complete: Complete | None = None
 
     @field_validator("timezone")
@@ -188,30 +187,30 @@ class LandingSource(AnySource):
     run's ds.
     """
 
-    #: How the files are written.
+    #: Format of the files.
     format: Annotated[str, FILE_FORMATS]
-    #: A glob, as a path or a URI; {ds} in it stands for the day, {ds:%Y/%m/%d} for one that is spelled so (%Y, %m, %d,
-    #: without leading zeros %-m, %-d).
+    #: A glob, as a path or a URI. {ds} is the day, {ds:%Y/%m/%d} the day in another format (%Y, %m, %d, without leading
+    #: zeros %-m, %-d).
     path: PatternText
     #: csv only: the character between two fields.
     separator: str = ","
-    #: csv only: what stands before a quote within a quoted field, and before itself there (Spark's form: a backslash).
-    #: null: such quotes are doubled (RFC 4180), which is read in any case.
+    #: csv only: the escape character before a quote within a quoted field, and before itself there (Spark's form: a
+    #: backslash). null: quotes are doubled (RFC 4180), which is read in any case.
     escape: str | None = None
-    #: csv only: whether the first line of each file has the names of the columns; else they are the declared
-    #: ones, in order.
+    #: csv only: whether the first line of each file has the names of the columns; otherwise they are the declared ones,
+    #: in order.
     header: bool = True
     #: csv only: the text that means null, besides the empty one.
     null_value: str | None = None
     #: csv only: further texts that mean null.
     null_values: tuple[str, ...] = ()
-    #: csv only: what stands before the fraction of a number.
+    #: csv only: the decimal separator of numbers.
     decimal: Literal[".", ","] = "."
-    #: csv only: what stands between each three digits of a number; a blank is also one that does not break.
+    #: csv only: the thousands separator of numbers; a blank also matches a no-break space.
     thousands: Literal[".", ",", " ", "'", "_"] | None = None
     #: Delimited text (csv, clicks) only: a quoted field may have line breaks. Python reads the files, each in one task.
     multiline: bool = False
-    #: csv only: blanks before and after a field, and a name of the header, are no part of it.
+    #: csv only: whether blanks around fields and names of the header are removed.
     trim: bool = False
 
     @field_validator("format", mode="before")
@@ -338,20 +337,20 @@ class TableSource(AnySource):
     catalogs). Without `day` the whole table is one snapshot, taken as the run's ds.
     """
 
-    #: With `path`: how the table is written.
+    #: With `path`: format of the table.
     format: Annotated[str, TABLE_FORMATS] | None = None
     #: The folder of a table: a path, relative to `lake` unless absolute, or a URI (`s3://BUCKET/FOLDER`, `gs:`,
     #: `abfss:`, `hdfs:`, `file:`).
     path: LocationText | None = None
     #: `events`, `database.events` or `catalog.database.events`.
     table: str | None = None
-    #: What a day is; null: the whole table is one snapshot.
+    #: Definition of a day; null: the whole table is one snapshot.
     day: SourceDay | None = None
     #: The version that is read (Delta's version, Iceberg's snapshot id) instead of the newest.
     version: int | None = None
     #: The newest version that was committed up to this time is read (ISO 8601 with an offset).
     as_of: str | None = None
-    #: What is done about days that changed after they were taken.
+    #: Actions for days that changed after they were taken.
     changed_days: ChangedDays = ChangedDays()
 
     @field_validator("format", mode="before")

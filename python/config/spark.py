@@ -29,11 +29,11 @@ _VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 class Spark(Section):
     """The Spark application of each stage: a profile of conf/spark and what this pipeline changes in it."""
 
-    #: A file of conf/spark: cpu or gpu.
+    #: Profile of Spark's settings, a file of conf/spark: cpu or gpu.
     profile: str = "cpu"
     #: Spark's master URL.
     master: str = "local[*]"
-    #: The driver's heap, as Spark spells it.
+    #: Heap of the driver, in Spark's notation.
     driver_memory: str = "3g"
     #: MiB that the driver's Python process may take of values and tables by key where their statistics are merged by
     #: Spark (`scratch: own`, `features.engine: spark`): where there are more, Spark gives the codes and tasks make the

@@ -43,61 +43,62 @@ class StageSettings(Section):
 
     #: `module:Class`; null: the class that an installed package offers under the stage's name.
     kind: str | None = Field(default=None, alias="class")
-    #: Its settings: the class says which there are.
+    #: Settings of the class.
     args: Mapping[str, Any] = Field(default_factory=dict)
-    #: Days of whose outputs `headrace gc` keeps the files; null: as the class says, else all.
+    #: Days whose output files `headrace gc` retains; null: as the class says, else all.
     keep_days: int | None = Field(default=None, ge=1)
 
 
 class Spec(Section):
     """A whole pipeline."""
 
-    #: Its name: of its folders below the workspace, its tables, its registered model.
+    #: The pipeline's name, which its folders in the workspace, its tables and its registered model have.
     pipeline: str
-    #: For people: in the report and in the registry.
+    #: A description for people, in the report and in the registry.
     description: str = ""
-    #: The day that is run when none is given (snapshots).
+    #: The day of a run without `--ds` (snapshots).
     ds: str | None = None
     #: The click-log generator; only for `headrace generate`.
     generate: Generate | None = None
-    #: Where landing files and tables are: a folder, or a URI (`s3://BUCKET/FOLDER`, `gs:`, `abfss:`). Else `--home`.
+    #: Root of landing files and tables: a folder, or a URI (`s3://BUCKET/FOLDER`, `gs:`, `abfss:`). Default: `--home`.
     lake: LocationText | None = None
-    #: Where datasets, models, manifests and reports are: as `lake`.
+    #: Root of datasets, models, manifests and reports: as `lake`.
     store: LocationText | None = None
-    #: A folder of each host for what may vanish; else `--home`.
+    #: A folder of each host for temporary files. Default: `--home`.
     scratch: PathText | None = None
     #: MLflow's tracking server, `http://HOST:PORT`; credentials are read from MLflow's own variables. Else an SQLite
     #: file below `--home`.
     registry: ServerText | None = None
-    #: Where rows come from.
+    #: The source of the rows.
     source: Source
-    #: What a row is, and what must hold for a day of them.
+    #: The columns of a row, and the expectations of a day.
     table: Table
     #: Other sources: users, items, events of another kind. `from: NAME` reads one.
     sources: Mapping[str, NamedSource] = Field(default_factory=dict)
-    #: From rows to the dataset.
+    #: The dataset that is made of the rows.
     features: Features
-    #: What users did with the lists of earlier days; without it there is no stage `outcomes`.
+    #: Measures the events that followed the lists of earlier days; without it there is no stage `outcomes`.
     outcomes: Outcomes | None = None
-    #: Models beside each other for parts of the users; without it there is no stage `experiments`.
+    #: Experiments: parts of the users get lists of different models; without it there is no stage `experiments`.
     experiments: Mapping[str, Experiment] | None = Field(default=None, min_length=1)
-    #: Counts columns by day and judges them; without it there is no stage `drift`.
+    #: Compares the newest rows with the training range, column by column; without it there is no stage `drift`.
     drift: Drift | None = None
     #: The neural model.
     model: Model = Model()
-    #: How it is trained.
+    #: The training of the neural model.
     train: Train = Train()
-    #: A day that learns from the days before it; without it a warm start is as `train` says.
+    #: Daily training on top of earlier days; without it a warm start is as `train` says.
     retrain: Retrain | None = None
-    #: A model trained from nothing every few days, beside it; without it there is no stage `challenger`.
+    #: A model that is trained from scratch every few days, beside the daily one; without it there is no stage
+    #: `challenger`.
     challenger: Challenger | None = None
-    #: XGBoost beside it; without it there is no stage `baseline`.
+    #: XGBoost beside the neural model; without it there is no stage `baseline`.
     baseline: Baseline | None = None
-    #: XGBoost behind it; without it there is no stage `second_stage`.
+    #: XGBoost as a second stage behind the neural model; without it there is no stage `second_stage`.
     second_stage: SecondStage | None = None
-    #: Models over this dataset, tested against each other; without it there is no stage `compare`.
+    #: Models that are trained on this dataset and tested against each other; without it there is no stage `compare`.
     compare: Compare | None = None
-    #: What a day's model must be to become the champion; without it each one does, and there is no stage `gate`.
+    #: Conditions for a day's model to become the champion; without it each one does, and there is no stage `gate`.
     gate: Gate | None = None
     #: Scores of users x items; without it there is no stage `score`.
     score: Score | None = None
@@ -105,9 +106,9 @@ class Spec(Section):
     publish: Publish | None = None
     #: Stages of other packages, by name; each comes behind the stages that it needs.
     stages: Mapping[str, StageSettings] = Field(default_factory=dict)
-    #: What `headrace gc` keeps.
+    #: How long `headrace gc` retains each kind of file.
     housekeeping: Housekeeping = Housekeeping()
-    #: Who else hears of what the stages do.
+    #: Events and metrics of runs for other systems.
     observe: Observe = Observe()
     #: The Spark applications of the stages.
     spark: Spark = Spark()

@@ -18,15 +18,15 @@ _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 class Expectations(Section):
     """Expectations of a day's rows; a breach stops the day before anything is committed."""
 
-    #: Rows that a day has at least, those in quarantine not counted.
+    #: Least number of rows of a day, without those in quarantine.
     min_rows: int = Field(default=1, ge=0)
-    #: Rows that a day has at most; null: any number.
+    #: Largest number of rows of a day; null: any number.
     max_rows: int | None = None
     #: Largest share of rows that may go to quarantine.
     max_bad_rate: float = Field(default=0.05, ge=0, le=1)
     #: Largest share of nulls by column.
     null_rate: Mapping[str, float] = Field(default_factory=dict)
-    #: TableColumn -> [low, high], inclusive. Rows outside go to quarantine.
+    #: Column -> [low, high], inclusive. Rows outside go to quarantine.
     ranges: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict)
     #: The newest event may be at most this many hours before the end of the landing day; None: not checked.
     freshness_hours: float | None = None
@@ -45,32 +45,32 @@ class Ids(Section):
 
     #: UTF-8 bytes of an id; a longer one sends its row to quarantine. null: any number.
     max_bytes: int | None = Field(default=480, ge=1)
-    #: What is done about a row whose id is the empty text.
+    #: Action for a row whose id is the empty text.
     empty: Literal["quarantine", "keep"] = "quarantine"
-    #: What is done about a row whose id has a NUL character (U+0000), which PostgreSQL does not take.
+    #: Action for a row whose id has a NUL character (U+0000), which PostgreSQL does not accept.
     nul: Literal["quarantine", "keep"] = "quarantine"
 
 
 class Table(Section):
     """The lake's Delta table, partitioned by `ds` (the landing day; a snapshot's: the run's)."""
 
-    #: The columns that are read; others are only reported, see `new_columns`.
+    #: The columns that are read. Other columns are only reported (`new_columns`).
     columns: tuple[TableColumn, ...]
     #: Rows equal in these columns are one event: the first is kept, also against the days within `late_days`.
     keys: tuple[str, ...] = ()
-    #: Timestamp column that says when the event happened; None where the source has no time.
+    #: Timestamp column with the time of the event; None: the source has no time.
     event_time: str | None = None
     #: An event may arrive this many days late; later ones go to quarantine, as do events from after the day.
     late_days: int = Field(default=3, ge=0)
-    #: An event's time may be this many seconds after the end of its landing day: clocks of senders differ.
+    #: An event's time may be this many seconds after the end of its landing day, because clocks of senders differ.
     clock_skew_seconds: int = Field(default=0, ge=0, le=86_400)
-    #: A column that the declaration lacks: report it and go on, add it to the table as text, or stop.
+    #: Action for an undeclared column: report it and go on, add it to the table as text, or stop.
     new_columns: Literal["report", "accept", "refuse"] = "report"
-    #: What an id may be.
+    #: Limits of ids.
     ids: Ids = Ids()
-    #: What is done about a row with a NUL character (U+0000) in another text.
+    #: Action for a row with a NUL character (U+0000) in a text that is not an id.
     text_nul: Literal["quarantine", "keep"] = "quarantine"
-    #: What must hold for a day.
+    #: Expectations of a day.
     expectations: Expectations = Expectations()
 
     @model_validator(mode="after")
@@ -125,9 +125,9 @@ class NamedSource(Section):
     It is loaded by `ingest` as the main source is, and read by operators that say `from: NAME`.
     """
 
-    #: Where its rows come from.
+    #: The source of its rows.
     source: Source
-    #: What a row of it is.
+    #: The columns of its rows.
     table: Table
 
 

@@ -48,7 +48,7 @@ class Task(Section):
     label: str | None = None
     #: bce or focal, of the probability of a label in [0, 1]; squared_error, of any number.
     loss: Loss = Loss()
-    #: What its loss, a sum over its rows, is multiplied by. 0: it is measured and not learned.
+    #: Factor of its loss, a sum over its rows. 0: it is measured and not learned.
     weight: float = Field(default=1.0, ge=0)
     #: Its rows: those on which the label of an earlier task is 1, by its name; or those for which a condition over
     #: carried columns is true, in the words of `lambda`. None: all.
@@ -115,7 +115,7 @@ class Negatives(Section):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    #: The item that is drawn, a feature's column.
+    #: Column of the item that is drawn, which has a feature.
     column: str
     #: rows: each positive row is followed by copies of it with another value of `column` and the label 0. candidates:
     #: rows stay as they are; values are drawn for each, for models whose loss compares a row's item with them.
@@ -128,9 +128,9 @@ class Negatives(Section):
     method: Literal["uniform", "popularity", "in_batch"] = "uniform"
     #: Of `method: popularity`: 1 as often as it is clicked, 0 all alike.
     exponent: float = Field(default=0.75, ge=0)
-    #: Of candidates: draw once for all rows of a step, `per_positive` values; a row's own may be among them.
+    #: For candidates: draw once for all rows of a step, `per_positive` values; a row's own may be among them.
     shared: bool = False
-    #: Of candidates: a list feature of the same vocabulary, none of whose values is drawn for its row.
+    #: For candidates: a list feature of the same vocabulary, none of whose values is drawn for its row.
     exclude: str | None = None
     #: Of rows, `method: uniform`: a categorical feature, the user: no value is drawn that it has in positive rows of
     #: the split train. Each rank holds these pairs, 8 bytes each.
@@ -160,7 +160,7 @@ class Train(TrainedSection):
 
     #: Horovod ranks. Must divide `streams`.
     ranks: Annotated[int, Effect.SPEED] = Field(default=2, ge=1)
-    #: Rows of a step over all ranks together.
+    #: Rows of a step, over all ranks.
     batch_size: Annotated[int, Effect.WEIGHTS] = Field(default=4_096, ge=1)
     #: The dataset is read as this many independent streams; each rank reads streams/ranks of them.
     streams: Annotated[int, Effect.WEIGHTS] = Field(default=4, ge=1)
@@ -168,24 +168,24 @@ class Train(TrainedSection):
     epochs: Annotated[int, Effect.WEIGHTS] = Field(default=3, ge=1)
     #: Stop after this many steps, whatever the epochs.
     max_steps: Annotated[int | None, Effect.WEIGHTS] = None
-    #: A step's rows are taken in this many parts, one after the other: less memory for the same step.
+    #: Number of parts in which a step's rows are processed, one after the other: less memory for the same step.
     accumulate: Annotated[int, Effect.WEIGHTS] = Field(default=1, ge=1)
     #: Evaluate after each so many steps, besides the ends of epochs.
     eval_steps: Annotated[int | None, Effect.WEIGHTS] = Field(default=None, ge=1)
     #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not better
     #: `monitor`. The model is that of the best. None: take all epochs and keep the last.
     patience: Annotated[int | None, Effect.WEIGHTS] = Field(default=1, ge=1)
-    #: The metric that `patience` looks at: any that the split `valid` has (`log_loss`, `auc`, those of
-    #: `evaluation.metrics`; of a task of `tasks`, `auc.buy`), of full rankings over `valid` (`ndcg_at_20_full`), or of
-    #: the lists of the split `rank` (`ndcg_at_k`), where that is not what is reported.
+    #: The metric of `patience`: any that the split `valid` has (`log_loss`, `auc`, those of `evaluation.metrics`; of a
+    #: task of `tasks`, `auc.buy`), of full rankings over `valid` (`ndcg_at_20_full`), or of the lists of the split
+    #: `rank` (`ndcg_at_k`), where that is not what is reported.
     monitor: Annotated[str, Effect.WEIGHTS] = "log_loss"
-    #: Of initial weights and of the order of batches.
+    #: Seed of the initial weights and of the order of batches.
     seed: Annotated[int, Effect.WEIGHTS] = 1
-    #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
+    #: Arithmetic of the dense part in training. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
     #: float32 with 10 bits of mantissa; weights, embeddings, their gradients and the loss stay fp32, as do evaluation
     #: and scores.
     precision: Annotated[Literal["fp32", "tf32", "bf16"], Effect.WEIGHTS] = "fp32"
-    #: Where tables and dense part are: with `cuda` each rank has the GPU that Spark assigned to its task
+    #: Device of tables and dense part. With `cuda` each rank has the GPU that Spark assigned to its task
     #: (`spark.task.resource.gpu.amount`), else that of its number on its machine.
     device: Annotated[Literal["cpu", "cuda"], Effect.SPEED] = "cpu"
     #: With `device: cuda`: launch the dense part's forward and backward pass as one CUDA graph.
@@ -202,19 +202,19 @@ class Train(TrainedSection):
     unknown_rate: Annotated[Mapping[str, Annotated[float, Field(gt=0, lt=1)]], Effect.WEIGHTS] = Field(
         default_factory=dict
     )
-    #: A carried column of numbers, at least 0: what a row's loss is multiplied by. The sum is divided by the rows of a
-    #: step, not by their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
+    #: A carried column of numbers, at least 0: factor of a row's loss. The sum is divided by the rows of a step, not by
+    #: their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
     sample_weight: Annotated[str | None, Effect.WEIGHTS] = None
     #: The labels that the model learns at once, by name; none: `features.label` alone. Each has an output of its own.
     tasks: Annotated[Mapping[str, Task], Effect.WEIGHTS] = Field(default_factory=dict)
-    #: How embedding tables are spread over the ranks.
+    #: Distribution of embedding tables over the ranks.
     sharding: Annotated[Sharding, Effect.BY_KEY] = Sharding()
-    #: Of a dataset in a store of objects: what each rank has fetched to its host's disk ahead of its use, in MiB; two
-    #: row groups of each stream at least.
+    #: For a dataset in a store of objects: MiB that each rank fetches to its host's disk ahead of use; at least two row
+    #: groups of each stream.
     read_ahead_mib: Annotated[int, Effect.SPEED] = Field(default=256, ge=1)
-    #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
+    #: Steps between checkpoints; there is one at the end, too. The newest `keep` are retained.
     checkpoint_steps: Annotated[int, Effect.SPEED] = Field(default=200, ge=1)
-    #: Checkpoints that stay, the newest.
+    #: Number of the newest checkpoints that are retained.
     keep: Annotated[int, Effect.SPEED] = Field(default=2, ge=1)
     #: Write checkpoints while training goes on. A rank then needs twice the memory of its tables while it writes.
     background_checkpoints: Annotated[bool, Effect.SPEED] = False
@@ -223,14 +223,14 @@ class Train(TrainedSection):
     #: Where there is no such model: pipelines whose newest models the parts of the network start from, by part, such as
     #: {gmf: movielens_gmf, mlp: movielens_mlp} of neumf. They have the same vocabularies.
     pretrained: Annotated[Mapping[str, str], Effect.WEIGHTS] = Field(default_factory=dict)
-    #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;
-    #: with 0, the first steps of a day are as large as those of untrained rows, and forget.
+    #: Factor of adagrad's sums at a warm start. They only grow: with 1, nothing moves after a year of days; with 0, the
+    #: first steps of a day are as large as those of untrained rows, and forget.
     warm_decay: Annotated[float, Effect.WEIGHTS] = Field(default=0.5, ge=0, le=1)
     #: Threads of torch in each rank; None: cores / ranks.
     threads: Annotated[int | None, Effect.SPEED] = None
-    #: Tries after a failed launch, each from the last checkpoint.
+    #: Attempts after a failed launch, each from the last checkpoint.
     retries: Annotated[int, Effect.SPEED] = Field(default=1, ge=0)
-    #: Seconds that a launch waits for a task slot for each rank: executors of a cluster may come late.
+    #: Seconds for which a launch waits for a task slot for each rank, as executors of a cluster may start late.
     start_seconds: Annotated[int, Effect.SPEED] = Field(default=600, ge=1)
     #: Seconds that a message between the ranks may take: all work that one rank does while the others wait, such as
     #: writing its part of a checkpoint. After that the launch fails with the names of the missing ranks.
@@ -243,9 +243,9 @@ class Train(TrainedSection):
     rank_group: Annotated[str | None, Effect.METRICS] = None
     #: k of HR@k and NDCG@k.
     rank_k: Annotated[int, Effect.METRICS] = Field(default=10, ge=1)
-    #: What is measured besides, of which slices, with which intervals.
+    #: Further metrics, slices and intervals.
     evaluation: Annotated[Evaluation, Effect.METRICS] = Evaluation()
-    #: Hyper-parameters to search for (`headrace tune`); training itself does not look at it.
+    #: Hyper-parameters to search for (`headrace tune`); training itself ignores it.
     search: Annotated[Search | None, Effect.SPEED] = None
 
     @model_validator(mode="after")
@@ -439,8 +439,8 @@ class Challenger(Section):
 
     #: Days after the newest model that was trained from nothing until another is.
     every_days: int = Field(default=7, ge=1)
-    #: How much better a challenger is by `train.monitor`, on the rows on which both were measured, for the day's model
-    #: to have fallen behind: the next day trains a challenger again, and starts warm from this one.
+    #: Difference by which a challenger is better by `train.monitor`, on the rows on which both were measured, for the
+    #: day's model to have fallen behind: the next day trains a challenger again, and starts warm from this one.
     behind: float = Field(default=0.001, ge=0)
     #: Keys that are put over the section `train` for it.
     train: Mapping[str, Any] = Field(default={})

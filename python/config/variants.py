@@ -193,11 +193,11 @@ class Compare(Section):
     Or registered ones, that are held against each other on rows of the day.
     """
 
-    #: By name; in this order in tables.
+    #: Models by name; tables have them in this order.
     models: Mapping[str, ModelVariant] = Field(default={})
     #: Versions of the registry, or `@` and an alias, two at least: `headrace compare PIPELINE 7 @champion`.
     versions: tuple[RegisteredModel, ...] = ()
-    #: The model that the others are tested against; null: the first.
+    #: The model with which the others are compared; null: the first.
     against: str | None = None
 
     @field_validator("models")
@@ -356,8 +356,8 @@ class Search(Section):
     trials: int = Field(default=20, ge=1)
     #: Seconds of all trials together, those of earlier runs included: none begins after them. null: not limited.
     total_seconds: float | None = Field(default=None, gt=0)
-    #: What a trial is judged by, at each of its evaluations: a metric of the split `valid` (auc, log_loss, gauc, ...),
-    #: of the lists of `rank` (ndcg, hr_at_k, recall_at_k, ...; these need train.rank_group), or of a full ranking of
+    #: The metric of a trial, at each of its evaluations: a metric of the split `valid` (auc, log_loss, gauc, ...), of
+    #: the lists of `rank` (ndcg, hr_at_k, recall_at_k, ...; these need train.rank_group), or of a full ranking of
     #: `valid` (ndcg_at_20_full, ...; these need train.evaluation.full_ranking).
     objective: str = "auc"
     #: Rows of the splits that a trial sees at most: row groups evenly over the split, of each the same share of rows.
@@ -377,7 +377,7 @@ class Search(Section):
     prune: bool = True
     #: Trials before the first that is pruned, and before parameters are drawn where earlier trials were good.
     warmup_trials: int = Field(default=5, ge=1)
-    #: Of the sampler of parameters.
+    #: Seed of the sampler of parameters.
     seed: int = 1
 
     @model_validator(mode="after")

@@ -162,23 +162,23 @@ class Warehouse(Section):
     url: str | None = None
     #: iceberg: the name of a catalog of `spark.properties`. databricks, bigquery: the catalog, the project.
     catalog: str | None = None
-    #: Where files wait for the warehouse to load them. snowflake: a stage (`@name`; default: the table's own).
-    #: bigquery: `gs://bucket/folder`; default: sent with the job. redshift: `s3://bucket/folder`.
-    #: databricks: a volume (`/Volumes/catalog/schema/volume/folder`).
+    #: Place of the files that the warehouse loads. snowflake: a stage (`@name`; default: the table's own). bigquery:
+    #: `gs://bucket/folder`; default: sent with the job. redshift: `s3://bucket/folder`. databricks: a volume
+    #: (`/Volumes/catalog/schema/volume/folder`).
     stage: str | None = None
-    #: What else the warehouse's client is to be given when it connects, by its own names (account, role, http_path).
+    #: Further arguments of the warehouse's client when it connects, by its own names (account, role, http_path).
     options: Mapping[str, str] = Field(default_factory=dict)
     #: A name, an address, or the folder of a socket.
     host: str = "127.0.0.1"
     #: 0 with `embedded`: a free port.
     port: int = Field(default=0, ge=0, le=65_535)
-    #: It must be there already, but for `embedded`.
+    #: The database, which must exist, except with `embedded`.
     database: str = "headrace"
     #: The role that owns the tables.
     user: str = "headrace"
     #: The schema of the tables.
     schema_name: str = Field(default="public", alias="schema")
-    #: Where the password or access token is (never itself): a variable's name or a file. Embedded makes its own file.
+    #: Variable (or file) that has the password or access token, never the password itself. Embedded makes its own file.
     password_env: str | None = None
     #: Path of the file with the password.
     password_file: str | None = None
@@ -288,13 +288,13 @@ def _is_this_machine(host: str) -> bool:
 class Online(Section):
     """The newest day's items of each user, by the user's key, for serving."""
 
-    #: redis: a server. lmdb: a file that is mapped into the memory of who reads it.
+    #: redis: a server. lmdb: a file that readers map into memory.
     kind: Literal["redis", "lmdb"]
     #: redis: the server's URL without a password, such as `redis://cache:6379/0` (`rediss://` encrypts).
     url: str | None = None
     #: lmdb: the file. Default: `HOME/online/TABLE.lmdb`.
     path: PathText | None = None
-    #: Where the password of Redis is (never itself): a variable's name.
+    #: Name of the variable that has the password of Redis, never the password itself.
     password_env: str | None = None
     #: Path of the file with the password.
     password_file: str | None = None
@@ -312,9 +312,9 @@ class Online(Section):
 class Reference(Section):
     """A table that has every value of a column of the scores (a foreign key)."""
 
-    #: Of a catalog (`catalog.schema.table`), a path of a Delta table, or a folder of Parquet files.
+    #: A table of a catalog (`catalog.schema.table`), a path of a Delta table, or a folder of Parquet files.
     table: str
-    #: Its column; None: of the same name.
+    #: Column of that table; None: the one of the same name.
     column: str | None = None
 
 
@@ -326,9 +326,9 @@ class AuditRule(Section):
     #: A SELECT in the warehouse's SQL that gives one number; `{staged}` is the day's rows, `{previous}` those of the
     #: newest published day before it. Double a brace that is meant as such.
     sql: str | None = None
-    #: The least that it may be.
+    #: Lower limit.
     min: float | None = None
-    #: The most.
+    #: Upper limit.
     max: float | None = None
 
     @model_validator(mode="after")
@@ -350,19 +350,19 @@ class Audit(Section):
 
     #: Population stability index of the scores, over the tenths of the earlier day's.
     max_score_psi: float | None = Field(default=0.25, ge=0)
-    #: Population stability index of how often items are given, over the `top_items` most frequent and all others.
+    #: Population stability index of the items' frequencies in lists, over the `top_items` most frequent and all others.
     max_item_psi: float | None = Field(default=0.25, ge=0)
     #: Bins of `max_item_psi` besides the rest.
     top_items: int = Field(default=20, ge=1, le=1000)
-    #: Share of the candidate items that some user is given.
+    #: Least share of the candidate items that are in some list.
     min_coverage: float | None = Field(default=None, ge=0, le=1)
-    #: Share of the users that were scored who have a list.
+    #: Least share of the scored users who have a list.
     min_users: float | None = Field(default=None, ge=0, le=1)
-    #: Share of the rows whose item was in no list of the earlier day.
+    #: Largest share of the rows whose item was in no list of the earlier day.
     max_new_items: float | None = Field(default=None, ge=0, le=1)
     #: Columns of the scores by the table that must have their values.
     references: Mapping[str, Reference] = Field(default_factory=dict)
-    #: By name.
+    #: Rules by name.
     rules: Mapping[str, AuditRule] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -376,24 +376,24 @@ class Audit(Section):
 class Publish(Section):
     """Publishing: scores are written to a staging table, audited there, and made visible."""
 
-    #: Table in the warehouse; default `<pipeline>_scores`.
+    #: Table of the warehouse; default `<pipeline>_scores`.
     table: str | None = None
-    #: Where to.
+    #: The warehouse.
     warehouse: Warehouse = Warehouse()
-    #: The audit: rows, users with a full top-K, scores within [0, 1], no nulls, no duplicate keys.
+    #: Least number of rows. The audit also checks full lists, scores within [0, 1], nulls and duplicate keys.
     min_rows: int = Field(default=1, ge=0)
     #: The number of rows may differ from the last published day's by this share; None: not checked.
     max_row_change: float | None = 0.5
-    #: What the day is held against besides; None: nothing.
+    #: Further checks of a day before it is published; null: none.
     audit: Audit | None = None
     #: Days that the table keeps, the newest published one among them; None: all. Older ones are dropped after a day is
     #: published.
     retain_days: int | None = Field(default=None, ge=1)
-    #: Who may read the table and its view of the newest day: `{select: [analyst, dashboard]}`, roles of the warehouse.
-    #: What was given so before is taken away from a role that is no longer named, when a day is published.
+    #: Roles of the warehouse that may read the table and its view of the newest day: `{select: [analyst, dashboard]}`.
+    #: Publication revokes the rights of a role that is no longer named.
     grants: Mapping[Literal["select"], tuple[str, ...]] = Field(default_factory=dict)
 
-    #: A store of keys and values that is given the newest day's items of each user; None: none.
+    #: A key-value store that gets the newest day's items of each user; null: none.
     online: Online | None = None
 
     @field_validator("table")
