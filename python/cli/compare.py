@@ -85,7 +85,7 @@ def compare_models(
     against: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Train what is missing, then show the table.
+    """Train the missing models, then show the table.
 
     Args:
         pipeline: a shipped pipeline's name or a YAML file.

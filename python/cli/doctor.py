@@ -1,4 +1,4 @@
-"""`headrace doctor`: what is installed, what is missing, what to do about it."""
+"""`headrace doctor`: installed and missing parts, and how to install them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace experiment ...`: what is known of an experiment, its arms beforehand, and the end of an arm."""
+"""`headrace experiment ...`: figures of an experiment, estimates of its arms beforehand, and the end of an arm."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def status(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """Show the arms: users, the metric, differences from the control by day and in total, and what they are worth.
+    """Show the arms: users, the metric, differences from the control by day and in total, and their significance.
 
-    In total over the days whose label is ripe: with an interval of one look (what was known of users before taken out,
-    and without), and one that holds for daily looks. The sample ratio says whether the arms can be compared at all.
+    In total over the days whose label is ripe: with an interval of one look (with and without CUPED), and one that
+    holds for daily looks. The sample ratio says whether the arms can be compared at all.
     """
     show_experiment(workspace(home), name, pipeline, ds, overrides(overlays, sets), as_json)
 
@@ -94,7 +94,7 @@ def stop(
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
-    """Stop an arm for good: from then on its users get the control's model. The others stay where they are."""
+    """Stop an arm for good: from then on its users get the control's model. Other arms do not change."""
     stop_by_hand(workspace(home), name, pipeline, arm, reason, ds, overrides(overlays, sets))
 
 
@@ -112,7 +112,7 @@ def estimate(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """Show, before the start, what each arm's model would have earned on the log, by its propensities.
+    """Estimate, before the start, the reward of each arm's model on the log, by its propensities.
 
     The models predict the logged rows of the day once for each action (`train.evaluation.off_policy`): IPS, SNIPS and
     doubly robust with intervals, and the differences from the control's model. Nothing is trained.
@@ -130,7 +130,7 @@ _VALUES = ("logged_value", "ips", "snips", "dr", "effective_sample_size")
 def show_experiment(
     ws: Workspace, name: str, pipeline: str | None, ds: str | None, overrides: Sequence[str], as_json: bool
 ) -> None:
-    """Show what is known of an experiment.
+    """Show the figures of an experiment.
 
     Args:
         ws: the workspace.
@@ -223,7 +223,7 @@ def stop_by_hand(
 def estimate_arms(
     ws: Workspace, name: str, pipeline: str | None, ds: str | None, overrides: Sequence[str], as_json: bool
 ) -> int:
-    """Show what the arms' models would have earned on the log, by the propensities of what chose its rows.
+    """Show the estimated rewards of the arms' models on the log, by the propensities of the logging policy.
 
     Args:
         ws, name, pipeline, overrides, as_json: as of `status`.

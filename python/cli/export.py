@@ -161,7 +161,7 @@ def export_model(
     form: GraphFormat = "onnx",
     stage: str | None = None,
 ) -> None:
-    """Write a model into a folder, which appears whole; an export that is there is replaced.
+    """Write a model into a folder, which appears as a whole and replaces an existing export.
 
     Args:
         ws: the workspace.

@@ -29,11 +29,11 @@ def gc(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """List what the section `housekeeping` of a pipeline does not keep; with --delete, remove it.
+    """List what a pipeline's section `housekeeping` does not retain; with --delete, remove it.
 
-    Datasets, models, checkpoints, searches, logs, reports, what killed runs left, old days of tables, data files
-    that no kept version names, days beyond the warehouse's retention. Models with an alias stay. The manifests stay,
-    and say what was removed when: `status` and `lineage` show it, and `run` makes the day again.
+    Datasets, models, checkpoints, searches, logs, reports, files of killed runs, old days of tables, data files that
+    no retained version names, days beyond the warehouse's retention. Models with an alias stay. Manifests stay and
+    record the removals: `status` and `lineage` show them, and `run` makes the day again.
     """
     from headrace.config import load_spec
     from headrace.jobs.housekeeping.collect import collect
@@ -77,13 +77,13 @@ def forget(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """Erase persons from all that a pipeline has written, and write a proof; with --delete.
+    """List persons' data in all that a pipeline has written; with --delete, erase it and write a proof.
 
-    Their rows go from the lake's tables (older versions, too), the warehouse and the store of keys and values, their
-    values from vocabularies (codes stay given), their rows of embeddings become zero in all saved models; datasets,
-    caches and checkpoints go, and are made again. Ingest never loads their rows again. Landing files and tables that
-    are yours are named, not touched. The same command ends what was interrupted. Exit code 75: what is left goes with
-    the same command later, as it says; 2: something is left to be done by hand.
+    Removes their rows from the lake's tables (older versions, too), the warehouse and the key-value store, and their
+    values from vocabularies (codes stay assigned). Their embeddings become zero in all saved models. Datasets, caches
+    and checkpoints are removed, and made again. Ingest never loads their rows again. Landing files and tables of your
+    own are named, not changed. The same command continues after an interruption. Exit code 75: it can remove the rest
+    later, at the time that it gives; 2: something must be done by hand.
     """
     from headrace.config import load_spec
     from headrace.jobs.housekeeping.forget import erase

@@ -123,7 +123,7 @@ def rollback(
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
-    """Take the champion back, and give its place to an earlier version; scoring goes on with that one."""
+    """Return the alias of the champion to an earlier version, which then scores."""
     roll_back_champion(workspace(home), pipeline, to, reason or "", sets or [])
 
 
@@ -209,7 +209,7 @@ def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions:
 
 
 def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None:
-    """Bytes of the saved embeddings and of a whole copy, of a model that may hold changed rows alone."""
+    """Return bytes of the saved embeddings, and of a full copy; a model may hold changed rows alone."""
     from headrace.stage.manifest import Manifest
 
     for stage in ("train", "challenger") if version.ds is not None else ():

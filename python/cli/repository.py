@@ -45,24 +45,24 @@ def delta(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the export that is to be pushed.")],
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", metavar="DIR")],
 ) -> None:
-    """Write what has changed between two versions: what a day's push has to carry to a server."""
+    """Write the changes between two versions as a delta, which a day's push carries to a server."""
     make_delta(base, new, to)
 
 
 @_group.command(epilog=examples("headrace repository rollback models"))
 def rollback(repository: _Repository) -> None:
-    """Release again what was released before, all models of it together."""
+    """Restore the previous release, with all of its models."""
     roll_back_release(repository)
 
 
 @_group.command(epilog=examples("headrace repository show models"))
 def show(repository: _Repository) -> None:
-    """List the versions that are there, and those that are released."""
+    """List the versions of the repository, and those that are released."""
     show_repository(repository)
 
 
 def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
-    """Folders by model, of `MODEL=DIR`. Raises UserError: something else, or no folder."""
+    """Return folders by model from `MODEL=DIR`. Raises UserError: another form, or no folder."""
     from headrace.storage import local
 
     folders: dict[str, Location] = {}
@@ -77,7 +77,7 @@ def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
 
 
 def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int) -> None:
-    """Push folders or deltas, and say their version."""
+    """Push folders or deltas, and print their version."""
     from headrace.export.serve.repository import push, push_deltas
     from headrace.storage import local
 
@@ -86,7 +86,7 @@ def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int
 
 
 def make_delta(base: Path, new: Path, delta: Path) -> None:
-    """Write a delta, and say its size beside the new version's."""
+    """Write a delta, and print its size beside the new version's."""
     from headrace.export.serve.repository import write_delta
     from headrace.storage import local
 
@@ -98,7 +98,7 @@ def make_delta(base: Path, new: Path, delta: Path) -> None:
 
 
 def roll_back_release(repository: Path) -> None:
-    """Have the release before served, and say which it is."""
+    """Restore the previous release, and print it."""
     from headrace.export.serve.repository import roll_back
     from headrace.storage import local
 
@@ -107,7 +107,7 @@ def roll_back_release(repository: Path) -> None:
 
 
 def show_repository(repository: Path) -> None:
-    """Say what is there."""
+    """Print the versions of the repository."""
     from headrace.export.serve.repository import read_releases, read_repository
     from headrace.storage import local
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Group(TyperGroup):
-    """Turns what the user can mend into one message and exit code 2; a store that is away into 75; Ctrl-C into 130,
-    SIGTERM into 143."""
+    """Converts errors that the user can fix to one message and exit code 2, an outage of a store to 75, Ctrl-C to 130,
+    SIGTERM to 143."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -93,7 +93,7 @@ Home = Annotated[
 
 
 def _pipelines(incomplete: str) -> list[str]:
-    """For the shell: the shipped pipelines, and what may be a file or on the way to one."""
+    """Return completions for the shell: the shipped pipelines, and paths of files."""
     shipped = (p.stem for p in pipeline_file("x").parent.glob("*.yaml"))
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     files = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -102,7 +102,7 @@ def _pipelines(incomplete: str) -> list[str]:
 
 
 def complete_stage(incomplete: str) -> list[str]:
-    """For the shell: names of stages."""
+    """Return completions for the shell: names of stages."""
     return [s for s in ORDER if s.startswith(incomplete)]
 
 

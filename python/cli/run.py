@@ -312,7 +312,7 @@ def between(spec: Spec, first: str, last: str) -> tuple[str, ...]:
 
 
 def _explain_failure(stage: str, code: int, log: Location) -> str:
-    """Say it, and return how it ended."""
+    """Print the failure of a stage, and return its short form."""
     how = "see the message above" if code in _EXPLAINED else f"exit code {code}"
     if code == 128 + signal.SIGTERM:
         how = "it was asked to stop"

@@ -1,4 +1,4 @@
-"""`headrace serve`: models that answer."""
+"""`headrace serve`: a server of models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Control(StrEnum):
-    """Modes of loading: what the repository has, or what requests name."""
+    """Modes of loading: all models of the repository, or those that requests name."""
 
     poll = "poll"
     explicit = "explicit"
@@ -168,7 +168,7 @@ def token_of(file: Path | None) -> str | None:
 
 
 def serve_models(options: ServeOptions) -> None:
-    """Serve until told to end.
+    """Serve until a signal ends the process.
 
     Raises:
         UserError: what the server needs is not installed, the repository is no folder, or see

@@ -1,4 +1,4 @@
-"""`headrace status`, once or with `--watch`, and `headrace metrics`: what is done, stale or missing."""
+"""`headrace status`, once or with `--watch`, and `headrace metrics`: states of stages, done, stale or missing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def status(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """Show what is done, stale or missing, with rows and times."""
+    """Show which stages are done, stale or missing, with rows and times."""
     if watch:
         if as_json or verify:
             raise UserError("--watch goes with neither --json nor --verify")
@@ -265,7 +265,7 @@ _BAR = 24
 def watch_status(
     ws: Workspace, pipeline: str | None, ds: str | None, last: int, every: float, overrides: Sequence[str] = ()
 ) -> None:
-    """Show the state every so many seconds until Ctrl-C: on a terminal in one place, elsewhere lines of what is new.
+    """Show the state every so many seconds until Ctrl-C: on a terminal in one place, elsewhere as lines for changes.
 
     Raises:
         UserError: the pipeline is unknown, a manifest is damaged.

@@ -1,4 +1,4 @@
-"""`headrace spark-properties`, `headrace pack`: what other submitters than `headrace run` need."""
+"""`headrace spark-properties`, `headrace pack`: files for submitters other than `headrace run`."""
 
 from __future__ import annotations
 

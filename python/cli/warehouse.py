@@ -1,4 +1,4 @@
-"""`headrace warehouse`: the embedded PostgreSQL, and a look at what is published."""
+"""`headrace warehouse`: the embedded PostgreSQL, and samples of published scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app.add_typer(warehouse_app, name="warehouse", rich_help_panel=Panel.A_DAY)
 
 @warehouse_app.command("start", epilog=examples("headrace warehouse start"))
 def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
-    """Start the embedded PostgreSQL and leave it running; say how to open it."""
+    """Start the embedded PostgreSQL, leave it running, and show how to open it."""
     from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
@@ -43,7 +43,7 @@ def warehouse_stop(home: Home = VAR) -> None:
 
 @warehouse_app.command("status", epilog=examples("headrace warehouse status"))
 def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
-    """Say whether the embedded PostgreSQL runs and how to open it."""
+    """Show whether the embedded PostgreSQL runs, and how to open it."""
     from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
@@ -87,7 +87,7 @@ def warehouse_sample(
 
 @warehouse_app.command("drop-kept", epilog=examples("headrace warehouse drop-kept clicks"))
 def warehouse_drop_kept(pipeline: Pipeline, home: Home = VAR) -> None:
-    """Drop staged scores that failed their audit and were kept for a look."""
+    """Drop staged scores that failed their audit and were retained for inspection."""
     from headrace.config import load_spec
     from headrace.publish.opening import open_target
 

@@ -30,7 +30,7 @@ BOOSTER_KEYS = (
 
 
 class Trees(Section):
-    """Settings of boosted trees: what they learn, and how."""
+    """Settings of boosted trees: objective and growth."""
 
     #: classification: probabilities of a label of 0 or 1; ranking: LambdaMART (`rank:ndcg`) over the lists of `group`;
     #: regression: squared error.
@@ -134,10 +134,10 @@ class SecondStage(Trees):
 def check_baseline(
     baseline: Baseline, train: Train, features: Features, score: Score | None, publish: Publish | None
 ) -> None:
-    """See that its lists have a column, its labels are what it learns, and what is published are probabilities.
+    """Check the column of its lists, its labels, and that published scores are probabilities.
 
     Raises:
-        ValueError: one of it does not hold.
+        ValueError: a check fails.
     """
     _check_trees("baseline", baseline, train, features)
     if baseline.label is not None and score and score.model == "best":
@@ -152,10 +152,10 @@ def check_baseline(
 def check_second_stage(
     trees: SecondStage, train: Train, features: Features, score: Score | None, publish: Publish | None
 ) -> None:
-    """See that there are rows of which the first model has learned nothing, to learn from and to measure by.
+    """Check that there are rows that the first model has not seen, for training and for evaluation.
 
     Raises:
-        ValueError: there are none, or what `check_baseline` asks does not hold.
+        ValueError: there are none, or a check of `check_baseline` fails.
     """
     _check_trees("second_stage", trees, train, features)
     split = features.split

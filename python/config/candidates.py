@@ -45,7 +45,7 @@ class PairEvents(Section):
 class VectorSource(CandidateSource):
     """The items whose vectors have the greatest dot products with the user's, by the model that scores.
 
-    Of a model that learned nothing of a user there are none, nor are items among them of which it learned nothing.
+    Users without a learned vector have no candidates, and items without one are no candidates.
     """
 
     #: Which kind it is.

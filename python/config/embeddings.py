@@ -50,7 +50,7 @@ class Optimizer(Section):
 
 
 class TableOptimizer(Section):
-    """Settings of one table's updates; None: as for the others."""
+    """Settings of one table's updates; None: those of all tables."""
 
     #: Learning rate of this table.
     learning_rate: float | None = Field(default=None, gt=0)

@@ -259,9 +259,9 @@ class StopRule(Section):
 
 
 class Experiment(Section):
-    """Users to arms by a hash, the same every day; other experiments' arms have nothing to do with these.
+    """Assignment of users to arms by a hash, the same every day and independent of other experiments' arms.
 
-    Of experiments whose arms have models, a user takes part in one: the first of the section that takes him.
+    A user takes part in one of the experiments whose arms have models: the first of the section that takes the user.
     """
 
     #: Salt of the hash; another salt assigns the users anew. null: the experiment's name.
@@ -352,7 +352,7 @@ class Experiment(Section):
 
 
 def check_alerts(outcomes: Outcomes, experiments: Mapping[str, Experiment]) -> None:
-    """See that alerts by arms are of experiments that there are.
+    """Check that alerts by arms name experiments of the pipeline.
 
     Raises:
         ValueError: one is not, with the nearest.
@@ -367,7 +367,7 @@ def check_alerts(outcomes: Outcomes, experiments: Mapping[str, Experiment]) -> N
 
 
 def check_experiments(experiments: Mapping[str, Experiment], score: Score | None, outcomes: Outcomes | None) -> None:
-    """See that there are lists to have arms, outcomes to tell them apart, and the labels that are asked for.
+    """Check that a pipeline with experiments has lists, outcomes, and the labels that the experiments name.
 
     Raises:
         ValueError: with the key and what is wrong.

@@ -1,4 +1,4 @@
-"""Formats of sources: what the section `source` may say of each, and what reads it."""
+"""Formats of sources: the keys of `source` that each allows, and the class that reads it."""
 
 from __future__ import annotations
 

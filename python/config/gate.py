@@ -1,4 +1,4 @@
-"""The section `gate`: what a day's model must be to become the champion."""
+"""The section `gate`: conditions for a day's model to become the champion."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class MetricExpression:
 
     @staticmethod
     def parse(text: str) -> MetricExpression:
-        """Check a condition.
+        """Parse a condition.
 
         Raises:
-            ValueError: it is none; says what it has that is not taken.
+            ValueError: it is not a condition; names the part that is not allowed.
         """
         if len(text) > _MOST_LETTERS:
             raise ValueError(f"the expression has {len(text):,} letters, more than {_MOST_LETTERS:,}")

@@ -109,7 +109,7 @@ _OF_DLRM = ("bottom_mlp", "top_mlp", "dropout")
 
 
 class Model(TrainedSection):
-    """The neural model: what works on the embeddings, and how wide these are."""
+    """The neural model: its class, the width of embeddings, and its settings."""
 
     model_config = ConfigDict(populate_by_name=True)
 

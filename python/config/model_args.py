@@ -380,7 +380,7 @@ class FinalMLPArgs(ModelArgs):
 
 
 class MaskNetArgs(ModelArgs):
-    """Blocks whose inputs are masked by what an MLP makes of the row (Wang et al., MaskNet, 2021)."""
+    """Blocks whose inputs are masked by an MLP over the row (Wang et al., MaskNet, 2021)."""
 
     #: Mask blocks one behind the other, or side by side.
     structure: Literal["serial", "parallel"] = "serial"

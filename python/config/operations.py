@@ -1,7 +1,6 @@
-"""The sections `generate`, `drift`, `observe` and `housekeeping`: what a pipeline needs besides its stages.
+"""The sections `generate`, `drift`, `observe` and `housekeeping`: settings besides the stages.
 
-They say what a generated log is like, when a changed distribution is reported or stops a day, who hears of runs, and
-how long outputs are kept.
+They describe the generated log, limits of changed distributions, receivers of events of runs, and retention.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Diversity(Section):
-    """Maximal marginal relevance (Carbonell and Goldstein, 1998): items unlike those that stand above them."""
+    """Maximal marginal relevance (Carbonell and Goldstein, 1998): items unlike those above them in the list."""
 
     #: Similarity of two items. vectors: the cosine of their vectors, of a model in retrieval form. Else columns of
     #: `score.item`: the share of them in which both have the same value.
@@ -63,7 +63,7 @@ class NewItemShare(Section):
 
 
 class Explore(Section):
-    """Positions drawn by chance, with the probability of what stands there written down (`propensity`).
+    """Positions drawn at random; the probability of each choice is stored (`propensity`).
 
     Give one of `epsilon` and `temperature`.
     """
@@ -309,7 +309,7 @@ class Score(Section):
 def check_score_sources(
     score: Score, sources: Mapping[str, NamedSource], event_time: str | None, columns: Collection[str] | None
 ) -> None:
-    """See that what `score` reads of named sources, and for candidates of the pipeline's own events, is declared.
+    """Check that `score` reads declared columns of named sources and, for candidates, of the pipeline's own events.
 
     Args:
         score: the section.
@@ -318,7 +318,7 @@ def check_score_sources(
         columns: of its own events; None where operators add some (`features.prepare`).
 
     Raises:
-        ValueError: a source or a column is not, with the nearest.
+        ValueError: a source or a column is not declared; names the nearest.
     """
     for key, entry in score_entries(score):
         name = getattr(entry, "from_", None)

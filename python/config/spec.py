@@ -1,4 +1,4 @@
-"""A whole pipeline: the sections together, and what must agree between them."""
+"""A pipeline: all sections together, and the checks between them."""
 
 from __future__ import annotations
 
@@ -364,10 +364,10 @@ class Spec(Section):
         return max(self.days_until_ripe(name) for name in self.outcomes.labels) + self.outcomes.history_days
 
     def last_ripe_day(self, label: str, ds: str) -> str:
-        """Return the newest served day whose label is known for good by the end of landing day `ds`.
+        """Return the newest served day whose label is final by the end of landing day `ds`.
 
-        The label of an event of that UTC day, or of an earlier one, is known for good, too: what evaluates, trains or
-        decides by days asks this. Training by rows waits as long with `train.tasks.NAME.known_after`.
+        The label of an event of that UTC day, or of an earlier one, is final, too. Evaluation, training and decisions
+        by days use this. Training by rows waits as long with `train.tasks.NAME.known_after`.
         """
         return (date.fromisoformat(ds) - timedelta(days=self.days_until_ripe(label))).isoformat()
 

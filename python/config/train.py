@@ -1,4 +1,4 @@
-"""The sections `train`, `retrain` and `challenger`: tasks, the loop, its optimizers, what earlier days give a day."""
+"""The sections `train`, `retrain`, `challenger`: tasks, the loop, its optimizers, training on top of earlier days."""
 
 from __future__ import annotations
 
@@ -335,10 +335,10 @@ def check_loss(model: Model, train: Train, features: Features, score: Score | No
 
 
 def check_labels_of_tasks(train: Train, features: Features, score: Score | None, publish: Publish | None) -> None:
-    """See that labels of tasks are carried, that no feature is made of one, and that what is scored is one.
+    """Check that labels of tasks are carried, that no feature is made of one, and that the scored output is a task.
 
     Raises:
-        ValueError: one of it does not hold.
+        ValueError: a check fails.
     """
     for name, task in train.tasks.items():
         columns = {"label": task.label}
@@ -377,9 +377,9 @@ def _of_one_training(keys: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Replay(Section):
-    """Rows of days before the window in each step: the split `valid` of those days' datasets, as they lie there.
+    """Rows of days before the window in each step: the split `valid` of those days' datasets, unchanged.
 
-    A model that learns from a window alone forgets what it was taught before (Rolnick et al., "Experience Replay for
+    A model that learns from a window alone forgets earlier data (Rolnick et al., "Experience Replay for
     Continual Learning", 2019).
     """
 
@@ -435,7 +435,7 @@ class Retrain(Section):
 
 
 class Challenger(Section):
-    """A model that is trained from nothing beside one that goes on from day to day, and registered as `challenger`."""
+    """A model trained from scratch beside the one of daily warm starts, and registered as `challenger`."""
 
     #: Days after the newest model that was trained from nothing until another is.
     every_days: int = Field(default=7, ge=1)

@@ -163,7 +163,7 @@ _NOT_OF_ONE = ("evaluation", "rank_group", "rank_k", "search", "ranks", "device"
 
 
 class ModelVariant(Section):
-    """A model beside others: what differs from the pipeline's own settings. `{}`: nothing does."""
+    """A model beside others, as its differences from the pipeline's own settings. `{}`: none."""
 
     #: Keys that are put over the section `model`; another `class` than the pipeline's keeps embedding_dim and pooling.
     model: Mapping[str, Any] = Field(default={})

@@ -343,9 +343,9 @@ class AuditRule(Section):
 
 
 class Audit(Section):
-    """Beyond what must always hold: the day beside the newest published one before it, and rules of your own.
+    """Checks beyond those of every day: limits against the newest earlier published day, and rules of your own.
 
-    None: not checked. A rule that needs an earlier day holds where there is none.
+    None: not checked. A rule that needs an earlier day holds if there is none.
     """
 
     #: Population stability index of the scores, over the tenths of the earlier day's.

@@ -69,7 +69,7 @@ def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_the_wheel_and_its_dependencies_alone_write_a_pipeline(tmp_path: Path) -> None:
-    """By hand, since pip downloads what the wheel depends on: `headrace init`, and the first cell of the notebook."""
+    """`headrace init` and the first cell of the notebook; run by hand, since pip downloads the dependencies."""
     run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable])
     (wheel,) = (tmp_path / "dist").glob("headrace-*-py3-none-linux_*.whl")
     venv.create(tmp_path / "venv", with_pip=False)
