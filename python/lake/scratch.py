@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from headrace.stage import Context
 from headrace.storage import Location
 
-#: The stages that have such folders.
-HANDING = ("ingest", "features", "score")
+#: The folder of the rows that table operators made, which several stages read (`headrace.features.build.rows`).
+PREPARED = "prepared"
+#: The stages that have such folders, and that of prepared rows.
+HANDING = ("ingest", "features", "score", PREPARED)
 #: Below `Workspace.spark_local`, and there by pipeline: what the stage `features` has of vocabularies and of tables by
 #: key.
 VOCABULARIES, KEYED_TABLES = "vocabulary", "tables"

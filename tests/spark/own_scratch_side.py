@@ -134,16 +134,36 @@ def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
 
     def after(step: str) -> None:
         if step == "fit":
-            holders = executors(spark)
-            report["decoded"] = [files for _, files in holders.values()]
-            process, (folder, _) = holders.popitem()
-            os.kill(process, signal.SIGKILL)
-            shutil.rmtree(folder, ignore_errors=True)
+            report["decoded"] = lose_executor(spark)
 
     for engine in ("arrow", "spark"):
         fields["features"]["engine"] = engine
         stage = BuildFeatures(count_day, after if engine == "arrow" else lambda step: None)
         report[engine] = run_stage(stage, build_spec(fields), ws, ds).manifest.model_dump(mode="json")
+    return report
+
+
+def lose_executor(spark: SparkSession) -> list[list[str]]:
+    """End the executor that has decoded most files, and remove its folder; return the files of each."""
+    holders = executors(spark)
+    process, (folder, _) = max(holders.items(), key=lambda item: len(item[1][1]))
+    os.kill(process, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    return [files for _, files in holders.values()]
+
+
+def prepared(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[str, Any]:
+    """Build features of rows that Spark's table operators make; an executor is lost with its folder after the fit."""
+    report = dict[str, Any]()
+
+    def after(step: str) -> None:
+        if step == "fit":
+            report["staged"] = sum(f.suffix == ".parquet" for f in ws.staging("clicks").files())
+            report["decoded"] = lose_executor(spark)
+
+    report["manifest"] = run_stage(BuildFeatures(count_day, after), build_spec(fields), ws, ds).manifest.model_dump(
+        mode="json"
+    )
     return report
 
 
@@ -181,6 +201,7 @@ def main(folder: Path) -> None:
     spark_settings = build_spec(specs["features"][0]).spark
     with session(spark_settings, homes["features"], "own") as spark:
         report = features(spark, specs["features"][0], homes["features"], specs["features"][1])
+        report["prepared"] = prepared(spark, specs["prepared"][0], homes["prepared"], specs["prepared"][1])
         for stage, run in (("ingest", ingest), ("score", score)):
             data, ds = specs[stage]
             report[stage] = run(build_spec(data), homes[stage], ds)

@@ -1,4 +1,4 @@
-"""The stage from lake files against the stage from a frame: the same files, bit for bit, and the same facts."""
+"""The stage from the lake's files, from files that Spark writes, and by the Spark engine: equal datasets and facts."""
 
 from __future__ import annotations
 
@@ -87,13 +87,17 @@ PREPARED = [{"columns": ["spent"], "ops": ["fill_missing", "normalize"]}, {"colu
 
 
 def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Manifests of the stage from files, and from a frame in another workspace's dataset folder."""
+    """Manifests of the stage from the lake's files, and from those that Spark writes of the rows."""
     first_run = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     first = digests(dataset(ws, first_run))
     assert list(ws.encoded(spec.pipeline).local_path().glob("*/*/0.arrow"))
-    monkeypatch.setattr(run, "day_files", lambda *_: nullcontext())
+    monkeypatch.setattr(run, "pinned_files", lambda *_: nullcontext())
     ws.manifest(spec.pipeline, DS, "features").remove()
+    scanned = files_scanned(monkeypatch)
     two = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+    assert scanned
+    assert all(file.columns for file in scanned)
+    assert not list((ws.spark_local / "features").files())
     assert digests(dataset(ws, two)) == first
     return first_run, two
 
@@ -151,7 +155,7 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
 
 
 def test_rows_that_spark_prepared(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's table operators leave files, with numbers for names; the dataset is made of them as it is of a frame."""
+    """Spark's table operators leave files, with numbers for names; the dataset of them is the Spark engine's."""
     keys = pa.table({"user_id": [1, 2, 3, 5], "user": [1, 2, 3, 5], "maker; of {it}": list("abca")})
     commit_delta(ws.home / "tables" / "makers", keys)
     maker = {"columns": ["maker; of {it}"], "ops": ["categorify", {"rename": {"suffix": "_made"}}]}
@@ -176,14 +180,12 @@ def test_rows_that_spark_prepared(spark: SparkSession, ws: Workspace, monkeypatc
         assert scanned
         assert all(file.columns for file in scanned)
         assert not list((ws.spark_local / "prepared").files())
-        first = digests(dataset(ws, of_files))
-        with monkeypatch.context() as patch:
-            patch.setattr(run, "day_files", lambda *_: nullcontext())
-            ws.manifest(spec.pipeline, DS, "features").remove()
-            of_frame = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
-        assert digests(dataset(ws, of_frame)) == first
-        assert of_frame.facts == of_files.facts
-        assert of_frame.rows == of_files.rows
+        fields = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        fields["features"]["engine"] = "spark"
+        by_spark = run_stage(BuildFeatures(count_day), build_spec(fields), ws, DS).manifest
+        assert_same_dataset(dataset(ws, by_spark), dataset(ws, of_files))
+        assert by_spark.facts == of_files.facts
+        assert by_spark.rows == of_files.rows
 
 
 def files_scanned(patch: pytest.MonkeyPatch) -> list[LakeFile]:
@@ -210,7 +212,7 @@ TYPES: list[dict[str, Any]] = [
 
 
 def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Declared types that features have no operators for are read from files, from a frame, and by the Spark engine."""
+    """Declared types that features have no operators for are read from files, and by the Spark engine."""
     n = 40
     events = pd.DataFrame(
         {

@@ -336,7 +336,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     land(spark, ws, rows)
     manifest = run_stage(BuildFeatures(count_day), shop(), ws, DS).manifest
     assert run_stage(BuildFeatures(count_day), shop(), ws, DS).skipped
-    assert not (ws.spark_local / "prepared").entries()
+    assert not list((ws.spark_local / "prepared").files())
 
     # Train on the 6th and 7th, three days more for the windows; a late event counts from when it happened.
     known = [r for r in rows if r["ts"] >= START + 2 * DAY and not r["bot"]]

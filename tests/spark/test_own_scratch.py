@@ -49,6 +49,15 @@ def clicked() -> Spec:
     return build_spec(data)
 
 
+def remembered() -> Spec:
+    """Return a spec whose rows Spark makes, since they look at earlier ones."""
+    data = spoken(clicked())
+    data["features"]["prepare"].append({"history": {"keys": ["user_id"], "values": ["item_id"], "length": 3}})
+    histories = {"columns": ["item_id_history"], "ops": ["categorify", {"pad": {"length": 3}}]}
+    data["features"]["workflow"].append(histories)
+    return build_spec(data)
+
+
 def spoken(spec: Spec) -> dict[str, Any]:
     fields: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     return fields
@@ -69,7 +78,8 @@ def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPat
     """A folder of homes for each place, this machine and the executors: what stages begin with."""
     folder = tmp_path_factory.mktemp("homes")
     for place in ("here", "there"):
-        land(spark, Workspace(folder / place / "features"), clicked(), make_clicks(1200, days=6), partitions=2)
+        for name, spec in (("features", clicked()), ("prepared", remembered())):
+            land(spark, Workspace(folder / place / name), spec, make_clicks(1200, days=6), partitions=2)
         deliver(Workspace(folder / place / "ingest"))
         home = Workspace(folder / place / "score")
         shutil.copytree(shop.home, home.home)
@@ -83,7 +93,12 @@ def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def report(homes: Path) -> dict[str, Any]:
     """Return the executors' report: one application for all stages."""
-    stages = {"features": (clicked(), DS), "ingest": (make_spec(), D2), "score": (SCORES, score_support.DS)}
+    stages = {
+        "features": (clicked(), DS),
+        "prepared": (remembered(), DS),
+        "ingest": (make_spec(), D2),
+        "score": (SCORES, score_support.DS),
+    }
     specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in stages.items()}
     (homes / "there" / "specs.json").write_text(json.dumps(specs))
     line = [sys.executable, "-m", "tests.spark.own_scratch_side", str(homes / "there")]
@@ -116,9 +131,22 @@ def test_features(spark: SparkSession, homes: Path, report: dict[str, Any]) -> N
     tables = ["groups", "item_category_te", "user_country", "user_id"]
     assert report["tables"] == dict.fromkeys(("arrow", "spark"), tables)
     assert not list(cluster_ws.staging("clicks").files())
-    assert not (cluster_ws.spark_local / "prepared").exists()
+    assert not list((cluster_ws.spark_local / "prepared").files())
     # What was sent by the lost executor was sent again.
     assert report["lost"] == sorted([x for t in range(6) for k in (p, p + 4) for x in (t, k)] for p in range(4))
+
+
+def test_rows_that_spark_prepared(spark: SparkSession, homes: Path, report: dict[str, Any]) -> None:
+    """Spark leaves the rows in the lake; executors decode them, and one is lost with what it decoded."""
+    local_ws, cluster_ws = both(homes, "prepared")
+    expected = run(remembered(), local_ws).manifest
+    prepared = report["prepared"]
+    manifest = Manifest.model_validate(prepared["manifest"])
+    assert digests(dataset(cluster_ws, manifest)) == digests(dataset(local_ws, expected))
+    assert (manifest.facts, manifest.rows, manifest.key) == (expected.facts, expected.rows, expected.key)
+    assert prepared["staged"] == sum(map(len, prepared["decoded"])) > 0
+    assert not set.intersection(*map(set, prepared["decoded"]))
+    assert not list(cluster_ws.staging("clicks").files())
 
 
 def test_ingest(spark: SparkSession, homes: Path, report: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def unfinished(spec: Spec, ws: Workspace, now: datetime, delete: bool = False) -
 
 def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> None:
     names = set()
-    for stage in ("ingest", "score"):
+    for stage in ("ingest", "prepared", "score"):
         place = ws.handed_on("clicks", stage, local_scratch=True) / "run"
         (place / "rows.parquet").put_text("x")
         begin(place / "items", "t", "x")
@@ -66,7 +66,7 @@ def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> Non
 
 
 def test_what_stages_have_in_scratch_goes(tmp_path: Path, spec: Spec) -> None:
-    ws, kinds = Workspace(tmp_path), ("ingest", "score", "tables", "vocabulary")
+    ws, kinds = Workspace(tmp_path), ("ingest", "prepared", "score", "tables", "vocabulary")
     for kind in kinds:
         for pipeline in ("clicks", "other"):
             (ws.spark_local / kind / pipeline / "x" / "rows.arrow").put_text("x")

@@ -442,6 +442,6 @@ class HostFolder:
         groups_folder.make_dir()
 
 
-def of_run_here(place: Location | HostFolder | RunFolder) -> Location:
+def of_run_here(place: Location | HostFolder) -> Location:
     """Return a folder of a run alone: the one that all its tasks see, or this host's own."""
     return place if isinstance(place, Location) else place.of_run()

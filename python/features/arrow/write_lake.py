@@ -50,9 +50,16 @@ def write_lake_rows(
     workflow: Location,
     spark: SparkSession | None,
 ) -> WrittenDataset:
-    """Transform the rows of all splits and write them; see `headrace.features.build.run.write_dataset`.
+    """Transform the rows of all splits and write them.
 
-    The same files as from a frame, bit for bit. A task holds the results of one row group, or the rows of one part.
+    A task holds the results of one row group, or the rows of one part.
+
+    Args:
+        rows: the files, scanned (`LakeRows.scan`).
+        plans: from `plan_files`, in which every split of `rows` has a part.
+        folder: the dataset's (partial) folder, which all tasks see.
+        workflow: `fitted`, saved: where tasks load it from.
+        spark: schedules the tasks; None: they run in this process.
     """
     for split in {p.split for p in plans}:
         (folder / split).make_dir()

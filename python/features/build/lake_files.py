@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -15,8 +15,8 @@ from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
 from headrace.features.build.rows import days_of_window
 from headrace.features.layout.files import columns_of, time_ranges
-from headrace.features.layout.split import SplitRows, check_counts
-from headrace.features.table_ops.preparation import prepared_columns, row_preparation
+from headrace.features.layout.split import SplitRows, StagedFiles, check_counts
+from headrace.features.table_ops.preparation import RowPreparation, prepared_columns, row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def files_of_day(
     spec: Spec, ws: Workspace, ds: str, events: Location, version: int, workflow: Workflow, rows: SplitRows
 ) -> Iterator[LakeRows | None]:
-    """Yield the pinned lake files that hold the events of a dataset of `ds`; None where rows must come from a frame.
+    """Yield the pinned lake files that hold the events of a dataset of `ds`; None where they do not hold its rows.
 
     That is where table operators make them that need more than Arrow and a row, where the table's log no longer names
     the version's files, or where deletion vectors mark rows of them as deleted.
@@ -63,43 +63,54 @@ def table_files(
 
 
 @contextmanager
-def prepared_files(spec: Spec, ws: Workspace, workflow: Workflow, rows: SplitRows) -> Iterator[LakeRows | None]:
-    """Yield `files_of_day` of rows that Spark's table operators have written to files.
+def staged_files(
+    spec: Spec, ws: Workspace, workflow: Workflow, rows: SplitRows, staged: StagedFiles
+) -> Iterator[LakeRows]:
+    """Yield `files_of_day` of rows that Spark has written to files of this run.
 
-    Their row groups lie beside them: no other run reads them.
+    In a folder that all hosts see their row groups lie beside them: no other run reads them.
     """
-    assert rows.files is not None
-    parts = [f for f in rows.files.folder.files() if f.name.endswith(".parquet")]
-    files = [LakeFile(f, f.size(), columns=rows.files.columns) for f in parts]
-    home = rows.files.folder.parent / f"{rows.files.folder.name}-decoded"
-    with rows_of_files(spec, ws, files, workflow, rows, home) as lake_rows_of_day:
+    sizes = {name: size for name, size in staged.folder.sizes().items() if name.endswith(".parquet")}
+    files = [LakeFile(staged.folder / name, size, columns=staged.columns) for name, size in sizes.items()]
+    decoded = staged.folder.parent / f"{staged.folder.name}-decoded"
+    home = ws.encoded(spec.pipeline) if spec.spark.own_scratch else decoded
+    with _lake_rows(spec, ws, files, workflow, rows, home, None) as lake_rows_of_day:
         yield lake_rows_of_day
 
 
 @contextmanager
 def rows_of_files(
-    spec: Spec,
-    ws: Workspace,
-    files: list[LakeFile] | None,
-    workflow: Workflow,
-    rows: SplitRows,
-    home: Location | None = None,
+    spec: Spec, ws: Workspace, files: list[LakeFile] | None, workflow: Workflow, rows: SplitRows
 ) -> Iterator[LakeRows | None]:
-    """Yield the rows of lake files; None where there are no files to read.
-
-    Args:
-        home: where their row groups are kept. None: the pipeline's own folder.
-    """
+    """Yield the rows of lake files; None where there are no files to read."""
     if files is None:
         yield None
         return
+    home = ws.encoded(spec.pipeline)
+    with _lake_rows(spec, ws, files, workflow, rows, home, row_preparation(spec)) as lake_rows_of_day:
+        yield lake_rows_of_day
+
+
+def _lake_rows(
+    spec: Spec,
+    ws: Workspace,
+    files: list[LakeFile],
+    workflow: Workflow,
+    rows: SplitRows,
+    home: Location,
+    preparation: RowPreparation | None,
+) -> AbstractContextManager[LakeRows]:
+    """Return the rows of files for as long as the context.
+
+    Args:
+        home: where their row groups are kept.
+        preparation: what makes the rows of the files'.
+    """
     types = {c.name: declared(c) for c in prepared_columns(spec)}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    home = home or ws.encoded(spec.pipeline)
     host_scratch = ws.on_hosts(home) if spec.spark.own_scratch else None
-    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), host_scratch) as lake_rows_of_day:
-        yield lake_rows_of_day
+    return lake_rows(workflow, files, splitter, home, extra, preparation, host_scratch)
 
 
 def _by_spark(spec: Spec) -> bool:

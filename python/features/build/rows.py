@@ -27,12 +27,14 @@ from headrace.features.build.plan import by_days, days_before_training, first_da
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.files import seen_until, split_ranges
-from headrace.features.layout.split import PreparedFiles, SplitRows, split_rows
+from headrace.features.layout.split import SplitRows, StagedFiles, split_rows
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight, row_preparation, train_range
 from headrace.features.table_ops.preparation import source_table as named_table
 from headrace.features.types import ValueType, declared
 from headrace.lake.delta.with_spark import read_version
+from headrace.lake.scratch import PREPARED, task_folder
+from headrace.lake.spark.session import spark_settings
 from headrace.stage import Context
 from headrace.storage import Location
 
@@ -59,13 +61,14 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     """Yield the rows that the dataset of a day is made of.
 
     With table operators they are computed once and kept while the stage goes over them several times, to count, to fit,
-    to write: as Parquet files, or by Spark on the executors' disks where they share none. But not where the engine
-    makes them of the lake's files itself.
+    to write: as Parquet files, or by Spark on the executors' disks where hosts share no scratch folder and the stage
+    does not need files. But not where the engine makes them of the lake's files itself.
 
     Args:
         ctx: its inputs pin the tables that are joined, see `other_inputs`.
         events: the pinned events from `first_day` on.
-        from_files: whether the engine works on the lake's files where it can (`row_preparation`).
+        from_files: whether the engine works on files: the lake's where it can (`row_preparation`), else on those of the
+            rows.
 
     Raises:
         UserError: as the operators and the split do; a table that was joined has changed.
@@ -74,63 +77,64 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     if not spec.features.prepare:
         yield split_rows(spec, events, ctx.ds)
         return
-    folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
-    # Leftovers of a killed run.
-    folder.remove_quietly()
-    numbers, persisted = count(), list[DataFrame]()
-    last: PreparedFiles | None = None
     in_place = from_files and row_preparation(spec) is not None
+    numbers, persisted = count(), list[DataFrame]()
 
     def materialize(frame: DataFrame) -> DataFrame:
-        nonlocal last
         if in_place:
             return frame
         if spec.spark.own_scratch:
             # A lost executor's part is computed again from the pinned versions.
             persisted.append(frame.persist(StorageLevel.DISK_ONLY))
             return persisted[-1]
-        path = folder / str(next(numbers))
-        path.parent.make_dir()
-        last = PreparedFiles(path, tuple(frame.columns))
-        return _materialized(frame, path)
+        return staged_frame(frame, folder / str(next(numbers)))[0]
 
-    try:
-        train, valid = split_ranges(spec, ctx.ds)
-        preparation = Preparation.from_spec(spec)
-        reader = ExternalReader.pinned_by(ctx.ws, preparation.externals, ctx.inputs)
-        frame = preparation.spark(
-            events_within_days(spec, events, ctx.ds),
-            reader,
-            train_range(spec, train[0], valid[0]),
-            materialize,
-            SourceRows.for_day(ctx, events.sparkSession),
-            seen_until(spec, ctx.ds),
-        )
-        if LABEL_KNOWN in frame.columns:
-            frame = frame.where(F.col(LABEL_KNOWN)).drop(LABEL_KNOWN)
-        frame = frame.drop(QUERY)
-        if spec.features.split.by == "time":
-            # Lazy, and rows that were read only as history are dropped.
-            rows = split_rows(spec, frame, ctx.ds)
-            rows = replace(rows, frame=materialize(rows.frame))
-        else:
-            rows = split_rows(spec, materialize(frame), ctx.ds)
-        reader.check_unchanged()
-        _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
-        # The last files have all of these rows, wherever the split was made.
-        yield replace(rows, files=last)
-    finally:
-        for frame in persisted:
-            frame.unpersist()
-        folder.remove_quietly()
+    def last(frame: DataFrame) -> tuple[DataFrame, StagedFiles | None]:
+        if in_place or (spec.spark.own_scratch and not from_files):
+            return materialize(frame), None
+        return staged_frame(frame, folder / "rows")
+
+    with task_folder(ctx, PREPARED, ctx.ds) as folder:
+        try:
+            train, valid = split_ranges(spec, ctx.ds)
+            preparation = Preparation.from_spec(spec)
+            reader = ExternalReader.pinned_by(ctx.ws, preparation.externals, ctx.inputs)
+            frame = preparation.spark(
+                events_within_days(spec, events, ctx.ds),
+                reader,
+                train_range(spec, train[0], valid[0]),
+                materialize,
+                SourceRows.for_day(ctx, events.sparkSession),
+                seen_until(spec, ctx.ds),
+            )
+            if LABEL_KNOWN in frame.columns:
+                frame = frame.where(F.col(LABEL_KNOWN)).drop(LABEL_KNOWN)
+            frame = frame.drop(QUERY)
+            if spec.features.split.by == "time":
+                # Lazy, and rows that were read only as history are dropped.
+                rows = split_rows(spec, frame, ctx.ds)
+                stored, files = last(rows.frame)
+                rows = replace(rows, frame=stored, files=files)
+            else:
+                # Such a split looks at all rows first.
+                stored, files = last(frame)
+                rows = replace(split_rows(spec, stored, ctx.ds), files=files)
+            reader.check_unchanged()
+            _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
+            yield rows
+        finally:
+            for frame in persisted:
+                frame.unpersist()
 
 
-def _materialized(frame: DataFrame, path: Location) -> DataFrame:
-    """Write the rows to files, and return the frame of these files."""
+def staged_frame(frame: DataFrame, folder: Location) -> tuple[DataFrame, StagedFiles]:
+    """Write the rows to Parquet files in a new folder, and return the frame of these files beside them."""
     names = frame.columns
     numbered = frame.toDF(*map(numbered_name, range(len(names))))
-    numbered.write.mode("overwrite").parquet(str(path))
-    return frame.sparkSession.read.schema(numbered.schema).parquet(str(path)).toDF(*names)
+    with spark_settings(frame.sparkSession, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+        numbered.write.parquet(folder.spark_path)
+    stored = frame.sparkSession.read.schema(numbered.schema).parquet(folder.spark_path).toDF(*names)
+    return stored, StagedFiles(folder, tuple(names))
 
 
 def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:

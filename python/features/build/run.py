@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,20 @@ from headrace.config.schema import Kind
 from headrace.config.workspace import Workspace
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
+from headrace.features.arrow.decode import FILE, LINE
 from headrace.features.arrow.scan import LakeRows
 from headrace.features.arrow.write_lake import write_lake_rows
-from headrace.features.build.lake_files import files_of_day, fit_files, prepared_files, table_files
+from headrace.features.build.lake_files import files_of_day, fit_files, staged_files, table_files
 from headrace.features.build.plan import pinned_table
-from headrace.features.build.rows import events_of_window, read_events, source_table
+from headrace.features.build.rows import events_of_window, read_events, source_table, staged_frame
+from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.files import (
     ColumnCounts,
     DatasetFile,
     Engine,
-    FilePlan,
     TimeRule,
     WrittenDataset,
+    columns_of,
     engine_of,
     plan_files,
 )
@@ -44,7 +46,6 @@ from headrace.lake.scratch import KEYED_TABLES, VOCABULARIES, task_folder
 from headrace.stage import Context, Result
 from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location
-from headrace.storage.host_scratch import RunFolder
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -59,7 +60,7 @@ class BuiltDay:
     #: The fitted workflow of the dataset.
     fitted: FittedWorkflow
     rows: SplitRows
-    #: The rows as lake files; None: they are a frame.
+    #: The rows as files; None: the Spark engine takes them as a frame.
     files: LakeRows | None
     #: Rows of each split.
     counts: Mapping[str, int]
@@ -109,35 +110,6 @@ def _vocabularies(ws: Workspace, pipeline: str) -> Iterator[tuple[str, str, pa.T
                         yield ds, name, vocabulary
 
 
-def write_dataset(
-    fitted: FittedWorkflow,
-    rows: DataFrame,
-    plans: list[FilePlan],
-    folder: Location,
-    workflow: Location,
-    engine: Engine,
-    of_run: Location | RunFolder,
-) -> WrittenDataset:
-    """Transform the rows of all splits and write them.
-
-    Args:
-        rows: events with `__split`, `_source_file`, `_source_line`.
-        plans: from `plan_files`, in which every split of `rows` has a part.
-        folder: the dataset's (partial) folder, which the executors see too.
-        workflow: `fitted`, saved: where executors load it from.
-        of_run: a folder of this run alone, or one on each host, for what the Arrow engine's workers map.
-    """
-    for split in {p.split for p in plans}:
-        (folder / split).make_dir()
-    if engine == "spark":
-        from headrace.features.spark.write import write
-
-        return write(fitted, rows, plans, folder, workflow)
-    from headrace.features.arrow import write as arrow_write
-
-    return arrow_write.write(fitted, rows, plans, folder, workflow, of_run)
-
-
 def build(
     ctx: Context,
     workflow: Workflow,
@@ -151,7 +123,7 @@ def build(
     vocabularies = vocabularies_of(ctx, spark)
     with (
         task_folder(ctx, "features") as shared_folder,
-        day_files(ctx, workflow, rows, spark) as files,
+        day_files(ctx, workflow, rows, spark, shared_folder) as files,
         vocabularies.in_background(),
     ):
         tick = time.perf_counter()
@@ -184,16 +156,9 @@ def build(
             fitted.save(folder / "workflow")
             plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
             if files is None:
-                run_folder = RunFolder(ctx.ws.on_hosts(ctx.ws.encoded(spec.pipeline)), shared_folder.name, ())
-                written = write_dataset(
-                    fitted,
-                    rows.frame,
-                    plans,
-                    folder,
-                    folder / "workflow",
-                    engine_of(spec),
-                    run_folder if spec.spark.own_scratch else shared_folder,
-                )
+                from headrace.features.spark.write import write
+
+                written = write(fitted, rows.frame, plans, folder, folder / "workflow")
             else:
                 written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", spark)
             vocabularies.wait()  # the dataset's codes are for ever before it is seen
@@ -219,7 +184,7 @@ def append_day(
     vocabularies = vocabularies_of(ctx, spark)
     with (
         task_folder(ctx, "features") as shared_folder,
-        day_files(ctx, workflow, rows, spark) as files,
+        pinned_files(ctx, workflow, rows, spark) if engine_of(spec) == "arrow" else nullcontext() as files,
         vocabularies.in_background(),
     ):
         if files is None:
@@ -301,15 +266,38 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     return events_of_window(ctx, events)
 
 
+@contextmanager
 def day_files(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, folder: Location
+) -> Iterator[LakeRows | None]:
+    """Yield the rows as files; None for the Spark engine.
+
+    They are the pinned files, those of prepared rows, or files that Spark writes here: of a table's version that no
+    data files hold as it is, as where deletion vectors mark rows as deleted.
+
+    Args:
+        folder: of this run, for the latter; all hosts see it.
+    """
+    if engine_of(ctx.spec) != "arrow":
+        yield None
+        return
+    staged = rows.files
+    if staged is None:
+        with pinned_files(ctx, workflow, rows, spark) as files:
+            if files is not None:
+                yield files
+                return
+        w = workflow
+        names = (*w.input_columns, w.label_column, *w.carried_columns, *columns_of(rows.rule), FILE, LINE)
+        _, staged = staged_frame(rows.frame.select(*map(col, dict.fromkeys(names))), folder / "rows")
+    with staged_files(ctx.spec, ctx.ws, workflow, rows, staged) as files:
+        yield files
+
+
+def pinned_files(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession
 ) -> AbstractContextManager[LakeRows | None]:
-    """Return the rows as files, for the Arrow engine: the pinned ones, or those that Spark has prepared."""
-    if engine_of(ctx.spec) != "arrow":
-        return nullcontext()
-    # An appended dataset consists of the days' own files.
-    if rows.files is not None and ctx.spec.features.append is None:
-        return prepared_files(ctx.spec, ctx.ws, workflow, rows)
+    """Return the pinned data files, for the Arrow engine; None where they do not hold the rows as they are."""
     taken = source_table(ctx)
     if taken is not None:
         return table_files(ctx, taken, workflow, rows, spark)

@@ -1,4 +1,4 @@
-"""The split and the part of each row as Spark columns, and frames with a part a partition.
+"""The split and the part of each row as Spark columns.
 
 A row's place depends on its identity (source file and line) alone: a hash of it says which part of its split it goes
 to and its position there. So the rows are the same in the same order however Spark cut the work, and the order has
@@ -40,8 +40,8 @@ SPLIT = "__split"
 
 
 @dataclass(frozen=True)
-class PreparedFiles:
-    """Rows that table operators made, as Parquet files."""
+class StagedFiles:
+    """Rows of a frame as Parquet files, of this run alone."""
 
     #: Folder of the files; the stage removes it at its end.
     folder: Location
@@ -65,7 +65,7 @@ class SplitRows:
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
     #: The same rows as Parquet files that all tasks see; None: there are none.
-    files: PreparedFiles | None = None
+    files: StagedFiles | None = None
 
     @property
     def ranges(self) -> dict[str, DayRange | None]:
@@ -242,16 +242,6 @@ def _carried(w: Workflow, column: str) -> Column:
 def _of_training() -> Column:
     """Return the hash of the identity of rows of the training range."""
     return F.when(F.col(SPLIT) == "train", F.xxhash64("_source_file", "_source_line"))
-
-
-def placed(frame: DataFrame, plans: list[FilePlan]) -> DataFrame:
-    """Repartition rows with `identity` by part: each part in one partition, in its order, `__part` its index."""
-    frame = frame.withColumn("__part", part_of(plans)).drop(SPLIT)
-    return (
-        frame.repartition(len(plans), part_key(plans))
-        .sortWithinPartitions("__part", "__hash", "__source_file", "__source_line")
-        .drop("__hash", "__source_file", "__source_line")
-    )
 
 
 def part_of(plans: list[FilePlan]) -> Column:

@@ -51,7 +51,16 @@ _FOOTERS_AT_ONCE = 16
 def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
-    """See `headrace.features.build.run.write_dataset`."""
+    """Transform the rows of all splits and write them.
+
+    Args:
+        rows: events with `__split`, `_source_file`, `_source_line`.
+        plans: from `plan_files`, in which every split of `rows` has a part.
+        folder: the dataset's (partial) folder, which the executors see, too.
+        workflow: `fitted`, saved: where executors load it from.
+    """
+    for split in {p.split for p in plans}:
+        (folder / split).make_dir()
     parts, texts, longest, counts = _count_parts(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts, workflow)

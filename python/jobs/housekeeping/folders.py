@@ -263,7 +263,6 @@ def scratch_steps(state: WorkspaceState) -> Iterator[CleanupStep]:
     ws, pipeline = state.ws, state.pipeline
     places = [ws.spark_local / kind / pipeline for kind in STAGE_FOLDERS]
     places += [ws.handed_on(pipeline, stage, local_scratch=True) for stage in HANDING]
-    places += [e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{pipeline}-")]
     yield from _idle(state, "unfinished", places, "a run that has ended left it")
     yield from _idle(state, "unfinished", _without_process(ws, pipeline), "a process that has ended left it")
 

@@ -128,7 +128,8 @@ def _metadata(text: str) -> Mapping[str, Any]:
 def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output, ...]:
     """Count the day and replace it in the table; return the table at its new version. The spec has the section `drift`.
 
-    Rows that are lake files are counted as such; other rows, and the dataset, by the engine that made the dataset.
+    Rows that are files are counted as such; those of the Spark engine, and the dataset, by the engine that made the
+    dataset.
     """
     assert ctx.spec.drift is not None
     fitted, rows = day.fitted, day.rows
@@ -139,7 +140,7 @@ def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output,
     if day.files is not None:
         raw = measure_lake(spark, day.files, inputs, day.counts["train"], quantiles, top)
     else:
-        raw = measure_frame(rows.frame, SPLIT, splits, inputs, day.counts["train"], quantiles, top, day.engine)
+        raw = measure_frame(rows.frame, SPLIT, splits, inputs, day.counts["train"], quantiles, top)
     features = measure_dataset(spark, day.folder, splits, feature_columns(fitted.features), quantiles, top, day.engine)
     records = [r for part in (raw, features) for r in part.rows(fitted.vocabularies)]
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")

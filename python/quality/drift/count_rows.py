@@ -1,13 +1,12 @@
 """Counting of column statistics: with NumPy in tasks that Spark schedules, or as a Spark plan.
 
-The tasks read lake files, a frame or the dataset's files. The plan is for `engine: spark`, where rows stay on the GPU:
+The tasks read lake files or the dataset's files. The plan is for `engine: spark`, where rows stay on the GPU:
 each row becomes one entry per value, (column, bin, value), and entries are added up by (split, column, bin): one
 aggregate whose result is as small as the bins. On CPUs the tasks are several times as fast.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -169,9 +168,8 @@ def measure_frame(
     train_rows: int,
     quantiles: int,
     top: int,
-    engine: Engine = "arrow",
 ) -> SplitStatistics:
-    """Measure raw columns in two passes: the sample, then all rows.
+    """Measure raw columns by Spark plans in two passes: the sample, then all rows.
 
     Args:
         frame: the rows of all splits, with `_source_file` and `_source_line`.
@@ -181,7 +179,6 @@ def measure_frame(
         train_rows: rows of the first split.
         quantiles: bins of a number, about.
         top: values of a category that get a bin.
-        engine: who counts: NumPy in tasks, or a Spark plan.
     """
     index = F.coalesce(*[F.when(F.col(split) == s, F.lit(i)) for i, s in enumerate(splits)])
     # Columns are numbered: Spark takes a dot in a column's name for the separator of a field.
@@ -193,11 +190,7 @@ def measure_frame(
     sample_rows = sample.select(*measured_columns).toArrow()
     bins = tuple(bins_of(m, [_array(sample_rows.column(i))], quantiles, top) for i, m in enumerate(measured))
     rows = frame.select(index.alias("split"), *measured_columns)
-    if engine == "spark":
-        return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
-    task = _CountTask(tuple(measured), bins)
-    records = [json.loads(r[0]) for r in rows.mapInArrow(task.frame, "found string").collect()]
-    return SplitStatistics(task.measured, bins, tuple(splits), task.merged(records))
+    return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
 
 
 def measure_lake(
@@ -258,19 +251,6 @@ class _CountTask:
 
     def tally(self, tallies: StatisticsByColumn, split: int, i: int) -> ColumnStatistics:
         return tallies.setdefault((split, i), ColumnStatistics(self.bins[i]))
-
-    def frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Count batches of (split, input columns in order)."""
-        tallies: StatisticsByColumn = {}
-        for batch in batches:
-            splits = batch.column(0).to_numpy()
-            present = np.unique(splits)
-            for split in present.tolist():
-                split_rows = batch if len(present) == 1 else batch.filter(pa.array(splits == split))
-                for i, measured in enumerate(self.measured):
-                    values, missing = measured.values([split_rows.column(i + 1)])
-                    self.tally(tallies, split, i).add(values, missing, split_rows.num_rows)
-        yield pa.RecordBatch.from_pydict({"found": pa.array(map(json.dumps, packed(tallies)), pa.string())})
 
     def row_group(
         self, tallies: StatisticsByColumn, row_group: LakeRowGroup, split: np.ndarray[Any, np.dtype[np.int8]]

@@ -66,7 +66,6 @@ def cache_places(state: WorkspaceState) -> Iterator[Place]:
         *(temporary / kind / pipeline for kind in STAGE_FOLDERS),
     ]
     places += [ws.staging(pipeline)]
-    places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{pipeline}-")]
     for place in places:
         if place.exists():
             act = partial(remove_all, [place], state.lock)

@@ -187,7 +187,6 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
         ws.mapped(pipeline),
         *(staging(ws, pipeline + suffix) for suffix in REGISTERED_SUFFIXES),
         *(ws.spark_local / kind / pipeline for kind in STAGE_FOLDERS),
-        *(e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{pipeline}-")),
     ]
     if state.spec.publish is not None:
         name, warehouse = table_name(state.spec), ws.lake / "warehouse"
