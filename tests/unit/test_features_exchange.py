@@ -25,7 +25,8 @@ from headrace.features.arrow.decode import HostFolder, LakeFile
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileTasks, ScanTask, Splitter, lake_rows
-from headrace.features.arrow.write_lake import SendRows, WritePart
+from headrace.features.arrow.write import PartWriter
+from headrace.features.arrow.write_lake import SendRows, TransformFiles, WriteReceived
 from headrace.features.layout.files import TimeRule, plan_files
 from headrace.features.learn.statistics import canonical, merge
 from headrace.features.transport import Sender, cut, packed, unpacked
@@ -193,8 +194,11 @@ def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, cha
         for split in SPLITS:
             if (folder / "out" / split).is_dir():
                 (out / split).make_dir()
-        rows_of = SendRows(tasks, hosted.folder, hosted.layout, splitter, out / "workflow", tuple(plans))
-        list(mixed(len(tasks), rows_of, WritePart(tuple(plans), out, out / "workflow"), chance))
+        transform = TransformFiles(
+            tasks, hosted.folder, hosted.layout, splitter, out / "workflow", hosted.folder, tuple(plans)
+        )
+        receive = WriteReceived(PartWriter(tuple(plans), out, out / "workflow"))
+        list(mixed(len(tasks), SendRows(transform), receive, chance))
         assert digests(folder / "mixed") == digests(folder / "out")
         assert not (folder / "none").exists()
 

@@ -23,7 +23,8 @@ from headrace.features.arrow.decode import FILE, LINE, HostFolder, LakeFile, Row
 from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileScan, LakeRows, ScanTask, Splitter, lake_rows
-from headrace.features.arrow.write_lake import SendRows, WritePart, write_lake_rows
+from headrace.features.arrow.write import PartWriter
+from headrace.features.arrow.write_lake import SendRows, TransformFiles, WriteReceived, write_lake_rows
 from headrace.features.build.lake_files import fit_files
 from headrace.features.layout.files import PositionRule, plan_files
 from headrace.features.layout.split import SplitRows
@@ -197,8 +198,11 @@ def test_repeated_texts_are_sent_in_parts(tmp_path: Path, lowered: list[int]) ->
     out, host_scratch = local(tmp_path / "there"), HostScratch("encoded", local(tmp_path / "host"))
     with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, host_scratch=host_scratch) as lake:
         assert isinstance(lake.folder, HostFolder)
-        send = SendRows((((0, file),),), lake.folder, lake.layout, splitter(), out / "workflow", tuple(plans))
-        receive = WritePart(tuple(plans), out, out / "workflow")
+        tasks, workflow = (((0, file),),), out / "workflow"
+        send = SendRows(
+            TransformFiles(tasks, lake.folder, lake.layout, splitter(), workflow, lake.folder, tuple(plans))
+        )
+        receive = WriteReceived(PartWriter(tuple(plans), out, workflow))
         for split in ("train", "valid"):
             (out / split).make_dir()
         blocks = list(send(0))

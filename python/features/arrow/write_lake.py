@@ -1,15 +1,19 @@
-"""The Arrow engine's write from row groups of lake files: no row passes through the JVM, no text is transformed twice.
+"""The Arrow engine's write: row groups of lake files to the parts of the dataset.
 
-First each row group: which part of the dataset its rows belong to, what its distinct values become (a code or a number
-each), and of each row, part by part, which of them it has. Then each part: its rows of every row group, merged in the
-order of the rows' hashes. Between the two the rows travel in one of two ways, with the same files, bit for bit:
+Tasks transform each row group (`TransformFiles`): which part of the dataset its rows belong to, what its distinct
+values become (a code or a number each), and of each row, part by part, which of them it has. A task of each part
+merges its rows of every row group in the order of the rows' hashes and writes them
+(`headrace.features.arrow.write.PartWriter`). No row passes through the JVM, no text is transformed twice. One of two
+transports brings the rows to their parts:
 
-- Through a folder that all tasks see, as files of NumPy arrays. The arrays whose rows belong to parts lie in the file
-  as blocks: all values of one part in one piece, which a reader of that part reads at once. Were each array in one
-  piece, a part's few kilobytes of each would stand far from each other, and the kernel reads 128 KiB ahead for each: of
-  files larger than the page cache, forty times what is needed. The other arrays are mapped into memory.
-- Through Spark's shuffle, as Arrow tables, where hosts share no folder. So no task opens a file of another host, and
-  Spark computes again what a lost executor held.
+- A folder that all tasks see, with files of NumPy arrays. The arrays whose rows belong to parts lie in the file as
+  blocks: all values of one part in one piece, which a reader of that part reads at once. Were each array in one
+  piece, a part's few kilobytes of each would stand far from each other, and the kernel reads 128 KiB ahead for each:
+  of files larger than the page cache, forty times what is needed. The other arrays are mapped into memory.
+- Spark's shuffle, with Arrow tables, where hosts share no folder. So no task opens a file of another host, and Spark
+  computes again what a lost executor held.
+
+The files of the dataset are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, BinaryIO
 
@@ -26,12 +31,22 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.features.arrow import kernels
-from headrace.features.arrow.decode import FILE, HASH, LINE, HostFolder, LakeRowGroup, RowGroupLayout, row_groups
+from headrace.config.schema import Feature
+from headrace.features.arrow.decode import (
+    FILE,
+    HASH,
+    LINE,
+    HostFolder,
+    LakeFile,
+    LakeRowGroup,
+    RowGroupLayout,
+    of_run_here,
+    row_groups,
+)
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.arrow.scan import FileTasks, LakeRows, Splitter
-from headrace.features.arrow.transform import EDGES, HASHES, PartRows, by_part, gathered, placed, row_order, transformed
-from headrace.features.arrow.write import mapped, without_values, write_part, written_dataset
+from headrace.features.arrow.transform import EDGES, HASHES, PartRows, Values, by_part, placed, transformed
+from headrace.features.arrow.write import PartWriter, written_dataset
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.transport import Sender, unpacked
 from headrace.features.workflow.fitted import FittedWorkflow, stored_schema
@@ -55,7 +70,7 @@ def write_lake_rows(
     A task holds the results of one row group, or the rows of one part.
 
     Args:
-        rows: the files, scanned (`LakeRows.scan`).
+        rows: the lake files, scanned (`LakeRows.scan`).
         plans: from `plan_files`, in which every split of `rows` has a part.
         folder: the dataset's (partial) folder, which all tasks see.
         workflow: `fitted`, saved: where tasks load it from.
@@ -63,218 +78,229 @@ def write_lake_rows(
     """
     for split in {p.split for p in plans}:
         (folder / split).make_dir()
+    run_folder = rows.folder if isinstance(rows.folder, HostFolder) else rows.scratch
+    files = TransformFiles(
+        rows.tasks(spark), rows.folder, rows.layout, rows.splitter, workflow, run_folder, tuple(plans)
+    )
+    writer = PartWriter(tuple(plans), folder, workflow)
     if isinstance(rows.folder, HostFolder):
         assert spark is not None
-        return write_exchanged(rows, plans, folder, workflow, spark)
-    tasks, decoded = rows.tasks(spark), rows.folder
-    transform_task = _TransformTask(tasks, decoded, rows.layout, rows.splitter, workflow, rows.scratch, tuple(plans))
-    transformed_files = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
-    placed = tuple(
-        (decoded / row_group, rows.scratch / outputs)
-        for f in transformed_files
-        for row_group, outputs in f["row_groups"]
-    )
-    parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), folder, workflow))
-    for _, outputs in placed:  # so that syncing the dataset does not write them to the disk
-        outputs.remove_quietly()
+        parts = _through_shuffle(files, writer, rows, spark)
+    else:
+        parts = _through_folder(files, writer, rows, spark)
     return written_dataset(plans, parts)
 
 
 @dataclass(frozen=True)
-class _TransformTask:
-    """The second pass, in a task: of each row group the order of its rows by part, and what its values become."""
+class TransformFiles:
+    """Transform the rows of a task's files. Runs in a task, before either transport."""
 
     tasks: FileTasks
-    folder: Location
+    #: Folder of the row groups.
+    folder: Location | HostFolder
     layout: RowGroupLayout
     splitter: Splitter
     workflow: Location
-    scratch: Location
+    #: Folder of this run alone, for what the workers of a host map.
+    run_folder: Location | HostFolder
     plans: tuple[FilePlan, ...]
 
-    def __call__(self, task: int) -> Iterator[dict[str, Any]]:
-        fitted = mapped(self.workflow, self.scratch / "maps")
-        for number, file in self.tasks[task]:
-            out = []
-            for i, row_group in enumerate(row_groups(file, self.folder, self.layout)[0]):
-                arrays = transformed(fitted, row_group, self.splitter, self.plans)
-                if arrays is None:
-                    continue
-                path = self.scratch / f"outputs-{number}-{i}.arrays"
-                cut = by_part(arrays, fitted.workflow.label_column)
-                save_arrays(path, {n: a for n, a in arrays.items() if n not in cut}, cut, arrays[EDGES])
-                out.append([row_group.path.below(self.folder), path.name])
-            yield {"file": number, "row_groups": out}
+    def fitted(self) -> FittedWorkflow:
+        """Return the workflow, whose large vocabularies and keyed tables all workers of the host map."""
+        return mapped(self.workflow, of_run_here(self.run_folder) / "maps")
+
+    def row_groups(self, fitted: FittedWorkflow, file: LakeFile) -> Iterator[tuple[LakeRowGroup, dict[str, Array]]]:
+        """Yield the row groups of a file that have rows of a part, with the arrays of `transformed`."""
+        for row_group in row_groups(file, self.folder, self.layout)[0]:
+            arrays = transformed(fitted, row_group, self.splitter, self.plans)
+            if arrays is not None:
+                yield row_group, arrays
+
+
+@lru_cache(maxsize=2)
+def mapped(workflow: Location, maps: Location) -> FittedWorkflow:
+    """Return the workflow to transform with.
+
+    Args:
+        workflow: where it is saved.
+        maps: folder of the mapped files, of this workflow alone, on this host or where all hosts see it; filled by the
+            first worker.
+    """
+    return FittedWorkflow.load(workflow, maps=maps)
+
+
+def _through_folder(
+    files: TransformFiles, writer: PartWriter, rows: LakeRows, spark: SparkSession | None
+) -> list[dict[str, Any]]:
+    """Write the parts; their rows pass through files in the run's folder, which all tasks see."""
+    assert isinstance(rows.folder, Location)
+    saved = sorted(run_tasks(spark, len(files.tasks), SaveRows(files, rows.scratch)), key=lambda f: f["file"])
+    outputs = tuple(
+        (rows.folder / row_group, rows.scratch / arrays) for f in saved for row_group, arrays in f["row_groups"]
+    )
+    parts = run_tasks(spark, len(writer.plans), WriteSaved(outputs, writer))
+    for _, arrays in outputs:  # so that syncing the dataset does not write them to the disk
+        arrays.remove_quietly()
+    return parts
 
 
 @dataclass(frozen=True)
-class _WriteTask:
-    """The third pass, in a task: one part, its rows from every row group."""
+class SaveRows:
+    """Transform the rows of a task's files and save them by part. Runs in a task."""
 
-    #: Paths of row groups and of the outputs of `_TransformTask` for them.
-    row_groups: tuple[tuple[Location, Location], ...]
-    plans: tuple[FilePlan, ...]
-    folder: Location
-    workflow: Location
+    files: TransformFiles
+    scratch: Location
+
+    def __call__(self, task: int) -> Iterator[dict[str, Any]]:
+        assert isinstance(self.files.folder, Location)
+        fitted = self.files.fitted()
+        for number, file in self.files.tasks[task]:
+            saved = []
+            for row_group, arrays in self.files.row_groups(fitted, file):
+                path = self.scratch / f"outputs-{number}-{len(saved)}.arrays"
+                cut = by_part(arrays, fitted.workflow.label_column)
+                save_arrays(path, {n: a for n, a in arrays.items() if n not in cut}, cut, arrays[EDGES])
+                saved.append([row_group.path.below(self.files.folder), path.name])
+            yield {"file": number, "row_groups": saved}
+
+
+@dataclass(frozen=True)
+class WriteSaved:
+    """Write a part from the files that `SaveRows` left. Runs in a task."""
+
+    #: Paths of row groups and of the arrays of `SaveRows` for them.
+    outputs: tuple[tuple[Location, Location], ...]
+    writer: PartWriter
 
     def __call__(self, part: int) -> Iterator[dict[str, Any]]:
-        fitted = without_values(self.workflow)
-        sources: list[PartRows] = []
-        for row_group, outputs in self.row_groups:
-            arrays = load_part(outputs, part)
+        sources = []
+        for row_group, path in self.outputs:
+            arrays = load_part(path, part)
             if arrays is not None:
                 sources.append(PartRows(LakeRowGroup(row_group), part, 0, len(arrays[HASHES]), arrays))
-        if not sources:
-            yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
-            return
-        hashes = np.concatenate([s.hashes for s in sources])
-        order = row_order(hashes, [(s.row_group, s.rows) for s in sources]).rows
-        places = np.empty(len(order), np.int32)
-        kernels.scatter(np.arange(len(order), dtype=np.int32), None, order, places)
-        starts = np.cumsum([0, *(len(s.rows) for s in sources)])
-        cut = [places[start:end] for start, end in pairwise(starts)]
-        columns: list[pa.Array] = []
-        for feature in fitted.features:
-            if feature.is_list:
-                columns.append(pa.concat_arrays([s.output_lists(feature) for s in sources]).take(pa.array(order)))
-            else:
-                columns.append(placed([s.output(feature) for s in sources], cut))
-        columns.append(placed([s.label(fitted.workflow.label_column) for s in sources], cut))
-        stored = stored_schema(fitted.schema.features)
-        for name in fitted.workflow.carried_columns:
-            columns.append(gathered([s.column(name) for s in sources], order, stored.field(len(columns)).type))
-        sets = source_sets(fitted)
-        missing = dict(zip(sets, np.sum([s.missing(len(sets)) for s in sources], 0).tolist(), strict=True))
-        table = pa.Table.from_arrays(columns, schema=stored)
-        yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
+        sets = len(source_sets(self.writer.fitted()))
+        missing = sum((s.missing(sets) for s in sources), np.zeros(sets, np.int64))
+        yield self.writer.write(part, sources, missing)
 
 
 #: In place of a table's number: counts of rows that lack a value, by `source_sets`.
 _MISSING, _ROWS = 0, 1
 
 
-def write_exchanged(
-    rows: LakeRows, plans: list[FilePlan], folder: Location, workflow: Location, spark: SparkSession
-) -> WrittenDataset:
-    """Write as `write_lake_rows` does, through Spark's shuffle: the same files, bit for bit."""
-    assert isinstance(rows.folder, HostFolder)
-    tasks = rows.tasks(spark)
-    send = SendRows(tasks, rows.folder, rows.layout, rows.splitter, workflow, tuple(plans))
-    receive = WritePart(tuple(plans), folder, workflow)
+def _through_shuffle(
+    files: TransformFiles, writer: PartWriter, rows: LakeRows, spark: SparkSession
+) -> list[dict[str, Any]]:
+    """Write the parts; their rows pass through Spark's shuffle."""
+    receive = WriteReceived(writer)
     with small_batches(spark):
-        parts = exchange(spark, len(tasks), send, len(plans), receive, "written string", rows.hosts_of(tasks))
-        written_parts = [json.loads(text) for (text,) in parts.collect()]
-    return written_dataset(plans, written_parts)
+        parts = exchange(
+            spark,
+            len(files.tasks),
+            SendRows(files),
+            len(writer.plans),
+            receive,
+            "written string",
+            rows.hosts_of(files.tasks),
+        )
+        return [json.loads(text) for (text,) in parts.collect()]
 
 
 @dataclass(frozen=True)
 class SendRows:
     """Transform the rows of a task's files and send them to their parts. Runs in a task."""
 
-    tasks: FileTasks
-    folder: HostFolder
-    layout: RowGroupLayout
-    splitter: Splitter
-    workflow: Location
-    plans: tuple[FilePlan, ...]
+    files: TransformFiles
 
     def __call__(self, task: int) -> Iterator[ExchangedBlock]:
-        fitted = mapped(self.workflow, self.folder.of_run() / "maps")
-        for number, file in self.tasks[task]:
+        fitted = self.files.fitted()
+        sets = len(source_sets(fitted))
+        for number, file in self.files.tasks[task]:
             sender = Sender(number)
-            for row_group in row_groups(file, self.folder, self.layout)[0]:
-                arrays = transformed(fitted, row_group, self.splitter, self.plans)
-                if arrays is None:
-                    continue
-                edges = arrays[EDGES].tolist()
-                for part, (start, end) in enumerate(pairwise(edges)):
+            for row_group, arrays in self.files.row_groups(fitted, file):
+                for part, (start, end) in enumerate(pairwise(arrays[EDGES].tolist())):
                     if start == end:
                         continue
                     part_rows = PartRows(row_group, part, start, end, arrays)
-                    missing = pa.table({"missing": part_rows.missing(len(source_sets(fitted)))})
-                    yield from sender.add(part, _MISSING, missing)
+                    yield from sender.add(part, _MISSING, pa.table({"missing": part_rows.missing(sets)}))
                     for piece in part_rows.pieces(fitted.workflow.carried_columns):
                         yield from sender.add(part, _ROWS, table_of(fitted, piece))
             yield from sender.rest()
 
 
+#: Prefixes of the columns of `table_of`: a feature may have the name of the label or of a column of the lake.
+_FEATURE, _COLUMN, _LABEL = "feature.", "column.", "label"
+
+
 def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
     """Return rows as they are stored, with what they are ordered by: their hash, file and line."""
     everything = np.arange(len(rows.rows), dtype=np.int32)
-    stored = stored_schema(fitted.schema.features)
-    columns: list[pa.Array] = []
+    columns: dict[str, pa.Array] = {}
     for feature in fitted.features:
-        if feature.is_list:
-            columns.append(rows.output_lists(feature))
-        else:
-            columns.append(placed([rows.output(feature)], [everything]))
-    columns.append(placed([rows.label(fitted.workflow.label_column)], [everything]))
-    for name in fitted.workflow.carried_columns:
-        columns.append(rows.column(name).decode().cast(stored.field(len(columns)).type))
-    order = {
-        HASH: pa.array(rows.hashes),
-        FILE: rows.column(FILE).decode().cast(pa.string()).dictionary_encode(),
-        LINE: rows.column(LINE).decode(),
-    }
-    # Columns are numbered, since a feature may have one of those names.
-    names = [*map(str, range(len(columns))), *order]
-    return pa.table([*columns, *order.values()], names=names)
+        is_list = feature.is_list
+        array = rows.output_lists(feature) if is_list else placed([rows.output(feature)], [everything])
+        columns[_FEATURE + feature.name] = array
+    columns[_LABEL] = placed([rows.label(fitted.workflow.label_column)], [everything])
+    carried = fitted.workflow.carried_columns
+    stored_types = stored_schema(fitted.schema.features).types[len(columns) :]
+    for name, stored_type in zip(carried, stored_types, strict=True):
+        columns[_COLUMN + name] = rows.column(name).decode().cast(stored_type)
+    columns[HASH] = pa.array(rows.hashes)
+    columns[FILE] = rows.column(FILE).decode().cast(pa.string()).dictionary_encode()
+    columns[LINE] = rows.column(LINE).decode()
+    return pa.table(columns)
 
 
 @dataclass(frozen=True)
-class WritePart:
-    """Write the rows of a part, in their order. Runs in a task."""
+class ReceivedRows:
+    """Rows of a part that came as a `table_of`, of one chunk a column."""
 
-    plans: tuple[FilePlan, ...]
-    folder: Location
-    workflow: Location
+    table: pa.Table
+
+    @property
+    def hashes(self) -> npt.NDArray[np.int64]:
+        """See `PartSource`."""
+        hashes: npt.NDArray[np.int64] = self._array(HASH).to_numpy()
+        return hashes
+
+    def output(self, feature: Feature) -> Values:
+        """See `PartSource`."""
+        return Values(self._array(_FEATURE + feature.name).to_numpy(), None)
+
+    def output_lists(self, feature: Feature) -> pa.ListArray:
+        """See `PartSource`."""
+        return self._array(_FEATURE + feature.name)
+
+    def label(self, name: str) -> Values:
+        """See `PartSource`."""
+        return Values(self._array(_LABEL).to_numpy(), None)
+
+    def column(self, name: str) -> DictionaryColumn:
+        """See `PartSource`: FILE, LINE or a carried column, as it is stored."""
+        array = self._array(name if name in (FILE, LINE) else _COLUMN + name)
+        if pa.types.is_dictionary(array.type):
+            return DictionaryColumn(array.dictionary, array.indices.to_numpy(zero_copy_only=False))
+        return DictionaryColumn(array)
+
+    def _array(self, name: str) -> pa.Array:
+        return self.table.column(name).chunk(0)
+
+
+@dataclass(frozen=True)
+class WriteReceived:
+    """Write a part from the blocks that `SendRows` sent. Runs in a task."""
+
+    writer: PartWriter
 
     def __call__(self, blocks: Sequence[ExchangedBlock]) -> Iterator[pa.RecordBatch]:
-        fitted = without_values(self.workflow)
-        sets = source_sets(fitted)
-        missing, tables = np.zeros(len(sets), np.int64), list[pa.Table]()
+        missing, sources = np.zeros(len(source_sets(self.writer.fitted())), np.int64), list[ReceivedRows]()
         for block in blocks:
             for name, table in unpacked(block.payload):
                 if name == _MISSING:
                     missing += table.column(0).to_numpy()
                 else:
-                    tables.append(table.combine_chunks())
-        counts = dict(zip(sets, missing.tolist(), strict=True))
-        plan = self.plans[blocks[0].partition]
-        table = in_order(fitted, tables)
-        written = write_part(fitted.schema, plan, self.folder, table, counts)
+                    sources.append(ReceivedRows(table.combine_chunks()))
+        written = self.writer.write(blocks[0].partition, sources, missing)
         yield pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """Rows that came."""
-
-    table: pa.Table
-
-    def column(self, name: str) -> DictionaryColumn:
-        array = self.table.column(name).chunk(0)
-        if pa.types.is_dictionary(array.type):
-            return DictionaryColumn(array.dictionary, _indices(array))
-        return DictionaryColumn(array)
-
-
-def _indices(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
-    indices: npt.NDArray[np.int32] = column.indices.to_numpy(zero_copy_only=False)
-    return indices
-
-
-def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of tables that `table_of` made, in the order of the dataset's."""
-    hashes = np.concatenate([t.column(HASH).to_numpy() for t in tables])
-    sources = [(_Sent(t), np.arange(t.num_rows, dtype=np.int32)) for t in tables]
-    order = row_order(hashes, sources).rows
-    stored = stored_schema(fitted.schema.features)
-    columns = [
-        gathered([DictionaryColumn(t.column(i).chunk(0)) for t in tables], order, field.type)
-        for i, field in enumerate(stored)
-    ]
-    return pa.Table.from_arrays(columns, schema=stored)
 
 
 _ALIGN = 64
