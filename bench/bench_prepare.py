@@ -1,11 +1,12 @@
-"""Rows that Spark's table operators made, from the files they leave, beside the same rows from a frame.
+"""Features of rows that Spark's table operators made: through a common folder, and through Spark's shuffle.
 
     make bench-prepare                       # 8 days of 0.06 M generated clicks
     python -m bench.bench_prepare 0.01       # millions of rows a day
 
-A day of `clicks` with each user's last items and each item's rates as features. Both routes fit, transform and write
-the same rows, in turn, in one Spark session that is warm, and must give the same files. The floor is the day without
-table operators, whose rows are the lake's files. Making the rows is the same work for both, and is not counted.
+A day of `clicks` with each user's last items and each item's rates as features. The stage runs with `spark.scratch:
+shared` and `own` in turn, in one Spark session that is warm, and must give the same files. The floor is the day
+without table operators, whose rows are the lake's files. Measured are the seconds and the core-seconds of all
+processes from the stage's start until the dataset is complete: to make the rows, to fit, to transform, to write.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from bench.bench_append import DS, headrace
 from bench.report import Figure, publish
 from headrace.config import Spec, build_spec, load_spec
 from headrace.config.workspace import Workspace
-from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.lake.spark.session import session
 from headrace.quality.drift.count_day import count_day
 from headrace.stage import run_stage
+from headrace.stage.resources import ResourceUse
 
 PREPARE: list[dict[str, Any]] = [
     {"history": {"keys": ["user_id"], "values": ["item_id"], "length": 20}},
@@ -39,8 +38,18 @@ WORKFLOW: list[dict[str, Any]] = [
     {"columns": ["item_id_history"], "ops": [{"categorify": {"vocabulary": "history"}}, {"pad": {"length": 20}}]},
     {"columns": ["item_id_count_3d", "item_id_clicked_rate_3d"], "ops": ["fill_missing", "normalize"]},
 ]
-#: Runs of each route.
+#: Measured runs of each route.
 ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """A measured run of the stage."""
+
+    seconds: float
+    core_seconds: float
+    #: Digest of the dataset's files.
+    digest: str
 
 
 def main(millions: float) -> None:
@@ -51,58 +60,58 @@ def main(millions: float) -> None:
         headrace(home, "generate", "clicks", "--until", DS, *rows)
         headrace(home, "run", "clicks", "--ds", DS, "--to", "ingest", *rows)
         data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
-        plain = build_spec(data)
+        specs = {"plain": build_spec(data)}
         data["features"]["prepare"] = PREPARE
         data["features"]["workflow"] += WORKFLOW
-        prepared = build_spec(data)
+        for scratch in ("shared", "own"):
+            data["spark"] = data.get("spark", {}) | {"scratch": scratch}
+            specs[scratch] = build_spec(data)
         ws = Workspace(home)
-        taken: dict[str, list[float]] = {"files": [], "frame": [], "plain": []}
-        digests = set[str]()
-        with session(prepared.spark, ws, "bench-prepare"):
-            for route in ("files", "frame", "plain"):  # warm
-                seconds_of(ws, plain if route == "plain" else prepared, by_frame=route == "frame")
+        runs: dict[str, list[StageRun]] = {route: [] for route in specs}
+        with session(specs["plain"].spark, ws, "bench-prepare"):
+            for spec in specs.values():  # warm
+                measured(ws, spec)
             for _ in range(ROUNDS):
-                taken["plain"].append(seconds_of(ws, plain)[0])
-                for route in ("files", "frame"):
-                    seconds, digest = seconds_of(ws, prepared, by_frame=route == "frame")
-                    taken[route].append(seconds)
-                    digests.add(digest)
-        if len(digests) != 1:
-            raise SystemExit("the two routes wrote other files")
-    files, frame, floor = (statistics.median(taken[route]) for route in ("files", "frame", "plain"))
-    title = f"fit, transform and write, 8 days of {millions:g} M rows"
-    publish(
-        "prepare",
-        [
-            Figure(f"{title}; floor: without table operators; peer: from a frame", files, "s", floor=floor, peer=frame),
-            Figure(f"{title}, from a frame", frame, "s", floor=floor),
-        ],
-    )
+                for route, spec in specs.items():
+                    runs[route].append(measured(ws, spec))
+    if len({run.digest for route in ("shared", "own") for run in runs[route]}) != 1:
+        raise SystemExit("the two routes wrote other files")
+    publish("prepare", [figure for route in ("shared", "own") for figure in figures(runs, route, millions)])
 
 
-def seconds_of(ws: Workspace, spec: Spec, by_frame: bool = False) -> tuple[float, str]:
-    """Run the stage anew; return the seconds from its rows to its dataset, and a digest of the dataset's files."""
-    moments = dict[str, float]()
+def figures(runs: dict[str, list[StageRun]], route: str, millions: float) -> list[Figure]:
+    """Return the medians of a route, beside those of the day without table operators."""
+    title = f"features, 8 days of {millions:g} M rows, scratch: {route}; floor: without table operators"
+    return [
+        Figure(
+            title,
+            statistics.median(getattr(run, attribute) for run in runs[route]),
+            unit,
+            floor=statistics.median(getattr(run, attribute) for run in runs["plain"]),
+        )
+        for attribute, unit in (("seconds", "s"), ("core_seconds", "core-s"))
+    ]
+
+
+def measured(ws: Workspace, spec: Spec) -> StageRun:
+    """Run the stage anew until the dataset is complete."""
+    moments = dict[str, tuple[float, float]]()
+    use = ResourceUse.begin()
+    start = time.perf_counter()
 
     def note(step: str) -> None:
-        moments[step] = time.perf_counter()
-
-    def noted(open_files: Callable[..., Any]) -> Callable[..., Any]:
-        def day_files(*args: Any) -> Any:
-            note("start")
-            return nullcontext() if by_frame else open_files(*args)
-
-        return day_files
+        resources = use.used()
+        assert resources is not None
+        moments[step] = time.perf_counter() - start, resources.core_seconds
 
     ws.manifest(spec.pipeline, DS, "features").remove()
-    with mock.patch.object(run, "day_files", noted(run.day_files)):
-        manifest = run_stage(BuildFeatures(count_day, note), spec, ws, DS).manifest
+    manifest = run_stage(BuildFeatures(count_day, note), spec, ws, DS).manifest
     folder = ws.locate(manifest.output("dataset").name)
     digest = hashlib.sha256()
     for file in sorted(folder.files(), key=str):
         if file.name.endswith(".parquet"):
             digest.update(file.below(folder).encode() + file.read_bytes())
-    return moments["write"] - moments["start"], digest.hexdigest()
+    return StageRun(*moments["write"], digest.hexdigest())
 
 
 if __name__ == "__main__":
