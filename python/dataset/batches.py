@@ -32,7 +32,7 @@ class Batch:
     """One rank's rows of a step. The columns of `continuous` and `codes` are the schema's features, in its order.
 
     continuous: float32 [B, C], a list has `length` columns, 0 behind its end; codes: int64 [B, S], of the S categorical
-    features of one value a row; labels: float32 [B]; carried: asked-for carried columns, each [B]; lists: of the
+    features of one value a row; labels: float32 [B]; carried: requested carried columns, each [B]; lists: of the
     categorical features of lists, by name, in the schema's order: codes int32 or raw ids int64, without padding, with
     int64 offsets from 0. B may be 0 in an evaluation pass. negatives: ids that are drawn for each row, int64 [B, n], or
     for all of the step's rows, [n] (headrace.dataset.candidates).
@@ -85,7 +85,7 @@ class BatchSlice:
 
 
 class BatchAssembler:
-    """The batches that are under way, and those that wait to be taken.
+    """Batches that streams are writing, and complete ones that wait for the consumer.
 
     Streams begin what is at most `ahead` steps before the step that is taken next.
 
@@ -94,8 +94,8 @@ class BatchAssembler:
         categorical: the features of codes and raw ids.
         carried: names of the columns that are carried.
         rows_each: rows of a step that each stream has.
-        totals: rows of each stream that are given in all; None: without end.
-        streams: how many there are.
+        totals: rows of each stream over all steps; None: endless.
+        streams: number of streams.
         first: the first step.
         ahead: see above; at least 1.
     """
@@ -126,7 +126,7 @@ class BatchAssembler:
         self.wait_seconds = 0.0
 
     def wait_for_room(self, step: int) -> bool:
-        """Wait until a stream may begin to write this step; whether it still should."""
+        """Wait until a stream may begin to write this step; return False where the loader was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or step < self._next + self._ahead)
             return not self._closed
@@ -155,16 +155,16 @@ class BatchAssembler:
             self._changed.notify_all()
 
     def fail(self, e: BaseException) -> None:
-        """Let the consumer raise this where a batch lacks rows."""
+        """Record a stream's error, which `take` raises where a batch lacks rows."""
         with self._changed:
             self._failure = self._failure or e
             self._changed.notify_all()
 
     def take(self) -> Batch:
-        """Return the next batch. Where no stream has rows for it, it has none.
+        """Return the next batch; it is empty where no stream has rows for it.
 
         Raises:
-            Exception: what kept a stream from writing its rows.
+            Exception: the error of a stream that could not write its rows.
         """
         start_time = time.perf_counter()
         with self._changed:
@@ -182,7 +182,7 @@ class BatchAssembler:
         return Batch(self._matrix(batch.continuous, jagged).T, batch.codes.T, batch.labels[0], carried, lists)
 
     def close(self) -> None:
-        """Let streams end."""
+        """Close: streams end when they next wait for room."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -233,10 +233,10 @@ def run_streams(
     """Start a thread for each stream, which writes row group after row group, where there is room.
 
     Args:
-        assembler: what is written to.
-        writers: each writes a row group when it is asked, and gives the step that comes next.
-        firsts: the step that each begins with.
-        timed: is given each stream's work, to note how long it takes.
+        assembler: of the batches that the streams write.
+        writers: each `next` of a writer writes a row group and returns the step that follows.
+        firsts: first step of each writer.
+        timed: wraps the iterator of each stream, to measure its time.
     """
 
     def run(writer: Iterator[int], step: int) -> None:

@@ -24,7 +24,7 @@ from headrace.errors import UserError
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-#: Draws that are refused are made again so often; the last time from what is left.
+#: Most attempts to redraw a refused item; the last one draws from the allowed items alone.
 _TRIES = 8
 
 
@@ -139,7 +139,7 @@ class CandidateSampler:
         return np.where(size > 0, pool_items, anything if known else NULL_CODE)
 
     def _from_the_rest(self, own_item: int, excluded: _Excluded | None, row: int, pool: _Pool, number: float) -> int:
-        """Return one of what may be drawn for a row, all alike; where its list has all there are, any but its own."""
+        """Return one of the items allowed for a row, uniformly; any but its own where its list has all items."""
         if not self.cardinality:
             part = row // pool.rows_each
             rest = pool.items[pool.offsets[part] : pool.offsets[part + 1]]
@@ -201,7 +201,7 @@ def _check_excluded(schema: DatasetSchema, name: str, item: Feature) -> None:
 
 
 class AliasTable:
-    """Numbers 0 .. n - 1, each in proportion to its weight.
+    """Draws numbers 0 .. n - 1 in proportion to their weights, by Walker's alias method (ACM TOMS 3, 1977).
 
     Args:
         weights: float64 [n], at least 0, one of them above it.

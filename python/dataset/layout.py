@@ -24,7 +24,7 @@ class RowGroup:
     path: Location
     index: int
     rows: int
-    #: Of the file's bytes, its share.
+    #: Its share of the file's bytes.
     bytes: int = 0
 
 
@@ -45,7 +45,7 @@ class SplitLayout:
         return tuple(g for g in self.row_groups if g.piece % streams == stream)
 
 
-#: The split that nothing is chosen by: evaluated once, at the end of training.
+#: The split that no choice depends on: it is evaluated once, at the end of training.
 TEST = "test"
 #: In a dataset's folder: its files with their sizes, rows and row groups. A reader plans shards with it alone.
 LISTING = "_files.json"
@@ -95,7 +95,7 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
 def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[RowGroup, ...] | None:
     """Return the row groups as the listing has them.
 
-    None without one, or where a file has not the one that writers make.
+    None without a listing, or where a file has more or fewer row groups than one.
 
     Raises:
         UserError: a file is missing, not listed, or of another size.
@@ -149,7 +149,7 @@ def check_streams(layout: SplitLayout, streams: int) -> None:
 
 
 def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return names of the Parquet columns of a batch: continuous, categorical, label, then the carried ones asked for.
+    """Return names of the Parquet columns of a batch: continuous, categorical, label, then the requested carried ones.
 
     A list is one column.
 

@@ -28,7 +28,7 @@ from headrace.dataset.stream import Stream
 from headrace.stage.manifest import Manifest
 
 _ALONE = World()
-#: Of evaluation.
+#: Read-ahead of an evaluation, in MiB.
 _READ_AHEAD_MIB = config.Train.model_fields["read_ahead_mib"].default
 Timed = Callable[[str, Iterator[int]], Iterator[int]]
 
@@ -118,7 +118,7 @@ class TrainLoader(_Loader):
         train: its batch_size, streams, seed, negatives and unknown_rate are obeyed.
         start_step: begin as if this many steps had been taken; row groups before it are not decoded.
         depth: batches prepared ahead, at least.
-        timed: is given the reading of row groups, to note how long each takes.
+        timed: wraps the iterators that read row groups, to measure their time.
         candidates: draws items for the rows of each batch; None: `Batch.negatives` stays None.
 
     Raises:
@@ -144,7 +144,7 @@ class TrainLoader(_Loader):
         plan = NegativeSampler.from_config(schema, train.negatives, layout)
         #: Rows of an epoch, negatives included.
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
-        #: An epoch is this many whole batches; what is left over comes first in the next one's.
+        #: Full batches of an epoch; the remaining rows come first in the next epoch.
         self.steps_per_epoch = max(1, self.rows // train.batch_size)
         super().__init__(
             layout,
@@ -190,15 +190,15 @@ class TrainLoader(_Loader):
 
 
 class ReplayLoader(_Loader):
-    """An endless iterator of this rank's rows of each step that are replayed (headrace.dataset.loaders).
+    """An endless iterator of this rank's replayed rows of each step.
 
     Args:
         layout: row groups of older datasets, at least as many as `train.streams`.
-        schema: whose columns are read: the day's.
+        schema: that of the day's dataset, whose columns are read.
         train: its streams and unknown_rate are obeyed.
         batch_rows: rows of a step over all ranks.
-        taken: of each row group, by its piece, the rows of a pass.
-        seed: of what is drawn.
+        taken: by piece, rows of each row group in a pass.
+        seed: of the draws.
         start_step: begin as if this many steps had been taken.
         carried: carried columns to read along.
 
@@ -322,8 +322,8 @@ def streams_of(world: World, streams: int) -> range:
 class ReplayRows:
     """The rows that are replayed.
 
-    layout: the row groups of all older days, in the days' order; taken: of each row group, by its piece, the rows of a
-    pass; batch_rows: rows of a step over all ranks, a multiple of the streams; seed: of what is drawn.
+    layout: the row groups of all older days, in the days' order; taken: by piece, rows of each row group in a pass;
+    batch_rows: rows of a step over all ranks, a multiple of the streams; seed: of the draws.
     """
 
     layout: SplitLayout
@@ -339,11 +339,11 @@ class ReplayRows:
 
         Args:
             days: a split of each day, row groups in all at least as many as streams.
-            rows: rows that a training wants.
+            rows: requested rows.
             batch_rows: rows of a step.
-            by: row: each row is as likely as any other; day: each day gives as many rows, as far as it has them.
-            streams: each draws from row groups of its own, as many rows as the others.
-            seed: of what is drawn.
+            by: `row`: all rows are equally likely; `day`: all days give equally many rows, as far as they have them.
+            streams: number of streams; each draws equally many rows from row groups of its own.
+            seed: of the draws.
         """
         groups_of_days = [(group, day.rows) for day in days for group in day.row_groups]
         sizes = np.array([group.rows for group, _ in groups_of_days])

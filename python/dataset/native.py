@@ -70,11 +70,11 @@ def read_plain(
         end: an upper bound of the last one's end.
         width: bytes of a value.
         optional: whether there are definition levels.
-        values: how many.
+        values: number of values.
         out: uint8 [values * width], is filled.
 
     Returns:
-        Whether it was read; what is in `out` where it was not is not said.
+        Whether it was read; if not, `out` is undefined.
     """
     lib = library()
     assert lib is not None
@@ -86,7 +86,7 @@ def permutation(generator: np.random.Generator, n: int) -> Order:
     """Return what generator.permutation(n) gives, in little more than half the time; n < 2^31.
 
     Args:
-        generator: a new one of `np.random.default_rng`; is not moved on.
+        generator: a new one of `np.random.default_rng`; its state does not advance.
     """
     lib = library()
     if lib is None:
@@ -99,7 +99,7 @@ def permutation(generator: np.random.Generator, n: int) -> Order:
 
 
 class OutputColumns:
-    """Places that a row group's rows are written to: parts of several matrices, one after the other.
+    """Destination of a row group's rows: parts of several matrices, one after the other.
 
     Args:
         views: [columns, rows of the part], all of one dtype, each row contiguous.
@@ -119,7 +119,7 @@ def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
         source: [N].
         order: int32, contiguous, within `source`; as many as the targets have rows.
         out: see OutputColumns.
-        column: of them all.
+        column: index of the column, the same in all targets.
 
     Returns:
         The largest of the values taken, where they are integers, as unsigned numbers of their width.

@@ -26,7 +26,7 @@ from headrace.dataset.layout import RowGroup, SplitLayout
 from headrace.dataset.native import OutputColumns
 from headrace.errors import UserError, nearest
 
-#: Draws that a user has seen are made again so often: a user who has seen half of all keeps 0.1 % of them.
+#: Most attempts to redraw an item that the user has seen: of a user who has seen half of all items, 0.1 % remain.
 _TRIES = 10
 
 
@@ -95,7 +95,7 @@ class NegativeSampler:
     ) -> npt.NDArray[np.int64]:
         """Draw `per_positive` others for each of N codes, uniform over [first, cardinality): [N, per_positive].
 
-        With `seen` none that the user beside it, [N], has seen, where a few draws find one.
+        With `seen`, items that the user beside the code, [N], has seen are redrawn a few times.
 
         A null or out-of-vocabulary code (below `first`) has all known codes as its others. In the batch: uniform over
         the known ones of the N codes, as often as they are there (sampled softmax's in-batch negatives: Yi et al.,

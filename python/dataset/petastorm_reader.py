@@ -36,8 +36,8 @@ class RowGroupReader:
 
         for rows in RowGroupReader(["user_id", "label"], arriving): ...
 
-    `arriving` may be endless; it is asked one row group ahead. Values are read where a column is asked for. Whoever
-    takes a row group closes it. Petastorm learns the schema from the first one's file; it lists and opens no others.
+    `arriving` may be endless; it is read one row group ahead. Values are read when a column is requested. The caller
+    closes each row group. Petastorm learns the schema from the first one's file; it lists and opens no others.
 
     Raises:
         UserError: a file was damaged or removed since its footer was read.

@@ -1,12 +1,11 @@
 """Row groups of a dataset: fetched ahead of their use, read from their files one column at a time.
 
-The features stage writes what is cheapest to read: PLAIN pages, neither compressed nor with nulls. Reading those is
-finding where the values are, and one copy from the file; Arrow's decoder copies twice, into memory that is fresh each
-time. A column is read when it is asked for: what it is read into is in the processor's cache while it is used, and
-serves for the next column. Arrow decodes the rest: lists, text, files of other programs.
+The features stage writes what is cheapest to read: PLAIN pages, neither compressed nor with nulls. Their values are
+read by one copy from the file; Arrow's decoder copies twice, into new memory each time. A column is read when it is
+requested, into a buffer that stays in the processor's cache and serves the next column. Arrow decodes the rest: lists,
+text, files of other programs.
 
-Memory is used again (`BufferPool`): row groups and batches come and go, and fresh pages from the kernel cost a fault
-each.
+Memory is reused (`BufferPool`), because each new page from the kernel costs a fault.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TYPES = {"INT32": (pa.int32(), 4), "INT64": (pa.int64(), 8), "FLOAT": (pa.float
 
 
 class StoredRowGroup:
-    """A row group as it lies in its file.
+    """A row group of a Parquet file, read column by column.
 
         with StoredRowGroup(path, 0, ["user", "click"], buffers) as rows:
             user = rows.column("user").to_numpy()
@@ -45,8 +44,8 @@ class StoredRowGroup:
     Args:
         path: the file.
         index: of the row group in it.
-        columns: those that may be asked for.
-        buffers: where the memory comes from; the caller's thread's.
+        columns: names of the columns that may be requested.
+        buffers: pool of the columns' memory, of the caller's thread.
         name: of the file in messages, where `path` is a copy.
 
     Raises:
@@ -145,9 +144,9 @@ class _Chunk:
 T = TypeVar("T")
 #: Files that are fetched at once: one answer of a store is late, its bandwidth is that of many.
 _AT_ONCE = 8
-#: Row groups of a stream that are fetched or there, whatever their size: one is used, one is on its way.
+#: Least row groups of a stream that are fetched ahead, whatever their size: one is in use, one on its way.
 _LEAST = 2
-#: That are, however small.
+#: Most row groups of a stream that are fetched ahead, however small.
 _MOST = 64
 
 
@@ -187,12 +186,12 @@ class ArrivingRowGroup(NamedTuple):
         except UserError as e:
             if self.file is None or not isinstance(e.__cause__, FileNotFoundError):
                 raise
-        # Somebody else on this host needed its room since: it is fetched again.
+        # Another process on this host has evicted the copy since.
         path = self._named(place.local_path)
         return StoredRowGroup(str(path), self.group.index, columns, buffers, name=str(place))
 
     def release(self) -> None:
-        """Say that it is not read soon again."""
+        """Release this host's copy of the file, which is not read again soon."""
         if self.file is not None:
             release_copy(self.file.result())
 
@@ -201,8 +200,8 @@ class StoredRowGroups:
     """Row groups of any files, opened one after another.
 
     Args:
-        columns: those that may be asked for.
-        arriving: may be endless.
+        columns: names of the columns that may be requested.
+        arriving: row groups in the order of reading; may be endless.
 
     Raises:
         UserError: a file is damaged or gone.
@@ -230,8 +229,8 @@ class ReadAhead:
     these are more. Each file is fetched once for all processes of a host (headrace.storage.objects.copies).
 
     Args:
-        streams: how many share it.
-        mib: see above.
+        streams: number of streams that share it.
+        mib: most MiB that are fetched and not yet used.
     """
 
     def __init__(self, streams: int, mib: int) -> None:
@@ -239,7 +238,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(min(_AT_ONCE, _LEAST * max(1, streams)), "read ahead")
 
     def follow(self, order: Iterator[T], group_of: Callable[[T], RowGroup]) -> Iterator[tuple[T, ArrivingRowGroup]]:
-        """Yield the items in their order, each with its row group; asked for one, those after it are on their way."""
+        """Yield the items in their order, each with its row group, while threads fetch the next ones."""
         ahead: deque[tuple[T, ArrivingRowGroup]] = deque()
         held = 0
         for item in order:
@@ -272,7 +271,7 @@ _LOOKS = 64
 
 
 class BufferPool:
-    """Arrays out of blocks of memory that go back to the pool when their last user lets go. For any threads.
+    """Pool of memory blocks for arrays: a block returns when nothing refers to its array. Safe for threads.
 
         x = pool.empty((26, 8192), np.int64)
 
@@ -280,7 +279,7 @@ class BufferPool:
     owner alive; its end, in whichever thread, gives the block back.
 
     Args:
-        keep: idle blocks that are kept, at most.
+        keep: most idle blocks to retain.
     """
 
     def __init__(self, keep: int = 32) -> None:
@@ -296,7 +295,7 @@ class BufferPool:
         size = math.prod(shape) * kind.itemsize
         block = self._take(size)
         if block is None:
-            # A little more than is asked for: row groups of a dataset are about as large as each other.
+            # A little more than requested: row groups of a dataset are about as large as each other.
             block = np.empty(size + (size >> 4) + 64, np.uint8).view(_Block)
         owner = block.view(_Owner)
         owner.pool, owner.block = self, block

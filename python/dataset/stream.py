@@ -34,16 +34,16 @@ class Stream:
     Args:
         layout: the split.
         seed: of the order.
-        stream: which of `streams` it is.
+        stream: its index among `streams`.
         plan: negatives to add.
         carried: carried columns to read along.
-        start: rows already given, over all epochs.
-        shuffle: an order of each epoch's own, without end; else one pass in stored order.
-        assembler: where rows are written to.
-        place: the stream's number there.
-        ahead: brings the files.
-        taken: of each row group, by its piece, the rows that an epoch gives: in each epoch others. None: all. The row
-            groups may be of several datasets then.
+        start: rows already delivered, over all epochs.
+        shuffle: endless, each epoch in an order of its own; else one pass in stored order.
+        assembler: of the batches that rows are written to.
+        place: the stream's index among the assembler's.
+        ahead: fetches the files.
+        taken: by piece, rows of each row group in an epoch, drawn anew in each. None: all rows. With it row groups may
+            be of several datasets.
         unknown: ids to train as out of vocabulary, negatives' included.
     """
 
@@ -163,7 +163,7 @@ class _WithNegatives:
         self._plan = plan
         labels = stored.values(schema.label.name)[order]
         copies = plan.copies(labels)
-        #: Rows in the given order, each as often as it is there.
+        #: Rows in order, each repeated for its negatives.
         self.order = np.repeat(order, copies)
         self._is_copy = np.ones(len(self.order), bool)
         self._is_copy[np.cumsum(copies) - copies] = False
@@ -202,11 +202,11 @@ class RowGroupRead:
 def row_group_reads(
     seed: int, stream: int, sizes: Sequence[int], start: int = 0, shuffle: bool = True
 ) -> Iterator[RowGroupRead]:
-    """Yield all readings from row `start` of the endless stream on. Whole row groups before it are never visited.
+    """Yield all readings from row `start` of the endless stream on, without a visit to the row groups before it.
 
     Args:
         sizes: rows of each of the stream's row groups, all above 0.
-        start: rows already given, over all epochs.
+        start: rows already delivered, over all epochs.
     """
     epoch, skip = divmod(start, sum(sizes))
     while True:
@@ -230,12 +230,12 @@ def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.
 
 
 def negatives_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
-    """Return randomness of the negatives drawn for one row group in one epoch."""
+    """Return the random generator of the negatives of one row group in one epoch."""
     return _generator(seed, epoch, stream, _NEGATIVES, group)
 
 
 def unknown_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
-    """Return randomness of which ids of one row group are unknown in one epoch."""
+    """Return the random generator that chooses which ids of one row group are unknown in one epoch."""
     return _generator(seed, epoch, stream, _UNKNOWN, group)
 
 

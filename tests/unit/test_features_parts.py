@@ -91,25 +91,25 @@ def test_both_transports_write_the_same_files(
         ids = [pq.read_table(file).column("id").to_pylist() for file in (folder / "out").glob("*/*.parquet")]
         assert sorted(i for file_ids in ids for i in file_ids) == list(range(rows))
 
-        there = local(folder / "there")
-        shutil.copytree(folder / "out" / "workflow", folder / "there" / "workflow")
+        shuffled = local(folder / "shuffled")
+        shutil.copytree(folder / "out" / "workflow", folder / "shuffled" / "workflow")
         for plan in plans:
-            (there / plan.split).make_dir()
+            (shuffled / plan.split).make_dir()
         scratch = HostScratch("encoded", local(folder / "host"))
         with lake_rows(workflow, landed, splitter, local(folder / "none"), extra, host_scratch=scratch) as hosted:
             assert isinstance(hosted.folder, HostFolder)
             tasks = in_tasks(hosted.files, chance)
             transform = TransformFiles(
-                tasks, hosted.folder, hosted.layout, splitter, there / "workflow", hosted.folder, tuple(plans)
+                tasks, hosted.folder, hosted.layout, splitter, shuffled / "workflow", hosted.folder, tuple(plans)
             )
-            receive = WriteReceived(PartWriter(tuple(plans), there, there / "workflow"))
+            receive = WriteReceived(PartWriter(tuple(plans), shuffled, shuffled / "workflow"))
             parts = [
                 json.loads(text)
                 for batch in mixed(len(tasks), SendRows(transform), receive, chance)
                 for text in batch.column(0).to_pylist()
             ]
         assert written_dataset(plans, parts) == expected
-        assert digests(folder / "there") == digests(folder / "out")
+        assert digests(folder / "shuffled") == digests(folder / "out")
 
 
 def drawn(types: list[str], rows: int, nulls: float, chance: random.Random) -> tuple[Workflow, pa.Table]:

@@ -155,12 +155,12 @@ class SaveRows:
         assert isinstance(self.files.folder, Location)
         fitted = self.files.fitted()
         for number, file in self.files.tasks[task]:
-            saved = []
+            saved = list[tuple[str, str]]()
             for row_group, arrays in self.files.row_groups(fitted, file):
                 path = self.scratch / f"outputs-{number}-{len(saved)}.arrays"
                 cut = by_part(arrays, fitted.workflow.label_column)
                 save_arrays(path, {n: a for n, a in arrays.items() if n not in cut}, cut, arrays[EDGES])
-                saved.append([row_group.path.below(self.files.folder), path.name])
+                saved.append((row_group.path.below(self.files.folder), path.name))
             yield {"file": number, "row_groups": saved}
 
 
@@ -251,7 +251,7 @@ def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class ReceivedRows:
+class ShuffledRows:
     """Rows of a part that came as a `table_of`, of one chunk a column."""
 
     table: pa.Table
@@ -292,13 +292,13 @@ class WriteReceived:
     writer: PartWriter
 
     def __call__(self, blocks: Sequence[ExchangedBlock]) -> Iterator[pa.RecordBatch]:
-        missing, sources = np.zeros(len(source_sets(self.writer.fitted())), np.int64), list[ReceivedRows]()
+        missing, sources = np.zeros(len(source_sets(self.writer.fitted())), np.int64), list[ShuffledRows]()
         for block in blocks:
             for name, table in unpacked(block.payload):
                 if name == _MISSING:
                     missing += table.column(0).to_numpy()
                 else:
-                    sources.append(ReceivedRows(table.combine_chunks()))
+                    sources.append(ShuffledRows(table.combine_chunks()))
         written = self.writer.write(blocks[0].partition, sources, missing)
         yield pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
 

@@ -15,7 +15,7 @@ from headrace.features.arrow.fit import LakeFit
 from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
 from headrace.features.build.rows import days_of_window
 from headrace.features.layout.files import columns_of, time_ranges
-from headrace.features.layout.split import SplitRows, StagedFiles, check_counts
+from headrace.features.layout.split import FrameFiles, SplitRows, check_counts
 from headrace.features.table_ops.preparation import RowPreparation, prepared_columns, row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import Vocabularies
@@ -64,7 +64,7 @@ def table_files(
 
 @contextmanager
 def staged_files(
-    spec: Spec, ws: Workspace, workflow: Workflow, rows: SplitRows, staged: StagedFiles
+    spec: Spec, ws: Workspace, workflow: Workflow, rows: SplitRows, staged: FrameFiles
 ) -> Iterator[LakeRows]:
     """Yield `files_of_day` of rows that Spark has written to files of this run.
 

@@ -27,7 +27,7 @@ from headrace.features.build.plan import by_days, days_before_training, first_da
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.files import seen_until, split_ranges
-from headrace.features.layout.split import SplitRows, StagedFiles, split_rows
+from headrace.features.layout.split import FrameFiles, SplitRows, split_rows
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
 from headrace.features.table_ops.preparation import ExternalReader, Preparation, midnight, row_preparation, train_range
 from headrace.features.table_ops.preparation import source_table as named_table
@@ -89,7 +89,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             return persisted[-1]
         return staged_frame(frame, folder / str(next(numbers)))[0]
 
-    def last(frame: DataFrame) -> tuple[DataFrame, StagedFiles | None]:
+    def last(frame: DataFrame) -> tuple[DataFrame, FrameFiles | None]:
         if in_place or (spec.spark.own_scratch and not from_files):
             return materialize(frame), None
         return staged_frame(frame, folder / "rows")
@@ -127,14 +127,14 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
                 frame.unpersist()
 
 
-def staged_frame(frame: DataFrame, folder: Location) -> tuple[DataFrame, StagedFiles]:
+def staged_frame(frame: DataFrame, folder: Location) -> tuple[DataFrame, FrameFiles]:
     """Write the rows to Parquet files in a new folder, and return the frame of these files beside them."""
     names = frame.columns
     numbered = frame.toDF(*map(numbered_name, range(len(names))))
     with spark_settings(frame.sparkSession, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
         numbered.write.parquet(folder.spark_path)
     stored = frame.sparkSession.read.schema(numbered.schema).parquet(folder.spark_path).toDF(*names)
-    return stored, StagedFiles(folder, tuple(names))
+    return stored, FrameFiles(folder, tuple(names))
 
 
 def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:

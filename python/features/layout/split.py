@@ -40,7 +40,7 @@ SPLIT = "__split"
 
 
 @dataclass(frozen=True)
-class StagedFiles:
+class FrameFiles:
     """Rows of a frame as Parquet files, of this run alone."""
 
     #: Folder of the files; the stage removes it at its end.
@@ -65,7 +65,7 @@ class SplitRows:
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
     #: The same rows as Parquet files that all tasks see; None: there are none.
-    files: StagedFiles | None = None
+    files: FrameFiles | None = None
 
     @property
     def ranges(self) -> dict[str, DayRange | None]:
