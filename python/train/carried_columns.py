@@ -154,7 +154,7 @@ class TaskLabels:
         return tuple(dict.fromkeys([*self._labels.values(), *conditions, *times]))
 
     def with_label_columns(self, columns: Iterable[str]) -> list[str]:
-        """Carried columns and those that labels are made of, each once."""
+        """Return the carried columns and those that labels are made of, each once."""
         return list(dict.fromkeys([*columns, *self.carried]))
 
     def targets(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:

@@ -194,7 +194,7 @@ def process_began() -> float:
 
 
 def driver_phase_ends(start: float | None = None) -> dict[str, float]:
-    """BEGIN, and the end of `jvm` where the parent is spark-submit's JVM.
+    """Return BEGIN, and the end of `jvm` where the parent is spark-submit's JVM.
 
     Args:
         start: when the stage's turn came in a process that has served others; None: with the process.
@@ -214,7 +214,7 @@ def end_phase(phase_ends: dict[str, float], phase: str) -> None:
 
 
 def phase_seconds(phase_ends: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each phase whose end is known, and their sum as `total`; {} where the beginning is not."""
+    """Return the seconds of each phase whose end is known, and their sum as `total`; {} without a beginning."""
     if BEGIN not in phase_ends:
         return {}
     seconds, previous_end = {}, phase_ends[BEGIN]
@@ -226,7 +226,7 @@ def phase_seconds(phase_ends: Mapping[str, float]) -> dict[str, float]:
 
 
 def show_startup(seconds: Mapping[str, float]) -> str:
-    """One line, as people read it."""
+    """Return the startup phases as a line of text."""
     phases = ", ".join(f"{name.replace('_', ' ')} {s:.1f}" for name, s in seconds.items() if name != "total")
     return f"first step after {seconds['total']:.1f} s: {phases}"
 

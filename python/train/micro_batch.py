@@ -65,7 +65,7 @@ class MicroBatch:
         )
 
     def rows(self, start: int, end: int) -> MicroBatch:
-        """Consecutive rows: views."""
+        """Return consecutive rows, as views."""
         weights = None if self.weights is None else self.weights[start:end]
         return MicroBatch(
             self.continuous[start:end],

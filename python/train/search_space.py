@@ -99,12 +99,12 @@ def _value(p: Parameter, value: Any) -> Any:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Values by field path, as overrides of the spec."""
+    """Return values by field path as overrides of the spec."""
     return [f"{path}={flow(value)}" for path, value in values.items()]
 
 
 def overlay_of(values: Mapping[str, Any]) -> str:
-    """Values by field path, as a YAML file that has only them."""
+    """Return values by field path as a YAML file that has only them."""
     data: dict[str, Any] = {}
     for path, value in values.items():
         *parents, leaf = path.split(".")

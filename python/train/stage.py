@@ -221,7 +221,7 @@ def check_dataset(job: Job) -> None:
 
 
 def summary(report: TrainingReport) -> str:
-    """One line about the result."""
+    """Return one line about the result."""
     return f"{report.steps} steps: {show_metrics(report.metrics)} on {report.rows['valid']:,} rows"
 
 

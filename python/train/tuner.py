@@ -77,7 +77,7 @@ def sample_dataset(
 
 
 def sizes(manifest: Manifest, splits: tuple[str, ...] = ("train", "valid")) -> dict[str, int]:
-    """Rows of the splits of a sampled dataset."""
+    """Return the rows of the splits of a sampled dataset."""
     schema: DatasetSchema | None = manifest.dataset_schema
     assert schema is not None
     return {s: open_split(local(manifest.output("dataset").name), s, schema).rows for s in splits}
@@ -284,7 +284,7 @@ class Tuner:
     def _run_trial(
         self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None
     ) -> Trial:
-        """One short run."""
+        """Run one short training."""
         search = self.search
         meter = _TrialProgress(search, trial, self._on_progress)
         job = self._job(spec, self.dataset, self.folder, f"trial-{'as-it-is' if number is None else number}")

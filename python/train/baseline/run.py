@@ -84,7 +84,7 @@ class EvaluationTask:
         return Request(train, self.schema)
 
     def columns(self, split: str) -> tuple[list[str], list[str]]:
-        """Carried columns besides the label, and features whose codes are needed, of a split."""
+        """Return the carried columns of a split besides the label, and the features whose codes are needed."""
         request, lists = self.request(), self.request(lists=True)
         carried, codes = request.carried(split == RANK), request.codes(split == RANK)
         if self.group is not None and split != RANK:

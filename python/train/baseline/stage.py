@@ -49,7 +49,7 @@ class TrainBaseline(Stage):
         return trees_part(spec, self.name, spec.baseline)
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """None besides the dataset. Raises UserError where the dataset has no negatives of its own."""
+        """Return no input besides the dataset. Raises UserError where the dataset has no negatives of its own."""
         refuse_drawn_negatives(ctx.spec, self.name)
         return ()
 
@@ -80,7 +80,7 @@ class TrainSecondStage(Stage):
         return trees_part(spec, self.name, spec.second_stage)
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """None besides the dataset and the neural model.
+        """Return no input besides the dataset and the neural model.
 
         Raises:
             UserError: the model may have been trained on rows that the trees would learn from, or there are no

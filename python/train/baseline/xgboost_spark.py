@@ -75,7 +75,7 @@ class TreeInputs:
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Location) -> Predictor:
-    """Once in each Python worker; a model's folder never changes."""
+    """Return the model, loaded once in each Python worker; its folder never changes."""
     return load_predictor(folder, threads=1)
 
 
@@ -286,7 +286,7 @@ def estimator_parameters(
 
 
 def workers_for(rows: TrainingRows, conf: Trees) -> int:
-    """Spark tasks: each has at least one row group of each split that is read."""
+    """Return the number of Spark tasks: each has at least one row group of each split that is read."""
     most = min(len(groups) for groups in (rows.train, rows.valid) if groups)
     return min(conf.workers, most)
 
@@ -384,7 +384,7 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
 
 
 def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """XGBoost's ids of lists have 32 bits: those of a partition are numbered, 0, 1, ... as they come."""
+    """Assign numbers 0, 1, ... to the lists of a partition: XGBoost's ids of lists have 32 bits."""
     last: int | None = None
     number = -1
     for batch in batches:

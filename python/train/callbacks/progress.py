@@ -57,7 +57,7 @@ def monitor_of(train: Train, predicts: str) -> Monitor:
 
 
 def spec_monitor(spec: Spec) -> Monitor:
-    """`monitor_of` the neural model that a spec names, as far as the spec says what it predicts."""
+    """Return `monitor_of` the neural model of a spec, as far as the spec says what it predicts."""
     if spec.model.loss is not None:
         return monitor_of(spec.train, spec.model.loss.predicts)
     return monitor_of(spec.train, "number" if spec.features.label_type == "number" else "probability")
@@ -80,7 +80,7 @@ class LoopProgress(BaseModel):
     evals: list[dict[str, float | None]] = Field(default_factory=list)
 
     def best(self, monitor: Monitor = LOG_LOSS) -> int | None:
-        """Index in `evals` of the best one, the first of equals; None before the first evaluation."""
+        """Return the index in `evals` of the best one, the first of equals; None before the first evaluation."""
         values = [e.get(monitor.metric) for e in self.evals]
         worst_first = [math.inf if v is None else v if monitor.falls else -v for v in values]
         return worst_first.index(min(worst_first)) if worst_first else None
@@ -168,7 +168,7 @@ class ProgressReporter(Callback):
 
 
 def show(event: ProgressEvent) -> str:
-    """Progress as people read it."""
+    """Return the progress as a line of text."""
     if event.phase == "evaluate":
         return "evaluating"
     if event.phase == "save":

@@ -209,7 +209,7 @@ class CheckpointWriter:
                 pending.publication.result()
 
     def abandon(self) -> None:
-        """Upload no further file: this rank ends by an error. What it has begun does not become visible.
+        """Upload no further file, because this rank ends by an error. Unfinished uploads stay invisible.
 
         A process waits for such threads when it ends, and a checkpoint that lacks what other ranks no longer write is
         not worth the time.
@@ -368,7 +368,7 @@ class _Work(Generic[T]):
         return self._error is not None
 
     def wait(self) -> None:
-        """Until it is done."""
+        """Wait until it is done."""
         if self._thread is not None:
             self._thread.join()
 

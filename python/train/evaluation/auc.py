@@ -83,7 +83,7 @@ class Runs:
         self.present = self.segment[self.first]
 
     def counts(self, weights: I64 | None) -> tuple[I64, I64]:
-        """Positives and negatives of each run, int64 [runs] each."""
+        """Return the positives and negatives of each run, int64 [runs] each."""
         if not len(self.starts):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         weighted = self.rows.labels if weights is None else weights * self.rows.labels
@@ -123,7 +123,7 @@ class Runs:
 
 
 def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_precision: bool = False) -> dict[str, F64]:
-    """`auc` and, if asked, `pr_auc` (average precision) of each segment; NaN where undefined. Collective.
+    """Return `auc` and, on request, `pr_auc` (average precision) by segment; NaN where undefined. Collective.
 
     Args:
         rows: sorted over the ranks: inside a segment no rank's scores are below those of the rank before it.
@@ -158,7 +158,7 @@ def _summaries(rows: SortedRows, bootstrap: Bootstrap) -> I64:
 
 
 def _area(gathered: I64) -> F64:
-    """AUC from the summaries of all ranks' ranges, int64 [ranges, 1 + replicates, segments, _COLUMNS]."""
+    """Return the AUC from the summaries of all ranks' ranges, int64 [ranges, 1 + replicates, segments, _COLUMNS]."""
     positives, negatives = gathered[..., _POSITIVES], gathered[..., _NEGATIVES]
     # Python's whole numbers: the pairs of all ranks may be more than 2^63.
     pairs = gathered[..., _PAIRS].astype(object).sum(0)
@@ -236,7 +236,7 @@ def _add_precisions(sums: I64, places: range, runs: Runs, number: int, gathered:
 
 
 def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
-    """Quotients of Python's whole numbers, each rounded once; NaN over 0."""
+    """Return the quotients of Python integers, each rounded once; NaN over 0."""
     quotients = [a / b if b else np.nan for a, b in zip(above.reshape(-1), below.reshape(-1), strict=True)]
     return np.array(quotients, np.float64).reshape(above.shape)
 
@@ -244,7 +244,7 @@ def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
 def user_metrics(
     ranks: Ranks, rows: ScoredRows, *, dimensions: Sequence[Dimension] = (), bootstrap: Bootstrap = NO_REPLICATES
 ) -> list[dict[str, F64]]:
-    """Means of the AUC of users who have rows of both classes: of all rows, then by dimension.
+    """Return the mean AUC of users who have rows of both classes: of all rows, then by dimension.
 
     gauc: weighted by the user's rows (Zhu et al., 2017; Zhou et al., 2018). user_auc: each user counts once.
 
@@ -271,7 +271,7 @@ def user_metrics(
 def _of_slices(
     ranks: Ranks, slices: int, code: I64, index: I64, distinct: I64, keys: I64, bootstrap: Bootstrap
 ) -> dict[str, F64]:
-    """Rows by slice, user (a position in `distinct`) and score."""
+    """Return the rows by slice, user (a position in `distinct`) and score."""
     order, labels = unpacked(keys)
     begins = np.ones(len(code), bool)
     begins[1:] = (code[1:] != code[:-1]) | (index[1:] != index[:-1])

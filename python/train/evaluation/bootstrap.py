@@ -85,7 +85,7 @@ def sum_by_cell(
     reals: Mapping[str, F64],
     bootstrap: Bootstrap,
 ) -> dict[str, F64]:
-    """`sum_columns` of columns that are there: int64 [n] and float64 [n] each. Collective."""
+    """Return `sum_columns` of the given columns, int64 [n] and float64 [n] each. Collective."""
 
     def columns_of(rows: slice) -> tuple[dict[str, I64], dict[str, F64]]:
         return {name: x[rows] for name, x in integers.items()}, {name: x[rows] for name, x in reals.items()}
@@ -203,7 +203,7 @@ def _added_up(
 
 
 def _places(ranks: Ranks, least: float, most: float) -> range:
-    """Places of the digits of the numbers of all ranks, of which this one's sizes are from `least` to `most`."""
+    """Return the places of the digits of all ranks' numbers; those of this rank are from `least` to `most`."""
     ranges = ranks.gather(np.array([least, most]).view(np.int64)).view(np.float64)
     return exact_sums.places(float(ranges[:, 0].min()), float(ranges[:, 1].max()))
 

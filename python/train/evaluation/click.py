@@ -73,7 +73,7 @@ def click_metrics(
     bootstrap: Bootstrap = NO_REPLICATES,
     probability: Probability = sigmoid,
 ) -> list[ClickMetrics]:
-    """Metrics of all rows, then of the slices of each dimension.
+    """Return the metrics of all rows, then of the slices of each dimension.
 
     auc: area under the ROC curve, ties count half. pr_auc: average precision. log_loss: mean negative log-likelihood,
     nats. normalized_entropy: log loss over that of always predicting the slice's base rate (He et al., 2014).
@@ -193,7 +193,7 @@ def regression_metrics(
     dimensions: Sequence[Dimension] = (),
     bootstrap: Bootstrap = NO_REPLICATES,
 ) -> tuple[list[dict[str, F64]], list[list[int]]]:
-    """Errors of all rows, then of the slices of each dimension.
+    """Return the errors of all rows, then of the slices of each dimension.
 
     rmse: square root of the mean squared error. mae: mean absolute error. r2: coefficient of determination, 1 less the
     squared error over that of the slice's own mean; NaN where all observed numbers are equal.

@@ -97,7 +97,7 @@ class Evaluation:
 
 
 def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probability | None = sigmoid) -> Evaluation:
-    """AUC, log loss, calibration: what the loop looks at while it trains. Collective.
+    """Return AUC, log loss and calibration, which the training loop monitors. Collective.
 
     Args:
         probability: what makes probabilities of scores; None: they only order rows, and have no metrics of those.
@@ -112,7 +112,7 @@ def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probabil
 
 
 def evaluate_errors(ranks: Ranks, predictions: Predictions) -> Evaluation:
-    """Errors of predicted numbers: what the loop looks at while it trains. Collective; raises as `evaluate_basic`."""
+    """Return the errors of predicted numbers, which the loop monitors. Collective; raises as `evaluate_basic`."""
     (errors,), counts = regression_metrics(ranks, predictions.logits, predictions.labels)
     return Evaluation(counts[0][0], {name: value_of(values) for name, values in errors.items()})
 
@@ -222,7 +222,7 @@ class Evaluator:
         )
 
     def evaluate_regression(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
-        """Errors of predicted numbers. Collective; raises as `evaluate`."""
+        """Return the errors of predicted numbers. Collective; raises as `evaluate`."""
         rows, dimensions = self._rows(ranks, predictions, self._request.user)
         tables, counts = regression_metrics(
             ranks,
@@ -245,7 +245,7 @@ class Evaluator:
         rows: int,
         item: Feature,
     ) -> Evaluation:
-        """Metrics of full rankings, by their names with k (`ndcg_at_20_full`). Collective.
+        """Return the metrics of full rankings, by their names with k (`ndcg_at_20_full`). Collective.
 
         Args:
             lists: of users, their first items; see headrace.train.evaluation.full_ranking.
@@ -276,7 +276,7 @@ class Evaluator:
         return Evaluation(counts[0][0], metrics | coverage, [], intervals, of_slices, _replicates(tables[0]))
 
     def evaluate_lists(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
-        """Metrics of the lists of the split `rank`, `rank_group` by `rank_group`. Collective; raises as `evaluate`."""
+        """Return the metrics of the split `rank`, a list for each `rank_group`. Collective; raises as `evaluate`."""
         assert self._request.group is not None
         rows, dimensions = self._rows(ranks, predictions, self._request.group)
         settings, draws = self._settings, self._bootstrap
@@ -330,7 +330,7 @@ class Evaluator:
     def _split_tables(
         self, tables: Sequence[Mapping[str, F64]], rows: Sequence[Sequence[int]], dimensions: Sequence[Dimension]
     ) -> tuple[dict[str, float | None], dict[str, list[float]], list[dict[str, Any]]]:
-        """Metrics and intervals of all rows, and of each slice."""
+        """Return the metrics and intervals of all rows, and of each slice."""
 
         def metrics(table: Mapping[str, F64], segment: int) -> dict[str, float | None]:
             return {name: value_of(values, segment) for name, values in table.items()}
@@ -364,7 +364,7 @@ def _replicates(table: Mapping[str, F64], segment: int = 0) -> dict[str, list[fl
 
 
 def _count_rows(ranks: Ranks, rows: int, dimensions: Sequence[Dimension], slices: Sequence[I64]) -> list[list[int]]:
-    """Rows over all ranks: all of them, and by dimension those of each slice."""
+    """Count the rows over all ranks: all of them, and by dimension those of each slice."""
     counts = [[int(ranks.add_up(np.array(rows)))]]
     for dimension, codes in zip(dimensions, slices, strict=True):
         local_counts = np.bincount(codes[codes >= 0], minlength=len(dimension.values))

@@ -33,12 +33,12 @@ from headrace.train.evaluation.ranks import F32, F64, I64, Array, Ranks, by_id
 from headrace.train.evaluation.request import check_no_nulls, ids_here
 from headrace.train.micro_batch import MicroBatch
 
-#: Rows that wait at least before those are dropped that do not stand for their user.
+#: Least number of rows that wait until those that do not represent their user are dropped.
 _WAITING = 65_536
 
 
 class RowsOfUsers:
-    """Rows as they come, of which for each user the one of the least (order, position) stays.
+    """Rows of a stream, reduced to the one of the least (order, position) for each user.
 
     The columns of a row: user int64, order float64, position int64, number int64, query float32 [D].
     """
@@ -48,7 +48,7 @@ class RowsOfUsers:
         self._waiting, self._standing = 0, 0
 
     def add(self, columns: Sequence[Array], excluded: JaggedArray | None) -> None:
-        """More rows: see above, [n, ...] each; and codes, a list a row."""
+        """Add rows: the columns, [n, ...] each, and a list of codes for each row."""
         none = JaggedArray(np.zeros(len(columns[0]) + 1, np.int64), np.zeros(0, np.int64))
         self._parts.append(([np.array(c) for c in columns], concatenated([excluded or none], np.int64)))
         self._waiting += len(columns[0])
@@ -301,7 +301,7 @@ def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], e
 
 
 def _of_lists(pairs: tuple[I64, I64], begin: int, end: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of lists [begin, end) whose item is there: which, the list from `begin` on, the item; int64 [n] each."""
+    """Return the pairs of lists [begin, end) that have an item: pair, list from `begin` on, item; int64 [n] each."""
     block = slice(*np.searchsorted(pairs[0], (begin, end)).tolist())
     pair = np.flatnonzero(pairs[1][block] >= 0) + block.start
     row, item = (torch.from_numpy(x[pair]).to(device) for x in pairs)

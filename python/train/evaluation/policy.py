@@ -127,7 +127,7 @@ def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Se
 
 
 def _bits(values: npt.NDArray[Any]) -> I64:
-    """Numbers as whole numbers that are equal where these are; NaN is NaN."""
+    """Return integers that are equal where the numbers are; NaN equals NaN."""
     if values.dtype.kind != "f":
         return values.astype(np.int64)
     return values.astype(np.float32).view(np.int32).astype(np.int64)
@@ -153,7 +153,7 @@ def off_policy_metrics(
     dimensions: Sequence[Dimension] = (),
     bootstrap: Bootstrap = NO_REPLICATES,
 ) -> list[dict[str, F64]]:
-    """Values of a policy: mean rewards of a row, of all rows, then of the slices of each dimension.
+    """Return the values of a policy: mean rewards of a row, of all rows, then of the slices of each dimension.
 
     With the weight w = policy's probability of the logged action / its propensity, rewards r, and q what the model
     expects of an action:

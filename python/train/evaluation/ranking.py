@@ -140,7 +140,7 @@ def ranking_metrics(
     dimensions: Sequence[Dimension] = (),
     bootstrap: Bootstrap = NO_REPLICATES,
 ) -> list[dict[str, F64]]:
-    """Means of `LIST_METRICS` over the lists with a relevant item: of all, then by dimension. Collective.
+    """Return the means of `LIST_METRICS` over lists with a relevant item: all, then by dimension. Collective.
 
     Returns:
         For all lists and for each dimension, by metric: float64 [1 + replicates, slices], NaN without such a list.
@@ -215,7 +215,7 @@ def catalogue_metrics(
     dimensions: Sequence[Dimension] = (),
     bootstrap: Bootstrap = NO_REPLICATES,
 ) -> tuple[list[dict[str, F64]], float | None]:
-    """Metrics of the items among the first k of each list.
+    """Return the metrics of the items among the first k of each list.
 
     popularity_at_k: positive training rows of an item, mean over the places of a list and then over lists (average
     recommendation popularity: Yin et al., 2012). popularity_lift_at_k: that over the popularity of the items of the

@@ -60,7 +60,7 @@ class Ranks:
         return [json.loads(joined[end - n : end]) for n, end in zip(lengths.tolist(), ends, strict=True)]
 
     def send_rows(self, columns: Sequence[Array], rows: Sequence[int]) -> list[Array]:
-        """Columns of rows to the ranks: the first `rows[0]` to rank 0, and so on. What came here, to be read only."""
+        """Send the first `rows[0]` rows of columns to rank 0, and so on; return the received columns, read-only."""
         if self._collective is None:
             return list(columns)
         import torch
@@ -133,7 +133,7 @@ def check_scores(ranks: Ranks, scores: F32 | F64, *, finite: bool = False) -> in
 
 
 def sigmoid(logits: npt.NDArray[Any]) -> F64:
-    """Probabilities of logits [n], computed in float64 without overflow."""
+    """Return the probabilities of logits [n], computed in float64 without overflow."""
     x = np.asarray(logits, np.float64)
     e = np.exp(-np.abs(x))
     probabilities: F64 = np.where(x >= 0, 1.0, e) / (1.0 + e)
@@ -141,12 +141,12 @@ def sigmoid(logits: npt.NDArray[Any]) -> F64:
 
 
 def as_they_are(scores: npt.NDArray[Any]) -> F64:
-    """Probabilities of scores that are such, [n]."""
+    """Return scores [n] that are probabilities already."""
     return np.asarray(scores, np.float64)
 
 
 def sort_keys(rows: ScoredRows) -> I64:
-    """Whole numbers in the order of the scores, equal ones of equal scores but for the label: int64 [n]."""
+    """Return integers in the order of the scores, equal for equal scores but for the label: int64 [n]."""
     # -0.0 becomes 0.0. Bits of negative floats ascend away from 0.
     bits = (rows.scores + np.float32(0)).view(np.int32)
     order = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)

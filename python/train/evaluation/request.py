@@ -71,7 +71,7 @@ class Request:
         return self.settings == config.Evaluation() and not self.tasks
 
     def carried(self, lists: bool = False) -> list[str]:
-        """Carried columns that predictions need; `lists`: of the split `rank`."""
+        """Return the carried columns that predictions need; `lists`: of the split `rank`."""
         key = self.group if lists else self.user
         columns = self.sliced_by()
         if self.policy is not None and not lists:
@@ -80,7 +80,7 @@ class Request:
         return list(dict.fromkeys([*([] if key is None else [key]), *columns]))
 
     def sliced_by(self) -> list[str]:
-        """Carried columns that slices look at."""
+        """Return the carried columns of slices."""
         return [self.schema.carried_name(c) for c in columns_of(self.expressions.values())]
 
     def ranked_by(self) -> tuple[str | None, str | None]:
@@ -98,7 +98,7 @@ class Request:
         return user, order_by
 
     def codes(self, lists: bool = False) -> list[str]:
-        """Features whose codes predictions need."""
+        """Return the features whose codes predictions need."""
         item = [self.item.name] if lists and self.item is not None else []
         action = [self.action.name] if not lists and self.action is not None else []
         return list(dict.fromkeys([*item, *action, *self.seen_features.values()]))
@@ -223,7 +223,7 @@ def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], mos
 
 
 def hash_ids(values: npt.NDArray[Any]) -> I64:
-    """Whole numbers as they are, of others a hash of 64 bits, the same on all ranks: [n] -> int64 [n]."""
+    """Return integers as they are, else a hash of 64 bits, the same on all ranks: [n] -> int64 [n]."""
     if values.dtype.kind in "iub":
         return values.astype(np.int64)
     if not len(values):
@@ -232,7 +232,7 @@ def hash_ids(values: npt.NDArray[Any]) -> I64:
 
 
 def carried_ids(ranks: Ranks, values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> I64:
-    """`ids_here`, where each row has one. Collective.
+    """Return `ids_here`, and check that each row has one. Collective.
 
     Raises:
         UserError: the column is of whole numbers, and some rows have none; all ranks raise it.
@@ -243,7 +243,7 @@ def carried_ids(ranks: Ranks, values: npt.NDArray[Any], name: str, schema: Datas
 
 
 def ids_here(values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> tuple[I64, int]:
-    """`hash_ids` of a carried column, and how many rows of whole numbers have none."""
+    """Return `hash_ids` of a carried column, and the number of rows whose integer is missing."""
     (dtype,) = (f.dtype for f in schema.of(Kind.CARRIED) if f.name == name)
     if not dtype.startswith("int"):
         return hash_ids(values), 0

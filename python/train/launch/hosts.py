@@ -128,7 +128,7 @@ def reached_by_others(mapper: Mapper) -> Mapper:
 
 
 def beyond_loopback(addresses: Addresses) -> Addresses:
-    """Addresses that other hosts reach; all of them where there are none."""
+    """Return the addresses that other hosts reach; all of them where there are none."""
     outer = {
         interface: [a for a in pairs if not ip_address(a[0]).is_loopback] for interface, pairs in addresses.items()
     }
@@ -144,7 +144,7 @@ _CONNECTS = 3
 
 
 def silence(deadline: float) -> float:
-    """Seconds without an answer after which a host is taken as gone.
+    """Return the seconds without an answer after which a host counts as lost.
 
     Args:
         deadline: seconds that ranks may wait for each other.

@@ -292,12 +292,12 @@ def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[
 
 
 def peak_mib() -> float:
-    """Peak resident size of this process, MiB."""
+    """Return the peak resident size of this process, MiB."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 def core_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+    """Return the processor time of this process and of its ended children, in seconds."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return round(sum(r.ru_utime + r.ru_stime for r in usages), 3)
 
@@ -422,7 +422,7 @@ class Evaluations:
         return None if split.rows else "it has none"
 
     def _lists(self, evaluator: Evaluator, request: Request) -> tuple[int, Evaluation]:
-        """Rows and metrics of the split `rank`."""
+        """Return the rows and metrics of the split `rank`."""
         carried = request.carried(lists=True)
         ranked = open_split(self._dataset, "rank", self._model.schema, carried)
         return ranked.rows, evaluator.evaluate_lists(

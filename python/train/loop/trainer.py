@@ -249,7 +249,7 @@ class LookupPipeline:
             return batch, self._model.prepare(batch.categorical)
 
     def fetch_rows(self, *, of_next_step: bool) -> None:
-        """Ask for the rows of the micro-batch ahead: those of the next step only where this step leaves them alone.
+        """Request the rows of the micro-batch ahead; those of the next step only if this step does not change them.
 
         The latter only where a network's time can be hidden so: inside one machine, sorting rows into early and late
         ones takes more of the cores that compute than it saves.
@@ -261,7 +261,7 @@ class LookupPipeline:
                 self._ahead[1].prefetch()
 
     def drop(self) -> None:
-        """Receive what was asked for and is not wanted any more: no message may be under way when ranks part."""
+        """Receive requested rows that nobody needs any more: no message may be under way when ranks part."""
         if self._ahead is not None:
             self._ahead[1].drop()
             self._ahead = None
@@ -419,7 +419,7 @@ class Trainer:
         return evaluation if progress.evaluated_step == progress.step else None
 
     def _train_step(self, step: int, rates: dict[str, float]) -> tuple[float, bool]:
-        """One step over this rank's rows.
+        """Run one step over this rank's rows.
 
         Returns:
             The global batch's mean loss, before the step; whether any rank was asked to stop.

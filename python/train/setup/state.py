@@ -105,7 +105,7 @@ _FRAGMENTED = 0.1
 
 
 def tables_gib(device: torch.device, collective: Collective, reserved_gib: float) -> float:
-    """GiB that tables may take on the GPU of every rank: where there is least. Collective.
+    """Return the GiB that tables may take on the GPU of every rank, the least of all ranks. Collective.
 
     What communication takes is measured: a message of each kind is sent before, so that NCCL's buffers exist. What the
     dense part, its activations and CUDA graphs will take is reserved.
