@@ -44,9 +44,9 @@ class Lane:
 
 LANES: Mapping[str, Lane] = {
     "quick": Lane("not (slow or service or rack or long or extra)", examples=0.3),
-    "all": Lane("not long", examples=0.5, draws=True),
+    "all": Lane("not long", examples=0.3, draws=True),
     # `hypothesis` is the marker that hypothesis itself gives to property tests.
-    "long": Lane("long or drawn or hypothesis", examples=40),
+    "long": Lane("long or drawn or hypothesis", examples=10),
 }
 
 #: A shorter lane runs at least this many examples, or all of a test that has fewer.

@@ -21,7 +21,7 @@ _AIMS = 6
 #: A stage that takes no longer may be over before it is hit.
 _SHORT_SECONDS = 0.5
 #: How often each stage is killed in lane `long`.
-_TURNS = 10
+_TURNS = 4
 
 
 @pytest.fixture

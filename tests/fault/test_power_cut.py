@@ -31,7 +31,7 @@ pytestmark = [
 #: Moments that are drawn, besides two after each stage. Their homes are checked without running a stage.
 CHECKED = 60
 #: Minutes of lane `long` for days that are run again.
-MINUTES = 60
+MINUTES = 20
 
 
 @pytest.fixture(scope="module")
