@@ -130,10 +130,11 @@ class LocalStore:
         """Return the free bytes of the file system that the path, or the nearest existing folder above it, is on."""
         return shutil.disk_usage(_existing(Path(path))).free
 
-    def names(self, path: PurePosixPath) -> list[str]:
+    def names(self, path: PurePosixPath, after: str = "") -> list[str]:
         """See Store."""
         try:
-            return sorted(p.name for p in Path(path).iterdir() if not _is_hidden(p.name))
+            with os.scandir(path) as entries:
+                return sorted(e.name for e in entries if e.name > after and not _is_hidden(e.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
 

@@ -148,7 +148,11 @@ class Location:
 
     def entries(self) -> list[Location]:
         """Files and folders in a folder, by name; empty where there is no folder. Unfinished writes are left out."""
-        return [self / name for name in self._store.names(self.path)]
+        return [self / name for name in self.names()]
+
+    def names(self, after: str = "") -> list[str]:
+        """Return the names of `entries` that sort after `after`. Of a long folder this is quicker than `entries`."""
+        return self._store.names(self.path, after)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of the files in a folder, by name; empty where there is none. One question, however many they are."""

@@ -93,8 +93,11 @@ class Store(Protocol):
         """Bytes that can still be written there; None: there is no end."""
         ...
 
-    def names(self, path: PurePosixPath) -> list[str]:
-        """Names in a folder, sorted, without those of unfinished writes; empty where there is no folder."""
+    def names(self, path: PurePosixPath, after: str = "") -> list[str]:
+        """Names in a folder, sorted, without those of unfinished writes; empty where there is no folder.
+
+        `after`: only names that sort after it. A store of objects then lists no others.
+        """
         ...
 
     def sizes(self, path: PurePosixPath) -> dict[str, int]:

@@ -40,7 +40,8 @@ class Table:
         if kind == "load":
             after[ds] = {self.new(ds): self.random.randrange(1, 4) for _ in range(self.random.randrange(3))}
             kept_rows = sum(after[ds].values()) - (self.random.random() < 0.1)
-            metadata = LoadRecord(ds, f"k{self.version}", "d", "j", [["a", 1, "s"]], {"kept": kept_rows}).metadata()
+            key, then = f"k{self.random.randrange(4)}", self.random.choice(([], [], [DAYS[2]], [*DAYS]))
+            metadata = LoadRecord(ds, key, "d", "j", [["a", 1, "s"]], {"kept": kept_rows}, then).metadata()
         elif kind == "restore":
             after = self.random.choice(self.past)
         elif kind == "retain":
@@ -92,11 +93,13 @@ class PlainHistory:
     def __init__(self, log: DeltaLog) -> None:
         self.commits = list(log.commits())
         self.records: dict[str, tuple[int, str, int]] = {}
+        self.then: dict[str, list[str]] = {}
         expired = ""
         for c in self.commits:
             metadata = json.loads(c.user_metadata or "{}")
             record = metadata.get("headrace.ingest")
             if record and record["ds"] >= expired:
+                self.then.setdefault(record["ds"], record["then"])
                 self.records.setdefault(record["ds"], (c.version, record["key"], record["rows"]["kept"]))
             expired = max(expired, metadata.get("headrace.retention", {}).get("first", ""))
 
@@ -156,6 +159,11 @@ class PlainHistory:
 def assert_same_answers(log: DeltaLog) -> None:
     history, plain = LoadHistory(log), PlainHistory(log)
     assert {ds: (r.version, r.key, r.rows["kept"]) for ds, r in history.records.items()} == plain.records
+    for key in ("k0", "k1", "k2", "k3"):
+        assert [r.ds for r in history.loaded_by(key)] == sorted(ds for ds, r in plain.records.items() if r[1] == key)
+    loaded = plain.records
+    again = {d for ds, then in plain.then.items() for d in then if d in loaded and loaded[d][0] < loaded[ds][0]}
+    assert history.to_load_again() == again
     for ds in plain.records:
         state, (rows, removed, damage) = history.state(ds), plain.state(ds)
         assert (state.rows, list(state.changed_by)) == (rows, removed)
@@ -231,7 +239,7 @@ def test_what_is_no_summary_of_this_log_is_not_believed(damage: str, tmp_path: P
         for version in (19, 20):
             (table.folder / "_delta_log" / f"{version:020d}.json").unlink()
     else:
-        text = gzip.decompress(content).replace(b'"form": 1', b'"form": 2')
+        text = gzip.decompress(content).replace(b'"form":2', b'"form":3')
         summary.write_bytes(
             {"empty": b"", "torn": content[: len(content) // 2], "another form": gzip.compress(text)}.get(
                 damage, gzip.compress(b"[]\n[]")
@@ -253,3 +261,39 @@ def test_a_day_as_it_was_loaded(tmp_path: Path, each_commit: None) -> None:
     assert history.records[DAYS[0]].metadata() == record.metadata()
     (folder / f"ds={DAYS[0]}" / "a b.parquet").unlink()
     assert "is gone" in str(history.state(DAYS[0]).damage)
+
+
+def test_a_removal_that_does_not_say_its_day(tmp_path: Path, each_commit: None) -> None:
+    """Tables with random prefixes have no day in their paths, and a `remove` need not have the partition's values."""
+    folder = tmp_path / "events"
+    table, log = Table(folder, 1), DeltaLog(local(folder))
+    for ds in DAYS:
+        record = LoadRecord(ds, "k", "d", "j", [["a", 1, "s"]], {"kept": 2})
+        table.version += 1
+        info = {"commitInfo": {"operation": "WRITE", "userMetadata": record.metadata()}}
+        commit(folder, table.version, info, add(folder, f"a{ds[-1]}/part.parquet", ds, 2))
+    LoadHistory(log).save_summary()
+    load_history._replay_commits.cache_clear()
+    commit(folder, table.version + 1, {"commitInfo": {"operation": "DELETE"}}, remove("a2/part.parquet", None, True))
+    history = LoadHistory(log)
+    assert [history.state(ds).changed_by for ds in DAYS] == [(), (f"DELETE at version {table.version + 1}",), ()]
+
+
+def test_days_that_nobody_asks_for_are_not_parsed(tmp_path: Path, each_commit: None) -> None:
+    folder = tmp_path / "events"
+    table, log = Table(folder, 1), DeltaLog(local(folder))
+    for number, ds in enumerate(DAYS):
+        record = LoadRecord(ds, f"k{number}", "d", "j", [["a", 1, "s"]], {"kept": 2}, then=[DAYS[0]])
+        table.write("WRITE", {}, {ds: {f"ds={ds}/a.parquet": 2}}, record.metadata(), True)
+    LoadHistory(log).save_summary()
+    summary = folder / "_delta_log" / "_headrace_loads.json.gz"
+    lines = gzip.decompress(summary.read_bytes()).decode().splitlines()
+    assert f'"ds":"{DAYS[0]}"' in lines[2]
+    lines[2] = "no JSON"
+    summary.write_bytes(gzip.compress("\n".join(lines).encode()))
+    load_history._replay_commits.cache_clear()
+    history = LoadHistory(log)
+    assert history.state(DAYS[1]) == DayState(2)
+    assert history.loaded_by("k2") == [history.records[DAYS[2]]]
+    with pytest.raises(json.JSONDecodeError):
+        history.state(DAYS[0])

@@ -15,6 +15,7 @@ from headrace.errors import BusyError, UserError
 from headrace.errors.stores import StoreAway
 from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, remove_files
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_files import newest_checkpoint
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.landing.load import forgotten_unless_refused
 from headrace.lake.landing.load_history import row_counts
@@ -126,6 +127,35 @@ def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
 
 
 VECTOR = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40}
+
+
+@pytest.mark.parametrize("hint", [None, 3, 4, 5, 9, "torn"])
+@pytest.mark.parametrize("torn", [0, 1, 3])
+def test_the_newest_version_whatever_the_last_checkpoint_says(
+    hint: int | str | None, torn: int, tmp_path: Path
+) -> None:
+    """`_last_checkpoint` may be gone, damaged, or, in a log that came back from a backup, newer than all commits."""
+    log, files = DeltaLog(local(tmp_path)), tmp_path / "_delta_log"
+    for version in range(6):
+        commit(tmp_path, version, {"metaData": {"schemaString": SCHEMA}} if version == 0 else {"commitInfo": {}})
+    for version in range(6 - torn, 6):
+        (files / f"{version:020d}.json").write_bytes(b"")
+    if hint is not None:
+        (files / "_last_checkpoint").write_text('{"vers' if hint == "torn" else json.dumps({"version": hint}))
+    assert log.version == 5 - torn == max(log.versions())
+    assert log.versions(3) == {v for v in log.versions() if v >= 3}
+    assert [c.version for c in log.commits(1)] == list(range(5 - torn, 1, -1))
+
+
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_by(tmp_path: Path) -> None:
+    files = tmp_path / "_delta_log"
+    commit(tmp_path, 0, {"commitInfo": {}})
+    for version in (2, 4):
+        pq.write_table(pa.table({"add": pa.array([None], KIND)}), files / f"{version:020d}.checkpoint.parquet")
+    (files / "_last_checkpoint").write_text('{"version": 4}')
+    assert [newest.version for n in (5, 4, 3) if (newest := newest_checkpoint(local(files), n))] == [4, 4, 2]
+    (files / f"{4:020d}.checkpoint.parquet").write_bytes(b"")
+    assert [newest.version for n in (5, 4, 3) if (newest := newest_checkpoint(local(files), n))] == [2, 2, 2]
 
 
 def test_rows_that_a_deletion_vector_marks_are_not_counted(tmp_path: Path) -> None:

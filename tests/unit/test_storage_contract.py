@@ -481,3 +481,13 @@ def test_a_folder_of_others_has_the_files_that_are_in_it(home: Location) -> None
     if home.scheme != "file":
         assert (home / "made").as_plain().infos() == {}
         assert foreign.uri == str(foreign)
+
+
+def test_names_after_a_name(home: Location) -> None:
+    for name in ("00", "01", "01.json", "02", "_x"):
+        (home / "log" / name).put_text(name)
+    (home / "log" / "deep" / "f").put_text("f")
+    assert (home / "log").names() == ["00", "01", "01.json", "02", "_x", "deep"]
+    assert (home / "log").names(after="01") == ["01.json", "02", "_x", "deep"]
+    assert (home / "log").names(after="deeper") == []
+    assert (home / "none").names(after="a") == []

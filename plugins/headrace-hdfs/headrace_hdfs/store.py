@@ -231,7 +231,7 @@ class HdfsBucket(Bucket):
         stored = (_stored(_key(s), s) for s in rpc.below(self._node, _path(prefix)))
         return sorted((s for s in stored if s.key != prefix), key=lambda s: s.key)
 
-    def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]:
+    def list_level(self, prefix: str, after: str = "") -> tuple[list[str], list[Stored]]:
         statuses = [s for s in rpc.level(self._node, _path(prefix)) if _key(s) != prefix]
         folders = sorted(_key(s).rpartition("/")[2] for s in statuses if s.isdir)
         return folders, sorted((_stored(_key(s), s) for s in statuses if not s.isdir), key=lambda s: s.key)

@@ -64,7 +64,7 @@ def committed(log: DeltaLog, fence: Fence, version: int, after: int) -> int | No
     """Return the version of the table, of those after `after`, that an application version was committed as; None:
     none.
     """
-    for table_version in sorted((v for v in log.versions() if v > after), reverse=True):
+    for table_version in sorted(log.versions(after + 1), reverse=True):
         if any(version_in(action, fence) == version for action in log.actions(table_version)):
             return table_version
     return None

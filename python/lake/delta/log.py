@@ -18,11 +18,13 @@ from headrace.lake.delta.log_files import (
     COMMIT,
     ROWS,
     commit_file,
+    last_checkpoint,
     newest_checkpoint,
     read_commit,
     replaced,
     replacements,
     torn_commits,
+    versions_listed,
 )
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable, sql_type
 from headrace.storage import Location, local, location_named, names_store, not_as_written
@@ -148,7 +150,9 @@ class DeltaLog:
     @property
     def version(self) -> int | None:
         """Return the newest version; None where there is no table."""
-        return max(self.versions(), default=None)
+        # From the last checkpoint on: the list of a long log takes many requests to a store.
+        recent = self.versions(last) if (last := last_checkpoint(self._log)) else set[int]()
+        return max(recent or self.versions(), default=None)
 
     def has(self, version: int) -> bool:
         """Return whether the commit of `version` is still in the log."""
@@ -187,7 +191,7 @@ class DeltaLog:
         """
         checkpoint = newest_checkpoint(self._log, version)
         after = -1 if checkpoint is None else checkpoint.version
-        for commit_version in sorted((v for v in self.versions() if after < v <= version), reverse=True):
+        for commit_version in sorted((v for v in self.versions(after + 1) if v <= version), reverse=True):
             for action in self.actions(commit_version):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
@@ -196,9 +200,7 @@ class DeltaLog:
 
     def commits(self, after: int = -1) -> Iterator[Commit]:
         """Yield the commits after a version that are still in the log, newest first."""
-        for version in sorted(self.versions(), reverse=True):
-            if version <= after:
-                return
+        for version in sorted(self.versions(after + 1), reverse=True):
             actions = list(self.actions(version))
             info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
             yield Commit(
@@ -287,9 +289,11 @@ class DeltaLog:
             return None
         return [f for f in files if f.rows != 0 or not f.erased]
 
-    def versions(self) -> set[int]:
-        """Return the versions whose commits are in the log, without those that a power cut has torn at its end."""
-        committed = {int(m.group(1)) for p in self._log.entries() if (m := COMMIT.fullmatch(p.name))}
+    def versions(self, first: int = 0) -> set[int]:
+        """Return the versions from `first` on whose commits are in the log, without those that a power cut has torn at
+        its end.
+        """
+        committed = versions_listed(self._log, first)
         return committed - torn_commits(self._log, committed)
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
@@ -311,8 +315,9 @@ class DeltaLog:
         if checkpoint is not None:
             for action in checkpoint.actions(*kinds):
                 snapshot.apply(action)
-        versions = self.versions()
-        for commit_version in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
+        first = 0 if checkpoint is None else checkpoint.version + 1
+        versions = self.versions(first)
+        for commit_version in range(first, version + 1):
             if commit_version not in versions:
                 return None
             for action in self.actions(commit_version):

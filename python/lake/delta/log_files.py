@@ -35,7 +35,7 @@ COMMIT = re.compile(r"(\d{20})\.json")
 _OF_VERSION = re.compile(r"(\d{20})\.(?:json|crc|compacted\.json|checkpoint\..*)")
 #: Suffix of damaged files that were set aside.
 DAMAGED = ".damaged"
-_LAST_CHECKPOINT = "_last_checkpoint"
+LAST_CHECKPOINT = "_last_checkpoint"
 _PARQUET = b"PAR1"
 #: Bytes of the smallest Parquet file: both magic numbers, and the length of the footer.
 _LEAST_PARQUET = 12
@@ -129,8 +129,8 @@ def set_torn_aside(folder: Location) -> None:
         file.move_to(log / f"{name}{DAMAGED}")
         (log / f".{name}.crc").remove()
     # It may name a missing checkpoint; without it readers list the log.
-    (log / _LAST_CHECKPOINT).remove()
-    (log / f".{_LAST_CHECKPOINT}.crc").remove()
+    (log / LAST_CHECKPOINT).remove()
+    (log / f".{LAST_CHECKPOINT}.crc").remove()
 
 
 def read_commit(file: Location) -> list[dict[str, Any]]:
@@ -204,14 +204,31 @@ class Checkpoint:
                     yield from _checkpoint_actions(_sidecar(file.parent, sidecar["path"]), ("add",))
 
 
-def complete_checkpoints(log: Location) -> list[Checkpoint]:
-    """Return all complete checkpoints of the log in this folder, oldest first."""
+def versions_listed(log: Location, first: int = 0) -> set[int]:
+    """Return the versions from `first` on whose commits are in the log in this folder, torn ones among them."""
+    names = log.names(after=f"{first:020d}" if first else "")
+    return {int(m.group(1)) for name in names if (m := COMMIT.fullmatch(name))}
+
+
+def last_checkpoint(log: Location) -> int | None:
+    """Return the checkpoint at which readers begin to list the log, by `_last_checkpoint`; None where nothing says.
+
+    It may be gone, and newer ones may be there.
+    """
+    try:
+        return int(json.loads((log / LAST_CHECKPOINT).read_text())["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def complete_checkpoints(log: Location, first: int = 0) -> list[Checkpoint]:
+    """Return all complete checkpoints from version `first` on of the log in this folder, oldest first."""
     # By (version, number of parts; 0: a checkpoint in one file).
     files_of: dict[tuple[int, int], list[Location]] = {}
-    for path in log.entries():
-        match = _CHECKPOINT_NAME.fullmatch(path.name)
+    for name in log.names(after=f"{first:020d}" if first else ""):
+        match = _CHECKPOINT_NAME.fullmatch(name)
         if match is not None:
-            files_of.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(path)
+            files_of.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(log / name)
     # Single-file checkpoints of one version are alternatives, each of them complete.
     return [
         Checkpoint(version, tuple(files) if parts else (files[0],))
@@ -222,8 +239,12 @@ def complete_checkpoints(log: Location) -> list[Checkpoint]:
 
 def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
     """Return the newest complete, readable checkpoint of a version up to `at_most`, of the log in this folder."""
-    candidates = (c for c in reversed(complete_checkpoints(log)) if c.version <= at_most)
-    return next((c for c in candidates if all(map(whole_checkpoint, c.files))), None)
+    last = last_checkpoint(log)
+    for first in (0,) if last is None or last > at_most else (last, 0):
+        candidates = (c for c in reversed(complete_checkpoints(log, first)) if c.version <= at_most)
+        if newest := next((c for c in candidates if all(map(whole_checkpoint, c.files))), None):
+            return newest
+    return None
 
 
 def _sidecar(log: Location, path: str) -> Location:
@@ -243,8 +264,10 @@ def _checkpoint_actions(path: Location, kinds: tuple[str, ...]) -> Iterator[dict
     columns = [f"{kind}.{field}" for kind in kinds for field in _FIELDS[kind] if _has(file.schema_arrow, kind, field)]
     if not columns:
         return
-    for row in file.read(columns=columns).to_pylist():
-        yield from ({kind: row[kind]} for kind in kinds if row.get(kind))
+    table = file.read(columns=columns)
+    for kind in table.column_names:
+        # A row has one action: the others are null, and of most kinds nearly all are.
+        yield from ({kind: action} for action in table.column(kind).drop_null().to_pylist())
 
 
 def _has(schema: pa.Schema, kind: str, field: str) -> bool:

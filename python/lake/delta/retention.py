@@ -14,13 +14,12 @@ from itertools import pairwise
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import Commit, DeltaLog, file_path
-from headrace.lake.delta.log_files import complete_checkpoints, erased_rows, said_by
+from headrace.lake.delta.log_files import complete_checkpoints, erased_rows, last_checkpoint, said_by
 from headrace.storage import Fence, Location
 from headrace.storage.own_records import known_keys
 
 _MARK = "headrace.retention"
 _LOG_FOLDER = "_delta_log"
-_LAST_CHECKPOINT = "_last_checkpoint"
 #: Number of newest checkpoints to keep: readers use the one before while the newest is written.
 _NEWEST = 2
 #: Number of parts into which checkpoints divide the needed commits: it bounds the commits kept beyond those.
@@ -94,7 +93,7 @@ def unused_log_files(table: Location, pinned: Collection[int], first_day: str | 
     if len([v for v in versions if v >= first]) != max(versions) + 1 - first or (first and first not in checkpoints):
         return sorted(old, key=lambda e: e.name)  # commits are missing: every checkpoint may be needed
     kept_checkpoints = checkpoints_to_keep(checkpoints, first, needed, max(versions))
-    if (named := _last_named(folder)) is not None:
+    if (named := last_checkpoint(folder)) is not None:
         kept_checkpoints.add(named)
     # An incomplete checkpoint may still be being written.
     last = sorted(kept_checkpoints)[-_NEWEST] if len(kept_checkpoints) >= _NEWEST else 0
@@ -156,14 +155,6 @@ def _changes_kept_day(commit: Commit, first_day: str) -> bool:
     """Return whether a commit adds or removes files of a kept day; a file without a day may be of any."""
     days = [(action.partition or {}).get("ds") for action in (*commit.adds, *commit.removes)]
     return any(ds is None or ds >= first_day for ds in days)
-
-
-def _last_named(folder: Location) -> int | None:
-    """Return the checkpoint at which readers begin to list the log; None where nothing says."""
-    try:
-        return int(json.loads((folder / _LAST_CHECKPOINT).read_text())["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
 
 
 def unused_files(table: Location, pinned: Collection[int], first_day: str | None, before_ns: int) -> list[Location]:

@@ -8,8 +8,9 @@ change loaded days: rows are removed by `DELETE`, files are compacted by `OPTIMI
 `LoadHistory.state` tells it from damage, which loading again repairs.
 
 Commits are read once. What they come to is kept beside the log (`_delta_log/_headrace_loads.json.gz`) with the SHA-256
-of the last of them, and readers go on from there. It says nothing that the commits do not say. Where it is gone,
-damaged or of another log, all commits are read again.
+of the last of them, and readers go on from there. It has a line a day, which is parsed when somebody asks for the day:
+the time of an ingest does not follow the days of the table. It says nothing that the commits do not say. Where it is
+gone, damaged or of another log, all commits are read again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -37,10 +38,12 @@ _LOG = logging.getLogger("headrace.lake")
 _MARK = "headrace.ingest"
 _SUMMARY = "_headrace_loads.json.gz"
 #: Of the summary's form. Another one is not read.
-_SUMMARY_FORM = 1
+_SUMMARY_FORM = 2
 #: So many commits may follow the summary before it is written again.
 _COMMITS_AFTER_SUMMARY = 32
 _PARTITION = re.compile(r"(?:^|/)ds=([^/]+)/")
+
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class LoadRecord:
 
     def metadata(self) -> str:
         """Return the text for `userMetadata`."""
-        return json.dumps({_MARK: _stored(self)}, separators=(",", ":"), ensure_ascii=False)
+        return _json({_MARK: _stored(self)})
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,62 @@ class _LoadedDay:
                 self.changes = [*self.changes, (_describe(commit), bool(removes))]
         self.past.append((frozenset(self.live), self.changes))
 
+    def stored(self) -> list[Any]:
+        """Return it as JSON has it."""
+        live = [[*key, *sizes] for key, sizes in self.live.items()]
+        return [live, self.changes, [[sorted(files), c] for files, c in self.past], self.erased, self.undone]
+
+    @classmethod
+    def of_stored(cls, stored: Sequence[Any]) -> _LoadedDay:
+        """Read what `stored` returned."""
+        live, changes, past, erased, undone = stored
+        return cls(
+            {(path, vector): (size, rows) for path, vector, size, rows in live},
+            _changes(changes),
+            [(frozenset((path, vector) for path, vector in files), _changes(c)) for files, c in past],
+            erased,
+            undone,
+        )
+
+
+class _ByDay(MutableMapping[str, _V], Generic[_V]):
+    """Values of days, of which those of a summary are parsed when they are asked for.
+
+    Args:
+        parse: reads a value from the JSON of its day.
+        lines: that JSON, by day. It is shared with other values of the day.
+    """
+
+    def __init__(self, parse: Callable[[str], _V], lines: Mapping[str, str] | None = None) -> None:
+        self._parse, self._lines = parse, lines or {}
+        #: None: not parsed yet. In the order of the days' last loads.
+        self._values: dict[str, _V | None] = dict.fromkeys(self._lines)
+
+    def __getitem__(self, ds: str) -> _V:
+        value = self._values[ds]
+        if value is None:
+            value = self._values[ds] = self._parse(self._lines[ds])
+        return value
+
+    def __setitem__(self, ds: str, value: _V) -> None:
+        self._values[ds] = value
+
+    def __delitem__(self, ds: str) -> None:
+        del self._values[ds]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, ds: object) -> bool:
+        return ds in self._values
+
+    def line(self, ds: str) -> str | None:
+        """Return the JSON of a day whose value was not parsed; None: it was."""
+        return self._lines[ds] if self._values[ds] is None else None
+
 
 @dataclass
 class _Replay:
@@ -141,15 +200,17 @@ class _Replay:
     #: The version of the summary that it goes on from, or that was made of it; -1: none.
     summary_version: int = -1
     #: The newest record of each day, but of those that retention has removed since.
-    records: dict[str, LoadRecord] = field(default_factory=dict)
+    records: _ByDay[LoadRecord] = field(default_factory=lambda: _ByDay(_parsed_record))
     #: By day, as the records.
-    days: dict[str, _LoadedDay] = field(default_factory=dict)
+    days: _ByDay[_LoadedDay] = field(default_factory=lambda: _ByDay(_parsed_day))
+    #: The key of each record, by its day.
+    keys: dict[str, str] = field(default_factory=dict)
+    #: The days that each record says to load again, by its day; those that name none are not in it.
+    then: dict[str, list[str]] = field(default_factory=dict)
     #: The version that last changed each day; "" stands for files that have none.
     changed: dict[str, int] = field(default_factory=dict)
     #: Removals of rows by others: version, what it was, and the first day that it touched.
     removals: list[tuple[int, str, str]] = field(default_factory=list)
-    #: The day of each live file of a loaded day.
-    _day_of: dict[FileKey, str] = field(default_factory=dict)
 
     def apply(self, commit: Commit) -> None:
         """Replay the next commit.
@@ -162,6 +223,9 @@ class _Replay:
         if record is not None:
             self._drop([record.ds])
             self.records[record.ds], self.days[record.ds] = record, _LoadedDay()
+            self.keys[record.ds] = record.key
+            if record.then:
+                self.then[record.ds] = record.then
         self._touch(commit, record)
         if first is not None:
             self._drop([ds for ds in self.records if ds < first])
@@ -182,7 +246,7 @@ class _Replay:
             if (ds := _partition(action)) in self.days:
                 adds.setdefault(ds, []).append(action)
         for action in commit.removes:
-            if (ds := self._day_of.pop(action.key, None)) is not None:
+            if (ds := self._day_of(action)) is not None:
                 removes.setdefault(ds, []).append(action)
         of_request = erased_rows(commit.user_metadata) or {}
         loaded = set() if record is None else {record.ds}
@@ -191,54 +255,44 @@ class _Replay:
             day.erased += of_request.get(ds, 0)
             if day.undone is None:
                 day.apply(commit, adds.get(ds, ()), removes.get(ds, ()), ds in loaded)
-                self._day_of |= dict.fromkeys(day.live, ds)
+
+    def _day_of(self, action: FileAction) -> str | None:
+        """Return the loaded day that has a data file; None: no such day."""
+        ds = _partition(action)
+        days: Iterable[str] = self.days if ds is None else {ds} & self.days.keys()
+        return next((day for day in days if action.key in self.days[day].live), None)
 
     def _drop(self, days: Iterable[str]) -> None:
         for ds in days:
-            self.records.pop(ds, None)
-            if (day := self.days.pop(ds, None)) is not None:
-                for key in day.live:
-                    self._day_of.pop(key, None)
+            for of_days in (self.records, self.days, self.keys, self.then):
+                of_days.pop(ds, None)
 
-    def text(self) -> str:
-        """Return it as JSON."""
-        days = {
-            ds: {
-                "live": [[*key, *sizes] for key, sizes in day.live.items()],
-                "changes": day.changes,
-                "past": [[sorted(files), changes] for files, changes in day.past],
-                "erased": day.erased,
-                "undone": day.undone,
-            }
-            for ds, day in self.days.items()
-        }
-        records = {ds: _stored(record) | {"version": record.version} for ds, record in self.records.items()}
-        return json.dumps(
-            {
-                "version": self.version,
-                "records": records,
-                "days": days,
-                "changed": self.changed,
-                "removals": self.removals,
-            },
-            separators=(",", ":"),
-            ensure_ascii=False,
-        )
+    def lines(self) -> Iterator[str]:
+        """Yield lines of JSON: what is of all days, then a line a day, [record, files], in the order of `keys`."""
+        of_all = {"version": self.version, "then": self.then, "changed": self.changed, "removals": self.removals}
+        yield _json(of_all | {"keys": self.keys})
+        for ds in self.keys:
+            line = self.records.line(ds)
+            if line is None or self.days.line(ds) is None:
+                record = self.records[ds]
+                line = _json([_stored(record) | {"version": record.version}, self.days[ds].stored()])
+            yield line
 
     @classmethod
-    def of_text(cls, text: str) -> _Replay:
-        """Read what `text` returned. Raises ValueError, KeyError or TypeError of other texts."""
-        stored = json.loads(text)
-        replay = cls(stored["version"], stored["version"], changed=stored["changed"])
-        replay.removals = [(version, description, ds) for version, description, ds in stored["removals"]]
-        for ds, record in stored["records"].items():
-            replay.records[ds] = LoadRecord(**record)
-        for ds, day in stored["days"].items():
-            live = {(path, vector): (size, rows) for path, vector, size, rows in day["live"]}
-            past = [(frozenset((p, v) for p, v in files), _changes(changes)) for files, changes in day["past"]]
-            replay.days[ds] = _LoadedDay(live, _changes(day["changes"]), past, day["erased"], day["undone"])
-            replay._day_of |= dict.fromkeys(live, ds)
-        return replay
+    def of_lines(cls, lines: Sequence[str]) -> _Replay:
+        """Read what `lines` yielded. Raises ValueError, KeyError, TypeError or IndexError of other lines."""
+        stored = json.loads(lines[0])
+        by_day = dict(zip(stored["keys"], lines[1:], strict=True))
+        return cls(
+            stored["version"],
+            stored["version"],
+            _ByDay(_parsed_record, by_day),
+            _ByDay(_parsed_day, by_day),
+            stored["keys"],
+            stored["then"],
+            stored["changed"],
+            [(version, description, ds) for version, description, ds in stored["removals"]],
+        )
 
 
 class LoadHistory:
@@ -254,9 +308,19 @@ class LoadHistory:
         return self._replay.version
 
     @property
-    def records(self) -> dict[str, LoadRecord]:
+    def records(self) -> Mapping[str, LoadRecord]:
         """The newest record of each day, but of those that retention has removed since."""
         return self._replay.records
+
+    def loaded_by(self, key: str) -> list[LoadRecord]:
+        """Return the records of the run with a key, in the order of their days."""
+        return [self.records[ds] for ds in sorted(ds for ds, of_run in self._replay.keys.items() if of_run == key)]
+
+    def to_load_again(self) -> set[str]:
+        """Return the days that a later load of another day says to load again, and that were not since."""
+        records = self.records
+        pairs = ((ds, records[loaded].version) for loaded, then in self._replay.then.items() for ds in then)
+        return {ds for ds, version in pairs if ds in records and records[ds].version < version}
 
     def state(self, ds: str) -> DayState:
         """Return what became of a loaded day since its load."""
@@ -288,8 +352,8 @@ class LoadHistory:
         replay = self._replay
         if replay.version - replay.summary_version <= _COMMITS_AFTER_SUMMARY:
             return
-        heading = json.dumps({"form": _SUMMARY_FORM, "commit": _commit_sha256(self.log, replay.version)})
-        data = gzip.compress(f"{heading}\n{replay.text()}".encode(), compresslevel=1, mtime=0)
+        heading = _json({"form": _SUMMARY_FORM, "commit": _commit_sha256(self.log, replay.version)})
+        data = gzip.compress("\n".join((heading, *replay.lines())).encode(), compresslevel=1, mtime=0)
         (self.log.folder / "_delta_log" / _SUMMARY).put_bytes(data)
         replay.summary_version = replay.version
 
@@ -337,21 +401,33 @@ def _summary(log: DeltaLog) -> _Replay | None:
     """Return what is kept beside the log; None where there is nothing, or not of this log."""
     file = log.folder / "_delta_log" / _SUMMARY
     try:
-        heading, _, text = gzip.decompress(file.read_bytes()).decode().partition("\n")
-        stored = json.loads(heading)
+        lines = gzip.decompress(file.read_bytes()).decode().split("\n")
+        stored = json.loads(lines[0])
         if stored["form"] != _SUMMARY_FORM:
             return None
-        replay = _Replay.of_text(text)
+        replay = _Replay.of_lines(lines[1:])
         return replay if _commit_sha256(log, replay.version) == stored["commit"] else None
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         _LOG.info("%s is damaged (%s): the commits are read instead", file, e)
         return None
 
 
 def _commit_sha256(log: DeltaLog, version: int) -> str:
     return hashlib.sha256(commit_file(log.folder / "_delta_log", version).read_bytes()).hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _parsed_record(line: str) -> LoadRecord:
+    return LoadRecord(**json.loads(line)[0])
+
+
+def _parsed_day(line: str) -> _LoadedDay:
+    return _LoadedDay.of_stored(json.loads(line)[1])
 
 
 def _stored(record: LoadRecord) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     """
     source, table, records = ctx.source, ctx.table, history.records
     declared, judged = declaration(source, table, version), fingerprint(table.model_dump(mode="json"))
-    reload = {d for r in records.values() for d in r.then if d in records and records[d].version < r.version}
+    reload = history.to_load_again()
     to_load: dict[str, DayFiles] = {}
     for files in covered:
         is_run_day = files.ds == ctx.ds

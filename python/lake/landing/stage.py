@@ -194,7 +194,7 @@ def _source_result(ctx: SourceContext) -> Result:
     for of_table in (history, quarantine):
         of_table.save_summary()
     records = history.records
-    records_of_run = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
+    records_of_run = history.loaded_by(ctx.key) or [records[ctx.ds]]
     rows = summed(r.rows for r in records_of_run)
     version = history.last_change(ctx.ds)
     kept_rows = row_counts(history.log, version, _own_days([r.ds for r in records_of_run], ctx.ds))

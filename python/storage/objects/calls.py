@@ -112,7 +112,7 @@ class Bucket(ABC):
     def list_below(self, prefix: str) -> list[Stored]: ...
 
     @abstractmethod
-    def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]: ...
+    def list_level(self, prefix: str, after: str = "") -> tuple[list[str], list[Stored]]: ...
 
 
 def _of_any_bucket(of_obstore: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -277,14 +277,35 @@ def list_below(bucket: Any, prefix: str) -> list[Stored]:
 
 
 @_of_any_bucket
-def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
-    """Names of the folders, and the objects, one level below a prefix."""
+def list_level(bucket: Any, prefix: str, after: str = "") -> tuple[list[str], list[Stored]]:
+    """Names of the folders, and the objects, one level below a prefix.
+
+    `after`: those whose names sort before it may be left out.
+    """
     import obstore
 
     with _errors(bucket, prefix):
+        if after:
+            return _level_after(bucket, prefix, after)
         level: Any = obstore.list_with_delimiter(bucket, prefix or None)
         folders = sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in level["common_prefixes"])
         return folders, sorted((_stored(o) for o in level["objects"]), key=lambda s: s.key)
+
+
+def _level_after(bucket: Any, prefix: str, after: str) -> tuple[list[str], list[Stored]]:
+    """`list_level` by a list of all keys from a name on: stores know no beginning of a list of one level."""
+    import obstore
+
+    start = f"{prefix}/" if prefix else ""
+    folders, level = set[str](), list[Stored]()
+    for page in obstore.list(bucket, prefix or None, offset=start + after, chunk_size=1000):
+        for meta in page:
+            folder, slash, _ = str(meta["path"]).removeprefix(start).partition("/")
+            if slash:
+                folders.add(folder)
+            else:
+                level.append(_stored(meta))
+    return sorted(folders), sorted(level, key=lambda stored: stored.key)
 
 
 def _stored(meta: Any) -> Stored:

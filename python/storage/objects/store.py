@@ -207,10 +207,10 @@ class ObjectStore:
         """There is no end."""
         return None
 
-    def names(self, path: PurePosixPath) -> list[str]:
+    def names(self, path: PurePosixPath, after: str = "") -> list[str]:
         """See Store."""
         tree, key = self._resolve(path)
-        return tree.names(key)
+        return tree.names(key, after)
 
     def sizes(self, path: PurePosixPath) -> dict[str, int]:
         """See Store."""

@@ -265,20 +265,20 @@ class BucketTree:
                 files |= {f"{name}/{below}": file for below, file in inner.below(inner.folder).items()}
         return files
 
-    def names(self, key: str) -> list[str]:
-        """Names of the files and folders in a folder."""
+    def names(self, key: str, after: str = "") -> list[str]:
+        """Names of the files and folders in a folder that sort after `after`."""
         published = self.published(key)
         owner = None if published is not None else self._owner_now(key)
         if owner is not None:
             published = owner.published
         if published is not None:
-            return sorted({name.partition("/")[0] for name in published.below(key)})
-        folders, objects = calls.list_level(self.bucket, key)
+            return sorted({n for name in published.below(key) if (n := name.partition("/")[0]) > after})
+        folders, objects = calls.list_level(self.bucket, key, after)
         names = {*(f for f in folders if f != HIDDEN), *(o.key.rsplit("/", 1)[-1] for o in objects)}
         if HIDDEN in folders:
             lists = calls.list_level(self.bucket, f"{key}/{LISTS}" if key else LISTS)[1]
             names |= {o.key.rsplit("/", 1)[-1].removesuffix(".json") for o in lists}
-        return sorted(name for name in names if not is_unfinished(name))
+        return sorted(name for name in names if name > after and not is_unfinished(name))
 
     def is_folder(self, key: str) -> bool:
         """Return whether there is a published folder, or one with anything below it."""
