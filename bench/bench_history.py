@@ -1,4 +1,4 @@
-"""What an ingest asks of a table's history of loads, after 100 commits and after 10,000: locally and in S3.
+"""Measure what an ingest asks of a table's history of loads, after 100 commits and after 10,000: locally and in S3.
 
     PYTHONPATH=. python -m bench.bench_history
 
@@ -79,11 +79,11 @@ def main() -> None:
 def measure(table: str, environ: Mapping[str, str]) -> dict[str, float]:
     """Return the median seconds and processor seconds of processes that ask a table; the first makes the summary."""
     command = [sys.executable, "-m", "bench.bench_history", "--ask", table]
-    turns: list[dict[str, float]] = []
+    runs: list[dict[str, float]] = []
     for _ in range(_TURNS + 1):
         ran = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
-        turns.append(json.loads(ran.stdout))
-    return {unit: statistics.median(turn[unit] for turn in turns[1:]) for unit in turns[0]}
+        runs.append(json.loads(ran.stdout))
+    return {unit: statistics.median(measured[unit] for measured in runs[1:]) for unit in runs[0]}
 
 
 def ask(table: Location) -> dict[str, float]:

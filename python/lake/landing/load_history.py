@@ -243,8 +243,8 @@ class _Replay:
         adds: dict[str, list[FileAction]] = {}
         removes: dict[str, list[FileAction]] = {}
         for action in commit.adds:
-            if (ds := _partition(action)) in self.days:
-                adds.setdefault(ds, []).append(action)
+            if (added := _partition(action)) is not None and added in self.days:
+                adds.setdefault(added, []).append(action)
         for action in commit.removes:
             if (ds := self._day_of(action)) is not None:
                 removes.setdefault(ds, []).append(action)
