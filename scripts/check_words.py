@@ -113,7 +113,7 @@ FRAGMENTS = frozenset(
 
 #: Vague names that stay, by file: they are keys of files or of a protocol.
 SERIALIZED = {
-    ("python/score/experiments/assignment.py", "at"),  # a field of the record of a stopped arm
+    ("python/score/assignment.py", "at"),  # a field of the record of a stopped arm
     # Fields of `headrace doctor --json`.
     ("python/cli/doctor.py", "found"),
     ("python/cli/doctor.py", "what"),

@@ -34,7 +34,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.generate.click_model import ClickModel, probability
 from headrace.lake.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.lake.spark.session import shared_session
-from headrace.score.experiments.assignment import Stop, stopped
+from headrace.score.assignment import Stop, stopped
 from headrace.stage import run_stage
 from headrace.stage.manifest import Manifest
 

@@ -141,12 +141,12 @@ def show_experiment(
         as_json: print JSON.
 
     Raises:
-        UserError: there is no such experiment; or see headrace.score.experiments.comparison.
+        UserError: there is no such experiment; or see headrace.quality.experiments.comparison.
     """
     from headrace.config import parse_ds
-    from headrace.score.experiments.assignment import all_stopped
-    from headrace.score.experiments.comparison import first_day, served_outcomes
-    from headrace.score.experiments.stage import known_of
+    from headrace.quality.experiments.comparison import first_day, served_outcomes
+    from headrace.quality.experiments.stage import known_of
+    from headrace.score.assignment import all_stopped
 
     _, spec, experiment = _experiment_of(name, pipeline, overrides)
     ws = ws.of(spec)
@@ -193,7 +193,7 @@ def stop_by_hand(
         UserError: no reason, no such arm, it is the control, or it was stopped before.
     """
     from headrace.config import parse_ds
-    from headrace.score.experiments.assignment import by_hand, stop_arm
+    from headrace.score.assignment import by_hand, stop_arm
 
     _, spec, experiment = _experiment_of(name, pipeline, overrides)
     ws = ws.of(spec)
@@ -294,7 +294,7 @@ def _with_interval(value: float | None, interval: Any) -> str:
 
 
 def _show(spec: Spec, figures: Mapping[str, Any]) -> None:
-    from headrace.score.experiments.stage import SAMPLE_RATIO_LIMIT
+    from headrace.quality.experiments.stage import SAMPLE_RATIO_LIMIT
 
     unit = "rate" if figures["metric"] == "rate" else "per user"
     days, ripe = figures["days"], figures["ripe_days"]

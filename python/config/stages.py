@@ -70,7 +70,7 @@ _ENTRIES = (
     StageEntry(
         "experiments",
         "Compare the arms of experiments by their outcomes; stop losing ones where the spec says so.",
-        "headrace.score.experiments.stage:JudgeExperiments",
+        "headrace.quality.experiments.stage:JudgeExperiments",
         dag="retrain",
         section="experiments",
         spark=False,
@@ -211,12 +211,12 @@ _ENTRIES = (
     StageEntry(
         "vectors",
         "Write the vectors that the registered model has for users and items, of a model in retrieval form.",
-        "headrace.score.vectors_stage:ExportVectors",
+        "headrace.score.vectors:ExportVectors",
         dag=None,
         section="score",
         counts=("users", "items"),
         writes=("lake/{pipeline}/user_vectors", "lake/{pipeline}/item_vectors"),
-        imports=("headrace.score.vectors_stage",),
+        imports=("headrace.score.vectors",),
     ),
     StageEntry(
         "compare",

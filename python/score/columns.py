@@ -1,4 +1,4 @@
-"""Checks of what the section `score` names: columns, expressions, models and metrics; they need no data."""
+"""Columns, expressions, models and metrics that the section `score` names: their checks and types, without data."""
 
 from __future__ import annotations
 
@@ -111,6 +111,16 @@ def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UserError(f"score.context.{name}: {value!r} is no {types[name]}, the column's type") from None
     return scalars
+
+
+#: Delta's names of the types that Spark names differently.
+_SQL_TYPES = {"int": "integer", "bigint": "long"}
+
+
+def key_types(spec: Spec, score: Score) -> dict[str, str]:
+    """Return Delta's types of the keys of users and items, by column."""
+    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
+    return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 
 
 def check_rule_columns(spec: Spec) -> None:

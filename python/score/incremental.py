@@ -26,10 +26,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 from headrace import __version__
 from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
+from headrace.lake.delta.day_table import rows_of_day, verify_day, write_day
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.models.predictor import model_digest
-from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.items import HASHES, ItemTable, row_hashes
 from headrace.score.ranking import CHECKED_ITEMS, ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
 from headrace.stage import Context

@@ -61,7 +61,7 @@ class JoinedModel(Protocol):
 
 
 class VectorModel(JoinedModel, Protocol):
-    """A model in retrieval form, as headrace.score.model_vectors has it."""
+    """A model in retrieval form, as headrace.score.vectors has it."""
 
     def features_of(self, batch: pa.RecordBatch) -> Iterator[Columns]:
         """Yield the features of some rows, a block at a time."""

@@ -31,12 +31,12 @@ from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.lake.spark.tasks import report_peak_memory
 from headrace.logs import Progress, report_progress
+from headrace.score.assignment import ARM, PART, Live, edges, parts_of
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.score.candidates.source import CandidateContext, stored
 from headrace.score.columns import context_scalars
 from headrace.score.entities import ActiveEvents
-from headrace.score.experiments.assignment import ARM, PART, Live, edges, parts_of
 from headrace.score.incremental import UsersToScore, users_to_score
 from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
@@ -197,7 +197,7 @@ class AssignmentColumns:
     def of_users(
         key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]
     ) -> AssignmentColumns:
-        """Return the assignment as headrace.score.experiments.assignment computes it from Arrow's columns.
+        """Return the assignment as headrace.score.assignment computes it from Arrow's columns.
 
         Of experiments whose arms have models, a user takes part in the first that takes him; an arm that was stopped
         is no longer named.

@@ -20,14 +20,14 @@ from headrace.config import Score
 from headrace.config.score import CANDIDATE_COLUMNS, RERANK_COLUMNS
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
+from headrace.lake.delta.day_table import check_table_columns, rows_of_day, write_day
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.scratch import task_folder
 from headrace.lake.spark.tasks import worker_peak_memory
 from headrace.models.predictor import maps_of_tasks
-from headrace.score.day_table import check_columns as check_table_columns
-from headrace.score.day_table import key_types, rows_of_day, write_day
+from headrace.score.assignment import Live
+from headrace.score.columns import key_types
 from headrace.score.entities import ActiveEvents, seen, with_activity
-from headrace.score.experiments.assignment import Live
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
 from headrace.score.model_lists import EXPERIMENT_COLUMNS, AssignmentColumns, RunInputs, lists_of_model

@@ -14,7 +14,7 @@ from headrace.stage import Context
 from headrace.stage.manifest import Input, Manifest, Output
 
 if TYPE_CHECKING:
-    from headrace.score.experiments.assignment import Live
+    from headrace.score.assignment import Live
 
 
 @dataclass(frozen=True)

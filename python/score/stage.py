@@ -10,9 +10,9 @@ from headrace.errors import UserError
 from headrace.features.build.plan import pinned_table
 from headrace.features.table_ops.base import ExternalTable
 from headrace.features.table_ops.preparation import pin
+from headrace.lake.delta.day_table import verify_day
+from headrace.score.assignment import live_experiments, pinned
 from headrace.score.columns import check_columns, check_rule_columns
-from headrace.score.day_table import verify_day
-from headrace.score.experiments.assignment import live_experiments, pinned
 from headrace.score.scoring_model import models_of_run, pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest

@@ -22,10 +22,10 @@ from headrace.config import Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.delta.compact import join_files
+from headrace.lake.delta.day_table import check_table_columns, write_day
 from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.score.day_table import check_columns, write_day
 from headrace.storage import local
 from tests.reported.support import build_features, ingest, pipeline, read_table, write
 from tests.spark.test_features_stage import assert_same_dataset, dataset, read
@@ -329,10 +329,10 @@ def test_scores_follow_the_types_of_their_keys(spark: SparkSession, tmp_path: Pa
     for ds, (frame, key) in days.items():
         context: Any = SimpleNamespace(ds=ds, key="k", fence=None)
         types = {"user_id": key, "item_id": key, "rank": "integer", "score": "float", "ds": "string"}
-        check_columns(table, types, "its keys were others")
+        check_table_columns(table, types, "its keys were others")
         write_day(frame, table, context, "score")
     stored = spark.read.format("delta").load(str(table)).orderBy("ds")
     assert dict(stored.dtypes)["item_id"] == "bigint"
     assert [tuple(r) for r in stored.collect()] == [(7, 9, 1, 0.5, D1), (2**40, 2**41, 1, 0.25, D2)]
     with pytest.raises(UserError, match=r"'user_id': 'bigint'.*its keys were others"):
-        check_columns(table, {**types, "user_id": "integer"}, "its keys were others")
+        check_table_columns(table, {**types, "user_id": "integer"}, "its keys were others")

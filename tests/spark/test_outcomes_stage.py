@@ -16,9 +16,9 @@ from sklearn.metrics import roc_auc_score
 from headrace.config import Spec, build_spec
 from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
+from headrace.lake.delta.day_table import rows_of_day, write_day
 from headrace.lake.landing.stage import Ingest
 from headrace.quality.outcomes.stage import MeasureOutcomes
-from headrace.score.day_table import rows_of_day, write_day
 from headrace.stage import Context, run_stage
 from headrace.stage.manifest import Manifest, Output
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from headrace.config import Experiment, Outcomes, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.score.experiments.assignment import Live, Stop, arms, stop_arm
+from headrace.score.assignment import Live, Stop, arms, stop_arm
 from headrace.score.model_lists import AssignmentColumns
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage

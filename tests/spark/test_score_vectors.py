@@ -26,7 +26,7 @@ from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.ranking import ITEMS
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
-from headrace.score.vectors_stage import ExportVectors
+from headrace.score.vectors import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import Location, local
 from tests.score_support import DS, TYPES, expected, manifest_of, save_two_tower, scores, sides, spec, to_spark

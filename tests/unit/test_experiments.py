@@ -14,8 +14,7 @@ from scipy import stats
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.score.experiments.assignment import arms, bucket
-from headrace.score.experiments.comparison import (
+from headrace.quality.experiments.comparison import (
     Arm,
     ArmDifference,
     always_valid_interval,
@@ -24,6 +23,7 @@ from headrace.score.experiments.comparison import (
     difference,
     sample_ratio_p,
 )
+from headrace.score.assignment import arms, bucket
 from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 USERS = pa.array(range(200_000), pa.int64())

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.config import Spec, load_spec
 from headrace.config.workspace import Workspace
+from headrace.quality.experiments.comparison import Totals, first_day, served_outcomes
+from headrace.quality.experiments.stage import JudgeExperiments, figures
 from headrace.quality.report.blocks import Day
 from headrace.quality.report.report import page
 from headrace.quality.report.stage import Report
-from headrace.score.experiments.assignment import RULE, live_experiments, pinned, stopped
-from headrace.score.experiments.comparison import Totals, first_day, served_outcomes
-from headrace.score.experiments.stage import JudgeExperiments, figures
+from headrace.score.assignment import RULE, live_experiments, pinned, stopped
 from headrace.stage import Outcome, run_stage
 from headrace.stage.manifest import Manifest, Output
 

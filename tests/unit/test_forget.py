@@ -28,13 +28,13 @@ from headrace.jobs.housekeeping.forget.models import model_places
 from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.jobs.housekeeping.forget.proof import ErasureRequest
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState, manifests_of
+from headrace.lake.delta.day_table import verify_day
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.load_history import LoadHistory, row_counts
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import read_card, restore
 from headrace.models.sharded_model import ShardedModel
-from headrace.score.day_table import verify_day
 from headrace.stage import identity, run_lock
 from headrace.stage.manifest import Manifest
 from headrace.storage import StoreAway, local

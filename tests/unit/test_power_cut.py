@@ -24,6 +24,7 @@ from headrace.config.workspace import Workspace
 from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
+from headrace.lake.delta.day_table import verify_day
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.log_files import newest_checkpoint, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, create_table
@@ -32,7 +33,6 @@ from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_coun
 from headrace.models.predictor import damaged_model
 from headrace.models.registry.client import missing_version
 from headrace.publish.stage import Publish
-from headrace.score.day_table import verify_day
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, Stage, run_stage
 from headrace.stage.manifest import Manifest, Output

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from headrace.config.installation import checkout
-from headrace.export.serve.metrics import Metrics
+from headrace.export.serve.options import Metrics
 from headrace.logs import is_secret
 from tests.lanes import part_of
 

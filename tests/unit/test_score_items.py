@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
+from headrace.lake.delta.day_table import check_table_columns
 from headrace.score import items
-from headrace.score.day_table import check_columns
 from headrace.score.items import HASHES, ItemTable
 from headrace.storage import LeaseLost, Location, local
 from tests.storage_support import memory_home
@@ -113,16 +113,18 @@ def table(path: Path, *names: str) -> None:
 @pytest.mark.parametrize("key", ["user", "source", "reason"])
 def test_a_key_may_have_the_name_of_an_optional_column(tmp_path: Path, key: str) -> None:
     table(tmp_path / "scores", "ds", key)
-    check_columns(local(tmp_path / "scores"), {"ds": "string", key: "string"}, "", OPTIONAL)
+    check_table_columns(local(tmp_path / "scores"), {"ds": "string", key: "string"}, "", OPTIONAL)
     other_key = "items" if key == "user" else "user"
     with pytest.raises(UserError, match="has the columns"):
-        check_columns(
+        check_table_columns(
             local(tmp_path / "scores"), {"ds": "string", other_key: "string"}, "its keys were others", OPTIONAL
         )
 
 
 def test_days_may_have_optional_columns_or_not(tmp_path: Path) -> None:
     table(tmp_path / "scores", "ds", "user", "source")
-    check_columns(local(tmp_path / "scores"), {"ds": "string", "user": "string"}, "", OPTIONAL)
+    check_table_columns(local(tmp_path / "scores"), {"ds": "string", "user": "string"}, "", OPTIONAL)
     with pytest.raises(UserError, match="its keys were others"):
-        check_columns(local(tmp_path / "scores"), {"ds": "string", "item": "string"}, "its keys were others", OPTIONAL)
+        check_table_columns(
+            local(tmp_path / "scores"), {"ds": "string", "item": "string"}, "its keys were others", OPTIONAL
+        )

@@ -25,8 +25,8 @@ from headrace.score.candidates.item_vectors import (
     search_index,
 )
 from headrace.score.candidates.vector_source import FindItems, MeasureRecall, VectorSearch
-from headrace.score.model_vectors import ModelVectors
 from headrace.score.top_k import best_items
+from headrace.score.vectors import ModelVectors
 from headrace.storage import LeaseLost, Location, local
 from tests.storage_support import memory_home
 

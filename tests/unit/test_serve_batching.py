@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
-from headrace.export.serve.metrics import Metrics
 from headrace.export.serve.model import Batcher, Model
-from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.options import Metrics, RequestError, RequestLimits
 from headrace.export.serve.tensors import Array, TensorSpec, blocks_of, inputs_of, key_of, merged
 
 

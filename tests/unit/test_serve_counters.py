@@ -27,10 +27,9 @@ import uvloop  # noqa: E402
 
 from headrace.export.serve.grpc_service import SERVICE, make_server, message  # noqa: E402
 from headrace.export.serve.http_connection import Shared  # noqa: E402
-from headrace.export.serve.loader import ItemCatalogue, Release, ServedModel, Service  # noqa: E402
-from headrace.export.serve.metrics import Metrics  # noqa: E402
+from headrace.export.serve.loader import ModelCatalogue, Release, ServedModel, Service  # noqa: E402
 from headrace.export.serve.model import Batcher, Model  # noqa: E402
-from headrace.export.serve.options import CLIENT_GONE, RequestError, RequestLimits, ServeOptions  # noqa: E402
+from headrace.export.serve.options import CLIENT_GONE, Metrics, RequestError, RequestLimits, ServeOptions  # noqa: E402
 from headrace.export.serve.repository import VersionFolder, read_repository  # noqa: E402
 from headrace.export.serve.server import HttpApp, taking  # noqa: E402
 from headrace.export.serve.tensors import Array, TensorSpec  # noqa: E402
@@ -97,7 +96,7 @@ class Site:
         metrics = self.metrics.of_model("m", 1)
         self.batcher = Batcher(model := Gated(self.gate), LIMITS, stack.enter_context(ThreadPoolExecutor(1)), metrics)
         release = Release(VersionFolder("m", 1, Path(), ()), {"m": ServedModel(model, self.batcher, metrics)})
-        loader = SimpleNamespace(catalogue=ItemCatalogue({"m": {1: release}}, {"m": 1}, {}, True))
+        loader = SimpleNamespace(catalogue=ModelCatalogue({"m": {1: release}}, {"m": 1}, {}, True))
         self.service = Watched(ServeOptions(Path(), limits=LIMITS), loader, self.metrics)
         self.shared = Shared(HttpApp(self.service), LIMITS)
         taken = socket.create_server(("127.0.0.1", 0))

@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 from headrace.export.serve.loader import Loader
-from headrace.export.serve.metrics import Metrics
 from headrace.export.serve.model import Model
-from headrace.export.serve.options import Control, RequestError, ServeOptions
+from headrace.export.serve.options import Control, Metrics, RequestError, ServeOptions
 from headrace.export.serve.repository import VersionFolder
 from tests.serve_support import add_version, exact_graph
 

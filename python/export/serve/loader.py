@@ -11,9 +11,8 @@ from typing import Any
 
 from headrace import __version__
 from headrace.export.serve.infer_json import Plans
-from headrace.export.serve.metrics import Metrics, ModelMetrics
 from headrace.export.serve.model import Batcher, LoadFailure, Model, models_of
-from headrace.export.serve.options import RequestError, ServeOptions
+from headrace.export.serve.options import Metrics, ModelMetrics, RequestError, ServeOptions
 from headrace.export.serve.repository import RELEASE, Contents, Signature, VersionFolder, read_repository
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Release:
 
 
 @dataclass(frozen=True, eq=False)
-class ItemCatalogue:
+class ModelCatalogue:
     """Catalogue of served models. One assignment replaces it; requests keep the one that they began with.
 
     Attributes:
@@ -108,7 +107,7 @@ class Loader:
     """
 
     def __init__(self, options: ServeOptions, runs: Executor, metrics: Metrics) -> None:
-        self.catalogue = ItemCatalogue()
+        self.catalogue = ModelCatalogue()
         self._options, self._runs, self._metrics = options, runs, metrics
         self._failed: dict[_Key, tuple[Signature, str]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")
@@ -193,7 +192,7 @@ class Loader:
             failures = {k: v for k, v in self.catalogue.failures.items() if k[0] != name}
             current = {n: v for n, v in self.catalogue.current.items() if n != name}
             self._switch(
-                ItemCatalogue(releases, current, failures, self._requested_models - self._foreign <= current.keys())
+                ModelCatalogue(releases, current, failures, self._requested_models - self._foreign <= current.keys())
             )
 
     async def index(self) -> list[dict[str, str]]:
@@ -261,7 +260,7 @@ class Loader:
         unchanged = target == self.catalogue.current and failures == self.catalogue.failures
         if unchanged and ready == self.catalogue.ready and _keys(retained) == _keys(self.catalogue.releases):
             return
-        self._switch(ItemCatalogue(retained, target, failures, ready))
+        self._switch(ModelCatalogue(retained, target, failures, ready))
 
     async def _older_where_failed(
         self, contents: Contents, target: dict[str, int], loaded: _Loaded, failures: dict[_Key, str]
@@ -313,7 +312,7 @@ class Loader:
         metrics = self._metrics.of_model(model.name, model.version)
         return ServedModel(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
 
-    def _switch(self, new: ItemCatalogue) -> None:
+    def _switch(self, new: ModelCatalogue) -> None:
         """Answer requests by `new` from now on; those that have begun keep their version."""
         old, self.catalogue = self.catalogue, new
         for name, version in new.current.items():
@@ -359,7 +358,7 @@ def _has(loaded: _Loaded, folder: VersionFolder) -> bool:
     return existing is not None and existing.folder.signature == folder.signature
 
 
-def _graphs(catalogue: ItemCatalogue) -> Iterable[ServedModel]:
+def _graphs(catalogue: ModelCatalogue) -> Iterable[ServedModel]:
     return (g for rs in catalogue.releases.values() for r in rs.values() for g in r.graphs.values())
 
 
@@ -381,7 +380,7 @@ class Service:
         self.pending_bytes = 0
 
     def find(self, name: str, version: str) -> ServedModel:
-        """See `Catalogue.find`."""
+        """See `ModelCatalogue.find`."""
         return self.loader.catalogue.find(name, version)
 
     def check_size(self, count: int) -> None:

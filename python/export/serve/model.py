@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from headrace.export.serve.metrics import ModelMetrics
-from headrace.export.serve.options import RequestError, RequestLimits
+from headrace.export.serve.options import ModelMetrics, RequestError, RequestLimits
 from headrace.export.serve.repository import VersionFolder
 from headrace.export.serve.tensors import (
     DATATYPES,

@@ -32,9 +32,8 @@ from headrace.export.serve.http_connection import App, Cancellable, Connection, 
 from headrace.export.serve.http_request import Head
 from headrace.export.serve.infer_json import RequestPlan, answer
 from headrace.export.serve.loader import Loader, ServedModel, Service
-from headrace.export.serve.metrics import Metrics
 from headrace.export.serve.model import Model
-from headrace.export.serve.options import CLIENT_GONE, Access, RequestError, RequestLimits, ServeOptions
+from headrace.export.serve.options import CLIENT_GONE, Access, Metrics, RequestError, RequestLimits, ServeOptions
 from headrace.export.serve.tensors import Array, to_raw
 
 _JSON, _RAW, _TEXT = "application/json", "application/octet-stream", "text/plain; version=0.0.4; charset=utf-8"

@@ -13,10 +13,10 @@ from datetime import UTC, date, datetime, timedelta
 from headrace.config import Outcomes, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
+from headrace.lake.delta.day_table import verify_day
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_files import erased_rows
 from headrace.lake.generate.site import site_path
-from headrace.score.day_table import verify_day
 from headrace.stage import Context
 from headrace.stage.manifest import Input, Manifest, Output
 

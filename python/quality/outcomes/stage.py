@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import OutcomeAlert, Outcomes, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.features.build.plan import pinned_table
+from headrace.lake.delta.day_table import rows_of_day, verify_day, write_day
 from headrace.quality.outcomes.served import Served, pinned_days, section, served_days, sources
-from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
 

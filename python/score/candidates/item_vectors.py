@@ -27,8 +27,8 @@ from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
 from headrace.score.joined_tables import Partitioning, parts_of
-from headrace.score.model_vectors import ModelVectors, map_vectors
 from headrace.score.top_k import Blocks, TopItems, best_items, longest
+from headrace.score.vectors import ModelVectors, map_vectors
 from headrace.storage import Location
 
 

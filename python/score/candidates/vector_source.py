@@ -34,9 +34,9 @@ from headrace.score.candidates.source import BLOCKED, FETCH, CandidateContext
 from headrace.score.columns import context_scalars
 from headrace.score.items import ITEM_ROW
 from headrace.score.joined_tables import Partitioning, joined_tables, parts_of
-from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.score.ranking import ITEMS
 from headrace.score.top_k import best_items, check_products, longest
+from headrace.score.vectors import ModelVectors, Side, map_vectors
 from headrace.storage import Location
 
 #: Users in memory at once, and items that they fetch together.

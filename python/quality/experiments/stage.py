@@ -11,8 +11,7 @@ from typing import Any
 from headrace.config import Experiment, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.score.experiments.assignment import RULE, Stop, all_stopped, stop_arm, stopped
-from headrace.score.experiments.comparison import (
+from headrace.quality.experiments.comparison import (
     Arm,
     ArmDifference,
     ServedOutcomes,
@@ -24,12 +23,13 @@ from headrace.score.experiments.comparison import (
     sample_ratio_p,
     served_outcomes,
 )
+from headrace.score.assignment import RULE, Stop, all_stopped, stop_arm, stopped
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, fingerprint
 
 log = logging.getLogger("headrace.experiments")
 
-#: Below it the users of the arms are not those that were sent there (see headrace.score.experiments.comparison).
+#: Below it the users of the arms are not those that were sent there (see headrace.quality.experiments.comparison).
 SAMPLE_RATIO_LIMIT = 0.001
 _CONCLUSIONS = ("better", "worse")
 

@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.config import Score, Spec
 from headrace.config.schema import is_wider
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.features.table_ops.preparation import prepared_columns
-from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.delta.protocol import sql_type
 from headrace.lake.delta.transaction import Transaction
@@ -22,11 +19,8 @@ from headrace.storage import Location
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Delta's names of the types that Spark names differently.
-_SQL_TYPES = {"int": "integer", "bigint": "long"}
 
-
-def check_columns(
+def check_table_columns(
     table: Location, new_columns: Mapping[str, str], reason: str, optional: Mapping[str, str] = {}
 ) -> None:
     """Check that an existing table has the columns to be written: its other days stay readable.
@@ -54,12 +48,6 @@ def check_columns(
             f"table {table} has the columns {existing}, but what is to be written has {columns}: {reason}. Move the "
             f"table away, or give the pipeline another name"
         )
-
-
-def key_types(spec: Spec, score: Score) -> dict[str, str]:
-    """Return Delta's types of the keys of users and items, by column."""
-    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 
 
 def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> int:

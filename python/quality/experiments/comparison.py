@@ -341,7 +341,7 @@ class Totals:
         if known_before and self.before_below.sum() > 0:
             pre_period = self.before_above[users]
             if not per_user:
-                # Linear, as the metric is (headrace.score.experiments.comparison); 0 of who was shown nothing.
+                # Linear, as the metric is (headrace.quality.experiments.comparison); 0 of who was shown nothing.
                 pre_period = pre_period - self.before_above.sum() / self.before_below.sum() * self.before_below[users]
         return Arm(above, None if per_user else below, pre_period)
 
