@@ -19,11 +19,6 @@ from headrace.cli import (
     plan,
 )
 from headrace.cli import doctor, tune, compare, submitters, warehouse, housekeeping, export, serve, repository
-from headrace.cli.root import app
+from headrace.cli.root import app, main
 
 __all__ = ["app", "main"]
-
-
-def main() -> None:
-    """Run the console script."""
-    app(prog_name="headrace")

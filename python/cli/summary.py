@@ -217,11 +217,11 @@ def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequen
     Returns:
         the exit code: refused, or done.
     """
+    if "gate" not in stages or not STAGES["gate"].applies(spec):
+        return EXIT_DONE
     from headrace.models.registry.promotion import champion_of_day
     from headrace.stage.manifest import Manifest
 
-    if "gate" not in stages or not STAGES["gate"].applies(spec):
-        return EXIT_DONE
     code = EXIT_DONE
     for ds in days:
         gate = Manifest.load(ws.manifest(spec.pipeline, ds, "gate"))

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.storage.own_records import known_keys

@@ -24,6 +24,8 @@ print(json.dumps(sorted(sys.modules)))
 """
 #: Seconds of import, each.
 HEAVY = {"fsspec", "mlflow", "pandas", "psycopg", "pyspark", "sqlalchemy", "torch"}
+#: A tenth of a second of import each: what a command that computes nothing does without.
+WRAPPERS = {"pyarrow.compute", "pyarrow.dataset"}
 #: Their plans run Spark's or torch's own code.
 SLOW_TO_PLAN = {"evaluate"}
 
@@ -60,13 +62,31 @@ def test_a_misspelt_key_is_told_without_arrow(tmp_path: Path) -> None:
     assert of_headrace(modules, "features", "lake", "jobs") == []
 
 
+def test_a_misspelt_column_is_told_without_arrows_functions(tmp_path: Path) -> None:
+    fault = "features.workflow=[{columns: [usr], ops: [categorify]}]"
+    modules = by_command("run", "clicks", "--ds", DS, "--home", str(tmp_path), "--set", fault)
+    assert "headrace.features.table_ops.preparation" in modules
+    assert not modules & {*WRAPPERS, *HEAVY}
+    assert of_headrace(modules, "lake", "models", "jobs.stages") == []
+
+
+def test_a_command_looks_for_garbage_rarely() -> None:
+    run = [
+        sys.executable,
+        "-c",
+        "import gc; from headrace.cli import main\ntry: main()\nexcept SystemExit: print(gc.get_threshold()[0])",
+    ]
+    done = subprocess.run([*run, "--version"], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) >= 50_000
+
+
 def test_a_dry_run_imports_what_plans_and_nothing_that_works(tmp_path: Path) -> None:
     landing = tmp_path / "landing" / "clicks" / DS
     landing.mkdir(parents=True)
     (landing / "part-0.gz").write_bytes(gzip.compress(b"{}\n"))
     modules = by_command("run", "clicks", "--ds", DS, "--home", str(tmp_path), "--to", "ingest", "--dry-run")
     assert "headrace.lake.landing.plan" in modules
-    assert not modules & {"pyarrow.dataset", *HEAVY}
+    assert not modules & {*WRAPPERS, *HEAVY}
     assert of_headrace(modules, "lake.landing.load", "lake.tables", "lake.spark", "features.arrow", "train.stage") == []
 
 
@@ -74,7 +94,7 @@ def test_stages_are_planned_without_what_they_work_with() -> None:
     stages = [name for name in ORDER if name not in SLOW_TO_PLAN]
     modules = imported("from headrace.jobs.stages import load_stage; [load_stage(s) for s in sys.argv[1:]]", *stages)
     assert {STAGES[name].implementation.partition(":")[0] for name in stages} <= modules
-    assert not modules & HEAVY
+    assert not modules & {*WRAPPERS, *HEAVY}
     assert of_headrace(modules, "lake.spark", "features.arrow", "features.spark", "train.loop", "score.run") == []
 
 

@@ -46,6 +46,8 @@ _ERROR = "an error of the server: see its log"
 #: Connections that wait to be accepted.
 BACKLOG = 2048
 _POLL_SECONDS = 0.02
+#: New objects after which Python looks for garbage: its default.
+_COLLECT_AFTER = 700
 
 
 class HttpApp:
@@ -368,8 +370,10 @@ async def _serve(options: ServeOptions, started: Callable[[str, str | None], Non
             await loader.start()
         except OSError as e:
             raise UserError(f"{options.repository} cannot be read: {e}") from None
-        # What stays is not looked through again at each collection.
+        # What stays is not looked through again at each collection. Collections are frequent, because a long one delays
+        # answers; `headrace` starts with rare ones.
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER)
         polling = asyncio.create_task(loader.poll()) if options.control == "poll" else None
         over_grpc, grpc_address = await _start_grpc(service)
         try:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from headrace.compute import pc
 
 
 def one_chunk(x: pa.ChunkedArray) -> pa.Array:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import with_elements
 from headrace.features.types import OpError, ValueType, element_of
 from headrace.udfs.arrow import I64, xxhash64_integers, xxhash64_strings

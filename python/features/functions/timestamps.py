@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.compute import pc
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:

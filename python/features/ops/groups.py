@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
+from headrace.compute import pc
 from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import F64, I64

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
+from headrace.compute import pc
 from headrace.features.functions.keys import arrow_hashes, arrow_ids, check_ids, spark_hashed, spark_ids
 from headrace.features.ops.base import ArrowOpContext, Elementwise, NewName, Op, SparkOpContext, State
 from headrace.features.types import OpError, ValueType, least

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import from_numpy
 from headrace.features.ops.base import ArrowOpContext, NewName, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType, least

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import doubles
 from headrace.features.learn.statistics import Partials, cumulated, median
 from headrace.features.ops.base import ArrowOpContext, Elementwise, FittedState, SparkOpContext, State, number

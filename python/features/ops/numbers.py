@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import StrictFloat, StrictInt, model_validator
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import doubles, from_numpy, to_numpy
 from headrace.features.learn import exact_sums
 from headrace.features.learn.statistics import Number, Partials, Statistic, counts, numbers

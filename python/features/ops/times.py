@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import from_numpy
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS, SECOND_MICROS, arrow_micros, spark_micros
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext

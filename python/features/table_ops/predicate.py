@@ -17,8 +17,8 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.features.functions.arrays import nan_to_null, one_chunk
 from headrace.features.table_ops.sql import (
     Arithmetic,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.features.table_ops.sql import (
     Arithmetic,
     Between,

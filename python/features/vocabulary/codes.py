@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.config.schema import OOV_CODE
 from headrace.errors import UserError
 

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.compute import pc
 from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.compute import pc
 from headrace.config.schema import FIRST_CODE
 from headrace.dataset.layout import column_bytes
 from headrace.features.vocabulary import lookup

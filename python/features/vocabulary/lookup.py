@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.compute import pc
 from headrace.config.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 from headrace.dataset import native
 from headrace.dataset.layout import column_bytes

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.compute import pc
 from headrace.errors import UserError
 from headrace.lake.delta.data_files import data_file
 from headrace.lake.delta.log import DeltaLog, file_path

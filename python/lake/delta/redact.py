@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.compute import pc
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_files import DAMAGED
 from headrace.lake.forgotten import words_of

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.compute import pc
 from headrace.compute.counter_random import Ints, hexadecimal, integers, stream, uniform
 from headrace.lake.generate.click_model import (
     MAX_ROWS_PER_DAY,

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.udfs.arrow import xxhash64_integers, xxhash64_strings
 
 F64 = npt.NDArray[np.float64]

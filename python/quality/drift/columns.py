@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.compute import pc
 from headrace.config.schema import NULL_CODE, OOV_CODE, Feature, Kind
 from headrace.features.arrow.kernels import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null

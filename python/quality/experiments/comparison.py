@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.compute import pc
 from headrace.config import Experiment, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError

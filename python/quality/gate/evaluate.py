@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace import config
+from headrace.compute import pc
 from headrace.config.schema import DatasetSchema
 from headrace.dataset.layout import open_split
 from headrace.features.functions.arrays import one_batch

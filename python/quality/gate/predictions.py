@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headrace.compute import pc
 from headrace.compute.jagged import JaggedArray
 from headrace.config.evaluation import OffPolicy
 from headrace.config.schema import NULL_CODE, DatasetSchema, Feature, Kind

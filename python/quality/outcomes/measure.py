@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.compute import pc
 from headrace.config import NamedSource, OutcomeLabel, Spec
 from headrace.features.build.plan import pinned_table
 from headrace.features.build.rows import as_features_see, source_table
