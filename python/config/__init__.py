@@ -10,8 +10,9 @@ A name's module is imported at first use, so that `headrace.embeddings` imports 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace import lazy_names
 
 if TYPE_CHECKING:
     from headrace.config.baseline import Baseline as Baseline
@@ -101,61 +102,62 @@ if TYPE_CHECKING:
     from headrace.config.warehouse import Publish as Publish
     from headrace.config.warehouse import Warehouse as Warehouse
 
-#: Public names by module.
-_NAMES: dict[str, tuple[str, ...]] = {
-    "baseline": ("Baseline", "SecondStage", "Trees"),
-    "candidates": (
-        "BlockedFilter",
-        "CandidateSource",
-        "CandidateTable",
-        "Candidates",
-        "Covisitation",
-        "NewItems",
-        "PairEvents",
-        "Popular",
-        "Recent",
-        "SeenFilter",
-        "VectorSource",
-        "WhereFilter",
-    ),
-    "embeddings": (
-        "DynamicTable",
-        "EmbeddingOptimizer",
-        "EmbeddingOptimizerKind",
-        "Optimizer",
-        "Schedule",
-        "Sharding",
-        "ShardingKind",
-        "TableOptimizer",
-        "TableSharding",
-    ),
-    "evaluation": ("Bootstrap", "Evaluation", "FullRanking", "Slice"),
-    "experiments": ("Experiment", "ExperimentArm", "OutcomeAlert", "OutcomeLabel", "Outcomes"),
-    "features": ("Chain", "Features", "OpSpec", "Split"),
-    "gate": ("Gate",),
-    "load": ("build_spec", "load_overlay", "load_sharding", "load_spec"),
-    "model": ("Loss", "Model"),
-    "operations": ("Drift", "DriftColumn", "Generate", "Housekeeping", "Observe", "OpenLineage", "Site"),
-    "score": ("Entity", "Score"),
-    "section": ("Section", "parse_ds"),
-    "source": (
-        "AnySource",
-        "Complete",
-        "ControlFile",
-        "LandingSource",
-        "Source",
-        "TableSource",
-        "Watermark",
-        "parse_duration",
-    ),
-    "spark": ("LOOPBACK", "Spark", "spark_profile"),
-    "spec": ("Spec", "id_columns"),
-    "table": ("Expectations", "Ids", "NamedSource", "Table"),
-    "train": ("Challenger", "KnownAfter", "Negatives", "Replay", "Retrain", "Task", "Train"),
-    "variants": ("Compare", "ModelVariant", "Parameter", "Search"),
-    "warehouse": ("Online", "Publish", "Warehouse"),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".baseline": ("Baseline", "SecondStage", "Trees"),
+        ".candidates": (
+            "BlockedFilter",
+            "CandidateSource",
+            "CandidateTable",
+            "Candidates",
+            "Covisitation",
+            "NewItems",
+            "PairEvents",
+            "Popular",
+            "Recent",
+            "SeenFilter",
+            "VectorSource",
+            "WhereFilter",
+        ),
+        ".embeddings": (
+            "DynamicTable",
+            "EmbeddingOptimizer",
+            "EmbeddingOptimizerKind",
+            "Optimizer",
+            "Schedule",
+            "Sharding",
+            "ShardingKind",
+            "TableOptimizer",
+            "TableSharding",
+        ),
+        ".evaluation": ("Bootstrap", "Evaluation", "FullRanking", "Slice"),
+        ".experiments": ("Experiment", "ExperimentArm", "OutcomeAlert", "OutcomeLabel", "Outcomes"),
+        ".features": ("Chain", "Features", "OpSpec", "Split"),
+        ".gate": ("Gate",),
+        ".load": ("build_spec", "load_overlay", "load_sharding", "load_spec"),
+        ".model": ("Loss", "Model"),
+        ".operations": ("Drift", "DriftColumn", "Generate", "Housekeeping", "Observe", "OpenLineage", "Site"),
+        ".score": ("Entity", "Score"),
+        ".section": ("Section", "parse_ds"),
+        ".source": (
+            "AnySource",
+            "Complete",
+            "ControlFile",
+            "LandingSource",
+            "Source",
+            "TableSource",
+            "Watermark",
+            "parse_duration",
+        ),
+        ".spark": ("LOOPBACK", "Spark", "spark_profile"),
+        ".spec": ("Spec", "id_columns"),
+        ".table": ("Expectations", "Ids", "NamedSource", "Table"),
+        ".train": ("Challenger", "KnownAfter", "Negatives", "Replay", "Retrain", "Task", "Train"),
+        ".variants": ("Compare", "ModelVariant", "Parameter", "Search"),
+        ".warehouse": ("Online", "Publish", "Warehouse"),
+    },
+)
 __all__ = [
     "LOOPBACK",
     "AnySource",
@@ -244,10 +246,3 @@ __all__ = [
     "parse_duration",
     "spark_profile",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value

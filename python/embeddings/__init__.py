@@ -7,8 +7,9 @@ imported at first use: `from headrace.embeddings import ShardedEmbeddings`. Modu
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace import lazy_names
 
 if TYPE_CHECKING:
     from headrace.config.embeddings import DynamicTable as DynamicTable
@@ -39,36 +40,25 @@ if TYPE_CHECKING:
     from headrace.embeddings.sharding_plan import Table as Table
     from headrace.embeddings.sharding_plan import row_wise as row_wise
 
-#: Module of each public name.
-_MODULES = {
-    "Block": "headrace.embeddings.sharding_plan",
-    "DynamicEmbeddings": "headrace.embeddings.dynamic.tables",
-    "DynamicSpec": "headrace.embeddings.dynamic.spec",
-    "DynamicTable": "headrace.config.embeddings",
-    "EmbeddingCollection": "headrace.embeddings.collection",
-    "EmbeddingFeature": "headrace.embeddings.collection",
-    "EmbeddingOptimizer": "headrace.config.embeddings",
-    "EmbeddingOutputs": "headrace.embeddings.collection",
-    "JaggedTensor": "headrace.embeddings.jagged",
-    "Lookup": "headrace.embeddings.sharding_plan",
-    "LookupHandle": "headrace.embeddings.lookup.handle",
-    "Plan": "headrace.embeddings.sharding_plan",
-    "ShardedEmbeddings": "headrace.embeddings.layer",
-    "Sharding": "headrace.config.embeddings",
-    "Table": "headrace.embeddings.sharding_plan",
-    "TableSharding": "headrace.config.embeddings",
-    "ZeroCopyVectors": "headrace.embeddings.lookup.zero_copy",
-    "apply_changes": "headrace.embeddings.checkpoint.changes",
-    "load_dynamic": "headrace.embeddings.checkpoint.dynamic",
-    "load_shards": "headrace.embeddings.checkpoint.shards",
-    "plan_tables": "headrace.embeddings.planner.search",
-    "row_wise": "headrace.embeddings.sharding_plan",
-    "save_changes": "headrace.embeddings.checkpoint.changes",
-    "save_dynamic": "headrace.embeddings.checkpoint.dynamic",
-    "save_shards": "headrace.embeddings.checkpoint.shards",
-    "shared_directory": "headrace.embeddings.checkpoint.files",
-    "write_index": "headrace.embeddings.checkpoint.files",
-}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".checkpoint.changes": ("apply_changes", "save_changes"),
+        ".checkpoint.dynamic": ("load_dynamic", "save_dynamic"),
+        ".checkpoint.files": ("shared_directory", "write_index"),
+        ".checkpoint.shards": ("load_shards", "save_shards"),
+        ".collection": ("EmbeddingCollection", "EmbeddingFeature", "EmbeddingOutputs"),
+        ".dynamic.spec": ("DynamicSpec",),
+        ".dynamic.tables": ("DynamicEmbeddings",),
+        ".jagged": ("JaggedTensor",),
+        ".layer": ("ShardedEmbeddings",),
+        ".lookup.handle": ("LookupHandle",),
+        ".lookup.zero_copy": ("ZeroCopyVectors",),
+        ".planner.search": ("plan_tables",),
+        ".sharding_plan": ("Block", "Lookup", "Plan", "Table", "row_wise"),
+        "headrace.config.embeddings": ("DynamicTable", "EmbeddingOptimizer", "Sharding", "TableSharding"),
+    },
+)
 __all__ = [
     "Block",
     "DynamicEmbeddings",
@@ -98,9 +88,3 @@ __all__ = [
     "shared_directory",
     "write_index",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(_MODULES[name]), name)

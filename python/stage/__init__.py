@@ -6,8 +6,9 @@ name's module is imported at first use, so that readers of manifests do not impo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace import lazy_names
 
 if TYPE_CHECKING:
     from headrace.stage.manifest import Input as Input
@@ -32,31 +33,32 @@ if TYPE_CHECKING:
     from headrace.stage.protocol import stage_entry as stage_entry
     from headrace.stage.protocol import stage_order as stage_order
 
-#: Public names by module.
-_NAMES: dict[str, tuple[str, ...]] = {
-    "manifest": ("Input", "Manifest", "Output"),
-    "protocol": (
-        "Context",
-        "Outcome",
-        "PackageStage",
-        "Result",
-        "RunLock",
-        "RunPlan",
-        "Stage",
-        "check_lock",
-        "check_stage",
-        "execute",
-        "identity",
-        "package_stage",
-        "plan_run",
-        "run_lock",
-        "run_stage",
-        "stage_entries",
-        "stage_entry",
-        "stage_order",
-    ),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".manifest": ("Input", "Manifest", "Output"),
+        ".protocol": (
+            "Context",
+            "Outcome",
+            "PackageStage",
+            "Result",
+            "RunLock",
+            "RunPlan",
+            "Stage",
+            "check_lock",
+            "check_stage",
+            "execute",
+            "identity",
+            "package_stage",
+            "plan_run",
+            "run_lock",
+            "run_stage",
+            "stage_entries",
+            "stage_entry",
+            "stage_order",
+        ),
+    },
+)
 __all__ = [
     "Context",
     "Input",
@@ -80,10 +82,3 @@ __all__ = [
     "stage_entry",
     "stage_order",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value

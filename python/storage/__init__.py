@@ -24,8 +24,9 @@ A name's module is imported at first use, so that checks of paths in a spec impo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace import lazy_names
 
 if TYPE_CHECKING:
     from headrace.errors.stores import ChangedInPlace as ChangedInPlace
@@ -50,30 +51,26 @@ if TYPE_CHECKING:
     from headrace.storage.uri import names_store as names_store
     from headrace.storage.uri import uri_fault as uri_fault
 
-#: Module of each public name.
-_MODULES = {
-    "ChangedInPlace": "headrace.errors.stores",
-    "Fence": "headrace.storage.lease",
-    "Lease": "headrace.storage.lease",
-    "LeaseLost": "headrace.storage.lease",
-    "Location": "headrace.storage.location",
-    "StoreAway": "headrace.errors.stores",
-    "StoreError": "headrace.errors.stores",
-    "StoreRefused": "headrace.errors.stores",
-    "copies_folder": "headrace.storage.location",
-    "is_uri": "headrace.storage.uri",
-    "local": "headrace.storage.location",
-    "local_folder": "headrace.storage.uri",
-    "location_named": "headrace.storage.location",
-    "location_of": "headrace.storage.location",
-    "missing": "headrace.storage.location",
-    "names_store": "headrace.storage.uri",
-    "not_as_written": "headrace.storage.location",
-    "release_copy": "headrace.storage.location",
-    "sync_all": "headrace.storage.location",
-    "sync_files": "headrace.storage.location",
-    "uri_fault": "headrace.storage.uri",
-}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".lease": ("Fence", "Lease", "LeaseLost"),
+        ".location": (
+            "Location",
+            "copies_folder",
+            "local",
+            "location_named",
+            "location_of",
+            "missing",
+            "not_as_written",
+            "release_copy",
+            "sync_all",
+            "sync_files",
+        ),
+        ".uri": ("is_uri", "local_folder", "names_store", "uri_fault"),
+        "headrace.errors.stores": ("ChangedInPlace", "StoreAway", "StoreError", "StoreRefused"),
+    },
+)
 __all__ = [
     "ChangedInPlace",
     "Fence",
@@ -97,10 +94,3 @@ __all__ = [
     "sync_files",
     "uri_fault",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value

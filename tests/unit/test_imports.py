@@ -7,7 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from headrace.config.stages import ORDER, STAGES
 
@@ -101,3 +104,12 @@ def test_stages_are_planned_without_what_they_work_with() -> None:
 def test_tables_of_embeddings_import_no_workspace() -> None:
     modules = imported("import headrace.embeddings.collection")
     assert of_headrace(modules, "config.workspace", "storage.location", "plugins", "config.schema") == []
+
+
+@pytest.mark.parametrize("package", ["config", "embeddings", "stage", "storage"])
+def test_a_package_imports_the_module_of_a_name_that_is_read(package: str) -> None:
+    module = import_module(f"headrace.{package}")
+    for name in module.__all__:
+        assert getattr(module, name) is vars(module)[name]
+    with pytest.raises(AttributeError, match=f"module 'headrace.{package}' has no attribute 'nothing'"):
+        _ = module.nothing

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from headrace.config import Chain, OpSpec
 from headrace.errors import UserError
@@ -254,6 +254,21 @@ class EstimatorOp(Op):
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         """Learn from the statistics of all training rows. The result does not depend on the order of groups."""
         raise NotImplementedError
+
+
+class QuantileOp(Elementwise, EstimatorOp):
+    """An operator over numbers that learns from how often each value is there."""
+
+    #: Values are counted with so many significant bits: a quantile's relative error is at most 2**-significant_bits,
+    #: and whole numbers up to 2**significant_bits are exact. 53: exact, and as many counters as there are distinct
+    #: values.
+    significant_bits: int = Field(default=16, ge=2, le=53)
+
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        return super().types(scalars(inputs))
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
 
 
 class AddTags:

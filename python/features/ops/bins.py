@@ -13,27 +13,12 @@ import pyarrow as pa
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
 from headrace.features.functions.arrays import doubles, to_numpy
-from headrace.features.learn.statistics import Partials, Statistic, cumulated, quantile_edges
-from headrace.features.ops.base import Elementwise, EstimatorOp, FittedState, State, scalars
+from headrace.features.learn.statistics import Partials, cumulated, quantile_edges
+from headrace.features.ops.base import Elementwise, FittedState, QuantileOp, State
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-
-
-class QuantileOp(Elementwise, EstimatorOp):
-    """An operator over numbers that learns from how often each value is there."""
-
-    #: Values are counted with so many significant bits: a quantile's relative error is at most 2**-significant_bits,
-    #: and whole numbers up to 2**significant_bits are exact. 53: exact, and as many counters as there are distinct
-    #: values.
-    significant_bits: int = Field(default=16, ge=2, le=53)
-
-    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        return super().types(scalars(inputs))
-
-    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
 
 
 class Bucketize(Elementwise):

@@ -12,8 +12,15 @@ from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_valida
 from headrace.compute import pc
 from headrace.features.functions.arrays import doubles
 from headrace.features.learn.statistics import Partials, cumulated, median
-from headrace.features.ops.base import ArrowOpContext, Elementwise, FittedState, SparkOpContext, State, number
-from headrace.features.ops.bins import QuantileOp
+from headrace.features.ops.base import (
+    ArrowOpContext,
+    Elementwise,
+    FittedState,
+    QuantileOp,
+    SparkOpContext,
+    State,
+    number,
+)
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
