@@ -8,14 +8,15 @@ import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
-from wheel.bdist_wheel import bdist_wheel
 
 #: Globs of `headrace/share`. Of build/native not the sanitizers' libraries, which are for tests alone.
 SHARE = (
     "build.gradle",
     "conf/**/*",
     "requirements/headrace.*",
+    "requirements/3.*/headrace.lock",
     "build/jars/*.jar",
     "build/s3/*.jar",
     "build/udfs/*.jar",

@@ -5,8 +5,8 @@
 #   FLAVOUR  gloo (default): messages of CPU tensors; nccl: those too, and of tensors on GPUs by NCCL
 #   CUDA     nccl: a folder with bin/nvcc, include and lib64 (build/tools/cuda/nvidia/cu13 of `make native-cuda`)
 #
-# Horovod 0.28.1 is the last release and nothing prebuilt exists for a current torch. Its build says C++14 where
-# torch needs C++17, so two lines are changed; others make the build shorter. The wheel is keyed by everything its binary depends on. The flavour nccl
+# Horovod 0.28.1 is the last release and nothing prebuilt exists for a current torch or Python. native/horovod/*.patch
+# make it build with both; each says why. The wheel is keyed by everything its binary depends on. The flavour nccl
 # needs neither a GPU nor a CUDA installation: compilers from the package index, NCCL from the packages that torch
 # brings. It is built for sm_80 and sm_90, and runs on machines without a GPU, through gloo.
 set -euo pipefail
@@ -19,7 +19,9 @@ python=$venv/bin/python
 torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))')
 cpython=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 arch=$(uname -m)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/headrace/wheels/horovod-$version-torch$torch-$cpython-$arch-$flavour
+patches=("${BASH_SOURCE[0]%/*}"/../native/horovod/*.patch)
+patched=$(cat "${patches[@]}" | sha256sum | cut -c-8)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/headrace/wheels/horovod-$version-torch$torch-$cpython-$arch-$flavour-$patched
 
 if wheel=$(ls "$cache"/horovod-*.whl 2>/dev/null); then
   echo "$wheel"
@@ -32,7 +34,7 @@ if [ "$flavour" = nccl ]; then
     [ -e "$file" ] || { echo "build-horovod: nccl needs ${file:-nvcc}, which is not there: run it by \`make env HOROVOD=nccl\`" >&2; exit 2; }
   done
 fi
-for tool in g++ make; do
+for tool in g++ make patch; do
   command -v "$tool" >/dev/null || { echo "build-horovod: '$tool' is missing: apt-get install build-essential" >&2; exit 2; }
 done
 
@@ -47,18 +49,12 @@ echo "building Horovod $version for torch $torch, $cpython, $flavour (some minut
   || { tail -20 "$log" >&2; echo "build-horovod: could not download horovod $version" >&2; exit 1; }
 tar -xzf "$work"/horovod-$version.tar.gz -C "$work"
 src=$work/horovod-$version
-sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' "$src/CMakeLists.txt" "$src/horovod/torch/CMakeLists.txt"
-# Half as long: no debug information, and torch's headers, 20 s of each file that includes them, are read once.
-sed -i "s/'RelWithDebInfo'/'Release'/" "$src/setup.py"
-for name in handle_manager ready_event cuda_util adapter_v2 mpi_ops_v2; do
-  mv "$src/horovod/torch/$name.cc" "$src/horovod/torch/$name.inc"
-  printf '#include "%s.inc"\n' "$name" >>"$src/horovod/torch/all.cc"
-  : >"$src/horovod/torch/$name.cc"
+for patch in "${patches[@]}"; do
+  # Without fuzz: a hunk that does not fit exactly belongs to another version.
+  patch -p1 --fuzz=0 -d "$src" <"$patch" >>"$log" 2>&1 \
+    || { tail -20 "$log" >&2; echo "build-horovod: ${patch##*/} does not fit horovod $version" >&2; exit 1; }
 done
-mv "$src/horovod/torch/all.cc" "$src/horovod/torch/mpi_ops_v2.cc"
 if [ "$flavour" = nccl ]; then
-  # C++11 where the CUDA 13 headers need C++17, too.
-  sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' "$src/horovod/common/ops/cuda/CMakeLists.txt"
   # Linkers look for names without versions, which the packages do not have: links to all that they have, and those.
   cuda=$(realpath "$cuda")
   mkdir -p "$work/cuda/lib" "$work/cuda/include" "$work/nccl/lib"

@@ -38,6 +38,8 @@ State = Literal["ok", "missing", "optional", "warning"]
 _STYLES = {"ok": "green", "missing": "bold red", "optional": "dim", "warning": "yellow"}
 #: Pins that decide whether the stack holds together: a line of their own. The others share one.
 _SHOWN_PINS = ("pyspark", "delta-spark", "pyarrow", "numpy", "pandas", "petastorm", "torch", "xgboost", "mlflow")
+#: Versions of Python with a lock below requirements/.
+_PYTHONS = ((3, 11), (3, 12), (3, 13))
 _GIB = 2**30
 _SECONDS = 120
 
@@ -85,10 +87,12 @@ def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
 
 
 def python() -> Iterator[Finding]:
-    """CPython 3.11: what the pins were locked for."""
+    """Look for a Python that the pins were locked for."""
     installed = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
-    good = sys.version_info[:2] == (3, 11)
-    yield Finding("Python", "ok" if good else "missing", installed, "" if good else "Python 3.11, then `make env`")
+    good = sys.version_info[:2] in _PYTHONS
+    versions = ", ".join(f"{major}.{minor}" for major, minor in _PYTHONS)
+    todo = "" if good else f"a Python of {versions}: `make env PYTHON=python{versions[-4:]}`"
+    yield Finding("Python", "ok" if good else "missing", installed, todo)
 
 
 def java() -> Iterator[Finding]:
@@ -149,13 +153,15 @@ def pins() -> Iterator[Finding]:
 
 
 def requirements(path: Path) -> dict[str, str] | None:
-    """Package -> version specifier of a requirements file; None where there is none."""
+    """Return package -> version specifier by the lines of a requirements file for this Python; None without a file."""
+    from packaging.requirements import Requirement
+
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return None
-    matches = (re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^#;]*)", line) for line in lines)
-    return {m[1].lower(): m[2].strip() for m in matches if m}
+    pinned = [Requirement(line) for line in (line.partition("#")[0].strip() for line in lines) if line]
+    return {r.name.lower(): str(r.specifier) for r in pinned if r.marker is None or r.marker.evaluate()}
 
 
 def _installed(name: str) -> str | None:

@@ -42,12 +42,16 @@ def test_what_build_gradle_and_the_requirements_ask_for(tmp_path: Path) -> None:
     assert doctor.jars(gradle, "sparkJars") == ["delta-spark_2.13-4.0.1.jar"]
     assert doctor.jars(tmp_path / "none", "sparkJars") == []
     requirements = tmp_path / "x.in"
-    requirements.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
+    requirements.write_text(
+        "# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\n\nsetuptools<81\nrich\n"
+        "pandas==2.3.3 ; python_version < '3'\npandas==3.1.1 ; python_version >= '3'\nsix ; python_version < '3'\n"
+    )
     assert doctor.requirements(requirements) == {
         "numpy": "==1.26.4",
         "psycopg": "==3.3.9",
         "setuptools": "<81",
         "rich": "",
+        "pandas": "==3.1.1",
     }
     assert doctor.requirements(tmp_path / "none") is None
 

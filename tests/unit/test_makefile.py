@@ -152,11 +152,11 @@ def read_by(recipe: str) -> set[str]:
         stamps.add("package")
     if re.search(r"\$\(PYTEST\)|-m pytest", recipe):
         stamps |= ENVIRONMENT
-    if re.search(r"\$\(HEADRACE\)|\$\(PYTHON\) (-m bench\.|scripts/(?!archive_classes)|bench/)", recipe):
+    if re.search(r"\$\(HEADRACE\)|\$\(VENV_PYTHON\) (-m bench\.|scripts/(?!archive_classes)|bench/)", recipe):
         stamps |= ENVIRONMENT
     if "scripts/archive_classes.py" in recipe:
         stamps |= {"package", "jars"}
-    if re.search(r"\$\((PYTHON|HEADRACE)\)|\.venv/bin/", recipe) and "venv -q --python" not in recipe:
+    if re.search(r"\$\((VENV_PYTHON|HEADRACE)\)|\.venv/bin/", recipe) and "$(UV) venv -q" not in recipe:
         stamps.add("venv")
     if re.search(r"\$\(UV\)|\bgradle -q", recipe):
         stamps.add("tools")
