@@ -1,4 +1,4 @@
-"""Single texts and JSON objects by Python: the values of the declared types, as docs/lake.md has them.
+"""Single texts and JSON objects by Python: the values of the declared types, as docs/landing-files.md has them.
 
 headrace.lake.landing.convert reads whole columns and leaves what it is not sure of. The rest is decided here, text by
 text. Texts of tables are read by the same rules in Spark (headrace.lake.values), so blanks, control characters and
