@@ -18,13 +18,13 @@ from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.faults import BAD, GOOD
+from headrace.lake.landing.compression import without_ending
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingDay, LandingFile
 from headrace.lake.landing.formats import CsvReader, declared_names, header_of
 from headrace.lake.landing.frame import typed, with_plain_texts
 from headrace.lake.landing.reader import FileDamaged, LandingBatch, damaged_file_named
 from headrace.lake.landing.spellings import spellings_of
-from headrace.lake.landing.text_lines import without_ending
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
 from headrace.score.columns import context_scalars

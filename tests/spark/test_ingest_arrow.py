@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from headrace.config import LandingSource, Table
 from headrace.config.workspace import Workspace
 from headrace.lake.faults import GOOD, SKIPPED
-from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, why_spark
+from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow
 from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.profile import profiles
@@ -186,15 +186,3 @@ def test_arrow_takes_what_spark_would(spark: SparkSession, tmp_path: Path, form:
     # All that are written as people write them are Arrow's.
     clean()
     assert runs[-1] == (50, 50)
-
-
-def test_what_is_left_to_spark_alone() -> None:
-    table = Table.model_validate(TABLE)
-    assert why_spark(source(format="csv"), table) is None
-    assert why_spark(source(format="csv", trim=True), table) == "source.trim"
-    assert why_spark(source(format="csv", separator="::"), table) == "separator '::'"
-    assert why_spark(source(format="movielens"), table) == "format 'movielens'"
-    small = Table.model_validate(TABLE | {"columns": [*COLUMNS, {"name": "n", "type": "tinyint"}]})
-    assert why_spark(source(format="csv"), small) == "column 'n', type tinyint"
-    nested = Table.model_validate(TABLE | {"columns": [*COLUMNS, {"name": "n", "path": "a.b"}]})
-    assert why_spark(source(format="jsonl"), nested) == "column 'n', path"

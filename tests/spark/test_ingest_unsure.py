@@ -31,6 +31,7 @@ from headrace.lake.landing.blocks import Part, blocks
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.profile import FileProfile, profiles
 from headrace.lake.landing.reader import LandingBatch
+from headrace.lake.landing.text_lines import record_blocks
 from headrace.lake.landing.unsure_lines import JudgedCounts, LineJudge
 from tests import csv_dialects
 from tests.ingest_lines import NAMES, SCALARS, TABLE, csv_lines, json_lines, source
@@ -104,7 +105,8 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, forgotten: 
     judge = LineJudge(declaration, file.form, plan.accept, file.times, place, forgotten)
     counts, tables = JudgedCounts(), []
     lines = 0
-    for block in blocks(Part(0, batch.files[0][1].path), 1 << 16):
+    part = Part(0, batch.files[0][1].path)
+    for block in blocks(part, 1 << 16) if file.over_lines is None else record_blocks(part, file.over_lines):
         judged = judge.judge(block, np.ones(len(block), np.bool_))
         counts.add(judged.counts)
         tables.append(judged.rows)
@@ -210,6 +212,135 @@ def objects(pool: tuple[list[str], random.Random], names: Sequence[str], rows: i
         members = [f'"{name}": {pick.choice(values)}' for name in chosen]
         lines.append("{" + ", ".join([*members, *(['"id": "e"'] if "id" not in chosen else [])]) + "}")
     return [line.replace('"', "'") if pick.random() < 0.1 else line for line in lines]
+
+
+#: Columns of every type that a field may have.
+EVERY_TYPE = [
+    {"name": "id"},
+    {"name": "t", "type": "tinyint"},
+    {"name": "s", "type": "smallint"},
+    {"name": "price", "type": "decimal(5,2)"},
+    {"name": "share", "type": "decimal(3,3)"},
+    {"name": "whole", "type": "decimal(38,0)"},
+    {"name": "wall", "type": "timestamp_ntz"},
+    {"name": "key", "type": "binary"},
+    {"name": "day", "type": "date"},
+    {"name": "renamed", "type": "int", "path": "Renamed Field"},
+    {"name": "ids", "type": "array<bigint>"},
+]
+TYPES = {
+    "columns": EVERY_TYPE,
+    "event_time": "day",
+    "late_days": 3,
+    "ids": {"max_bytes": 6},
+    "expectations": {"ranges": {"price": [-10, 99.5], "t": [None, 100]}, "null_rate": {"share": 1}},
+}
+#: Columns by paths, of one field several too.
+PATHS = [
+    {"name": "id"},
+    {"name": "a", "path": "o.a", "type": "int"},
+    {"name": "deep", "path": "o.p.q", "required": True},
+    {"name": "keyed", "path": "o['x.y']"},
+    {"name": "listed", "path": "o.l", "type": "array<double>"},
+    {"name": "o", "path": "o"},
+    {"name": "amount", "path": "p.amount", "type": "double"},
+]
+LIST_PATHS = [
+    *PATHS,
+    {"name": "items", "path": "items[].id", "type": "array<string>"},
+    {"name": "first", "path": "items[0].price", "type": "decimal(6,2)"},
+    {"name": "param", "path": "params['os'].value"},
+]
+#: Values of fields of objects, `;` between them.
+_INNER = r"""{"a": 5};{"a": 1.0, "A": 2};{"p": {"q": "x"}};{"p": {"q": null}};{"p": "{\"q\": NaN}"};{"p": 7};[1, 2];null
+{"l": [1, 2.50, null]};{"l": "[1e2]", "x.y": "k"};{"p": {"q": [1, {"z": 0.10}]}, "x.y": true};"text";{"P": {"Q": "v"}};5
+{"p": {"q": 1, "Q": 2}};{"p": {"q": "a", "q": "b"}};"{\"a\": 3, \"p\": {\"q\": \"y\"}}";{"amount": 1e3};""
+[{"id": "i1", "price": 2.50}, {"id": 7}];[{"key": "os", "value": {"string_value": "web"}}];{"amount": -0}
+[{"key": "os", "value": 1.50}]"""
+INNER = [value for line in _INNER.split("\n") for value in line.split(";")]
+#: Texts by the types of columns; in any column now and then.
+TYPED_CELLS = {
+    "string": ["e", "e"],
+    "tinyint": ["127", "128", "-128", "1.0", "7", "+7", "1e2", "300e0", " 5"],
+    "smallint": ["32767", "32768", "-32769", "12", "0012"],
+    "decimal(5,2)": ["99.95", "99.5", "-10", "-10.01", "999.99", "1000", ".5", "1.500", "1.505", "+1", "5."],
+    "decimal(3,3)": [".5", "0.125", "0.1234", "0.12340", "1"],
+    "decimal(38,0)": ["123456789012345678901234567890123456789", "1" * 38, "-7", "7.0", "1e2"],
+    "timestamp_ntz": ["2026-03-01T05:06:07", "2026-03-01 05:06:07Z", "2026-03-01", "0000-01-01 05:06", "9999-12-31"],
+    "binary": ["QUJD", "QUJDRA==", "QUJD RA", "Q", "Q===", "QQ= =", "-_"],
+    "date": ["2026-03-01", "2026-03-02", "2026-02-26", "2026-02-25", "2026-13-01"],
+    "int": ["5", "x"],
+    "array<bigint>": ["7|8", "7|x", "|", "9"],
+}
+
+
+def options(pick: random.Random) -> list[tuple[str, dict[str, Any], dict[str, Any], bytes]]:
+    """Return names, keys of `source`, declarations and files of options that Arrow alone does not read."""
+    names = [str(c.get("path", c["name"])) for c in EVERY_TYPE]
+    fields = [str(c["name"]) for c in PATHS if "path" not in c] + ["o", "p", "Renamed Field"]
+
+    def cells() -> list[str]:
+        kinds = [str(c.get("type", "string")) for c in EVERY_TYPE]
+        return [
+            pick.choice(TYPED_CELLS[pick.choice(kinds) if pick.random() < 0.05 else kind])
+            if k == 0 or pick.random() < 0.25
+            else ""
+            for k, kind in enumerate(kinds)
+        ]
+
+    def padded(cell: str) -> str:
+        return pick.choice(["", " ", "\t", "  "]) + cell + pick.choice(["", " ", "\t "])
+
+    def quoted(cell: str) -> str:
+        return '"' + cell.replace('"', '""') + '"'
+
+    typed = [cells() for _ in range(2 * ROWS)]
+    header = ",".join(names)
+    trimmed = [",".join(padded(quoted(c) if pick.random() < 0.3 else c) for c in row) for row in typed]
+    broken = ['e,"a', 'e, "x" y,', "\t", ' , ,"', '"a,b" , 5', "\v"]
+    records = []
+    for cells_of_row in typed:
+        row = [pick.choice(["e", "two\nlines", "cr\r\nlf", 'q"\n', "\n\n"]), *cells_of_row[1:]]
+        records.append(",".join(quoted(c) if pick.random() < 0.3 or "\n" in c else c for c in row))
+    records += ['"never closed', "e,5", 'x,"a', "b", '","c']
+    values = [*INNER, *INNER, *INNER, *JSON_VALUES]
+    objects_of = [
+        "{" + ", ".join(f'"{k}": {pick.choice(values)}' for k in ["id", *pick.sample(["o", "p", "O", "z"], 2)]) + "}"
+        for _ in range(2 * ROWS)
+    ]
+    by_lists = [
+        "{" + ", ".join(f'"{k}": {pick.choice(values)}' for k in pick.sample(["o", "items", "params", "p"], 3)) + "}"
+        for _ in range(2 * ROWS)
+    ]
+    inner = [";".join(["e", *(quoted(pick.choice(INNER)) for _ in fields[1:])]) for _ in range(2 * ROWS)]
+    numbers = [f'{{"id": "e", "price": {v}, "t": {v}, "share": {v}, "Renamed Field": {v}}}' for v in JSON_VALUES]
+    plainly = {"id": "e", "price": 5, "t": 7, "wall": "2026-03-01T00:00:00", "key": "QUJD", "renamed": 1, "ids": [1]}
+    every = [json.dumps({n: v for n, v in zip(names, row, strict=True) if v}) for row in typed]
+    return [
+        ("a.csv", {"trim": True}, TYPES, joined([header, *trimmed, *broken])),
+        (
+            "a.csv",
+            {"separator": "::", "header": False},
+            TYPES,
+            joined(["::".join(row) for row in typed] + ['"a::b"::']),
+        ),
+        ("a.csv", {"separator": "§", "trim": True}, TYPES, joined(["§".join(names)] + ["§".join(r) for r in typed])),
+        ("a.csv", {"multiline": True}, TYPES, joined([header, *records], "\r\n")),
+        ("a.csv", {"multiline": True, "header": False, "timezone": "America/Sao_Paulo"}, TYPES, joined(records)),
+        ("a.csv", {"separator": ";"}, {"columns": PATHS}, joined([";".join(fields), *inner])),
+        ("a.jsonl", {"timezone": "Europe/Berlin"}, TYPES, joined([*every, *numbers, json.dumps(plainly)])),
+        ("a.jsonl", {}, {"columns": PATHS, "ids": {"max_bytes": 9}}, joined(objects_of)),
+        ("a.jsonl", {}, {"columns": LIST_PATHS, "new_columns": "accept"}, joined(by_lists)),
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_options_that_arrow_alone_does_not_read(spark: SparkSession, tmp_path: Path, number: int) -> None:
+    pick = random.Random(int(os.environ.get("HEADRACE_JUDGE_SEED", "7")))
+    name, keys, declared, body = options(pick)[number]
+    chosen = LandingSource.model_validate({"path": "in/{ds}/*", "format": name.split(".")[-1], **keys})
+    ws = Workspace(tmp_path)
+    compare(spark, ws, batch_of(spark, ws, chosen, Table.model_validate(declared), name, body))
 
 
 @pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "dialects", "jsonl", "jsonl, accepted"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.config import LandingSource, Table, build_spec
 from headrace.config.schema import TableColumn, TimeFormat
 from headrace.errors import UserError
-from headrace.lake.landing.arrow_rows import declaration_of, why_spark
+from headrace.lake.landing.arrow_rows import declaration_of
 from headrace.lake.landing.blocks import Declaration, LineBlock, TimeRange, read_block
 from headrace.lake.landing.convert import from_text
 from headrace.lake.landing.delimited import STRAY, UNCLOSED, DelimitedForm, DelimitedReader, QuotedFields, in_rfc4180
@@ -30,7 +30,6 @@ def test_a_file_in_any_dialect_is_read_by_arrow(source_rows: list[tuple[Any, ...
     body = written(source_rows, dialect)
     source = LandingSource.model_validate(dialect.source() | {"path": "in/*"})
     table = Table.model_validate({"columns": COLUMNS})
-    assert why_spark(source, table) is None
     declaration = declaration_of(source, table, ())
     form = DelimitedForm(
         declaration.names, source.separator, header=True, escape=source.escape, nulls=source.null_texts

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -14,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.schema import TableColumn
-from headrace.lake.landing.blocks import TOO_LONG, Declaration, LineBlock, TimeRange
-from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
+from headrace.lake.faults import BAD
+from headrace.lake.landing.blocks import TOO_LONG, Declaration, LineBlock, Part, TimeRange, read_block
+from headrace.lake.landing.delimited import UNCLOSED, DelimitedForm, QuotedFields
 from headrace.lake.landing.exact_casts import (
     Members,
     cast_texts,
@@ -26,7 +30,10 @@ from headrace.lake.landing.exact_casts import (
     moment_text,
     text_of,
 )
+from headrace.lake.landing.text_lines import record_blocks
 from headrace.lake.landing.unsure_lines import JudgedLines, LineJudge
+from headrace.lake.landing.write_rows import reader_of_lines
+from headrace.storage import local
 
 COLUMNS = (
     TableColumn(name="id", required=True),
@@ -218,3 +225,90 @@ def test_a_line_that_is_too_long_is_bad() -> None:
     judge = LineJudge(Declaration(COLUMNS, (), "UTC", {}, {}, None), None, False, TimeRange(None, 0), (0, "d", "a"))
     of_block = judge.judge(LineBlock(b'{"id": "x...\n', 9, too_long=True), np.ones(1, np.bool_))
     assert [(r["_line"], r["_raw"], r["_reason"]) for r in of_block.rows.to_pylist()] == [(9, '{"id": "x...', TOO_LONG)]
+
+
+#: Columns by a renamed field and by paths, of types that Arrow's reader leaves to the judge.
+WIDE = (
+    TableColumn(name="user", path="userId"),
+    TableColumn(name="small", type="tinyint"),
+    TableColumn(name="price", type="decimal(5,2)"),
+    TableColumn(name="wall", type="timestamp_ntz"),
+    TableColumn(name="key", type="binary"),
+)
+NAMES = ("userId", "small", "price", "wall", "key")
+VALUES = {
+    "user": "u",
+    "small": 7,
+    "price": Decimal("1.50"),
+    "wall": datetime(2026, 3, 1, 5, 6, 7),
+    "key": hashlib.sha256(b"ABC").hexdigest(),
+}
+
+
+def values_of(lines: JudgedLines, columns: tuple[TableColumn, ...]) -> list[dict[str, object]]:
+    """The rows' values, or the reason of a bad one."""
+    return [
+        {"reason": row["_reason"]} if row["_state"] == BAD else {c.name: row[c.name] for c in columns}
+        for row in lines.rows.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        (DelimitedForm(NAMES, ","), "u,7,1.500,2026-03-01T05:06:07,QUJD"),
+        (DelimitedForm(NAMES, "::"), '"u"::+7::1.5::2026-03-01 05:06:07::QUJD'),
+        (DelimitedForm(NAMES, ",", trim=True), ' u ,\t7, "1.50" , 2026-03-01T05:06:07\x01,QU JD '),
+        (None, '{"USERID": "u", "small": 7.0, "price": 1.50, "wall": "2026-03-01T05:06:07", "key": "QUJD"}'),
+    ],
+)
+def test_fields_of_every_type_and_form(form: DelimitedForm | None, line: str) -> None:
+    judge = LineJudge(Declaration(WIDE, (), "UTC", {}, {}, None), form, False, TimeRange(None, 0), (0, "d", "f"))
+    assert values_of(judged(judge, line), WIDE) == [VALUES]
+    bad = line.replace("7", "128", 1).replace("2026-03-01", "2026-03-01x")
+    ((reason,),) = (row.values() for row in values_of(judged(judge, bad), WIDE))
+    assert str(reason).startswith("small: '")
+    assert str(reason).endswith("is not a timestamp_ntz")
+
+
+PATHS = (
+    TableColumn(name="a", path="o.a", type="int"),
+    TableColumn(name="q", path="o.p.q", required=True),
+    TableColumn(name="os", path="params['os'].value"),
+    TableColumn(name="ids", path="items[].id", type="array<string>"),
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            '{"o": {"A": 5, "p": "{\\"q\\": \\"x\\"}"}, "items": [{"id": 1}, {}], '
+            '"params": [{"key": "os", "value": 1.50}]}',
+            {"a": 5, "q": "x", "os": "1.50", "ids": ["1", None]},
+        ),
+        ('{"o": {"p": {"q": NaN}}}', {"a": None, "q": "NaN", "os": None, "ids": None}),
+        ('{"o": "{\\"p\\": {\\"q\\": {\\"z\\": 1.50}}}"}', {"a": None, "q": '{"z":1.5}', "os": None, "ids": None}),
+        ('{"o": {"a": 1}}', {"reason": "q: required, but null"}),
+        ('{"o": 5}', {"reason": "a: '5' is not an int; q: '5' is not a string"}),
+        ('{"o": {"p": {"q": 1, "Q": 2}, "a": 1}}', {"a": 1, "q": "1", "os": None, "ids": None}),
+        ('{"o": {"p": {"Q": 1, "qq": 2}, "a": 1, "A": 2}, "items": 7}', {"reason": "ids: '7' is not an array<string>"}),
+    ],
+)
+def test_values_that_paths_lead_to(line: str, expected: dict[str, object]) -> None:
+    judge = LineJudge(Declaration(PATHS, (), "UTC", {}, {}, None), None, False, TimeRange(None, 0), (0, "d", "f"))
+    assert values_of(judged(judge, line), PATHS) == [expected]
+
+
+def test_a_record_over_several_lines_stands_on_its_first(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,n\n"two\r\nlines",5\r\nplain,6\n"x\n",8\n"never closed,7\n')
+    declaration = Declaration(COLUMNS[:2], (), "UTC", {}, {}, None)
+    form = DelimitedForm(("id", "n"), ",", header=True, multiline=True)
+    judge = LineJudge(declaration, form, False, TimeRange(None, 0), (0, "d", "f"))
+    numbered = []
+    for block in record_blocks(Part(0, local(tmp_path / "a.csv")), form.fields):
+        read = read_block(reader_of_lines(form, declaration, False), block, declaration, TimeRange(None, 0))
+        numbered += zip(read.lines.tolist(), read.columns[0].to_pylist(), strict=True)
+        rows = judge.judge(block, read.unsure).rows.to_pylist()
+        numbered += [(row["_line"], row["_reason"] or row["id"]) for row in rows]
+    assert sorted(numbered) == [(2, "two\r\nlines"), (4, "plain"), (5, "x\n"), (7, UNCLOSED)]

@@ -25,8 +25,8 @@ from headrace.errors.translate import exit_message
 from headrace.jobs import run_stage
 from headrace.lake.landing.blocks import Part, blocks
 from headrace.lake.landing.bzip2 import UnpackTask
+from headrace.lake.landing.compression import open_plain
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.text_lines import open_plain
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore

@@ -19,7 +19,7 @@ from headrace.cli.scaffold.table_sample import TableSample, delta_rows, folder_r
 from headrace.cli.scaffold.text_chunks import UTF_16, sample_bytes
 from headrace.cli.scaffold.text_sample import csv_rows, json_rows
 from headrace.errors import UserError, nearest
-from headrace.lake.landing.text_lines import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
+from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, ending, open_plain, without_ending
 from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.store import Info
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.errors import UserError
-from headrace.lake.landing.text_lines import DamagedError, ending, open_plain
+from headrace.lake.landing.compression import DamagedError, ending, open_plain
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info
 

@@ -19,25 +19,18 @@ from headrace.config import LandingSource, Table
 from headrace.config.schema import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.blocks import COMPRESSIONS, Declaration, Part, TimeRange
+from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
-from headrace.lake.landing.convert import ARROW_TYPES, element_type
+from headrace.lake.landing.compression import ending
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
 from headrace.lake.landing.reader import LandingBatch, reader_of
 from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask, save_array
 from headrace.lake.landing.spellings import spellings_of
-from headrace.lake.landing.text_lines import ending
 from headrace.lake.landing.unsure_lines import JudgedCounts
 from headrace.lake.landing.write_rows import CountTask, Dropped, PartCounts, ReadTask, RewriteTask, SourceFile
 from headrace.lake.spark.tasks import cores_of, run_tasks
 from headrace.storage import Location
 
-#: Keys of `source` that are known here; another one that is not at its default is left to Spark.
-_KNOWN = {
-    "format", "path", "separator", "escape", "header", "null_value", "null_values", "decimal", "thousands",
-    "catch_up_days", "timezone", "timestamps", "complete",
-}  # fmt: skip
-_KNOWN_OF_COLUMNS = {"name", "type", "required"}
 #: Uncompressed files are split into parts of so many bytes: at least, and at most.
 PART_BYTES, _MOST_PART_BYTES = 64 << 20, 256 << 20
 #: Files are left whole where the busiest core then has at most so many times its share: one that is split is read
@@ -46,6 +39,8 @@ _EVEN = 1.1
 #: A task is to have at least so many bytes, so that small landing files make no small data files.
 _LEAST_TASK_BYTES = 16 << 20
 _TASKS_A_CORE = 2
+#: Endings of files that Arrow reads, plain ones among them.
+_BY_ARROW = ("", ".gz", ".bz2")
 #: Bytes of text that a byte of a compressed file may stand for.
 COMPRESSED_TO = 4
 _LOG = logging.getLogger("headrace.lake")
@@ -70,31 +65,9 @@ class ArrowPlan:
     accept: bool
 
 
-def why_spark(source: LandingSource, table: Table) -> str | None:
+def why_spark(source: LandingSource) -> str | None:
     """Return the reason why Spark alone reads rows by this declaration; None where Arrow may read them."""
-    reader = reader_of(source)
-    if not reader.by_arrow:
-        return f"format '{source.format}'"
-    if len(source.separator) != 1 or not source.separator.isascii() or source.separator in '"\n\r\\':
-        return f"separator {source.separator!r}"
-    for section, known, prefix in (
-        (source, _KNOWN, "source."),
-        *((c, _KNOWN_OF_COLUMNS, f"column '{c.name}', ") for c in table.columns),
-    ):
-        for name, field in type(section).model_fields.items():
-            if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
-                return prefix + name
-    for c in table.columns:
-        if (element_type(c.type) or c.type) not in ARROW_TYPES:
-            return f"column '{c.name}', type {c.type}"
-        if element_type(c.type) is not None and (c.name in table.keys or not reader.lists_by_arrow):
-            return f"column '{c.name}', a list"
-    if source.complete is not None and source.complete.watermark is not None:
-        return "source.complete.watermark"
-    types = {c.name: c.type for c in table.columns}
-    if table.event_time and types[table.event_time] == "date" and source.timezone != "UTC":
-        return f"event_time of dates in {source.timezone}"
-    return None
+    return None if reader_of(source).by_arrow else f"format '{source.format}'"
 
 
 def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
@@ -108,21 +81,18 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         UserError: a header that is refused.
     """
     source, table = batch.source, batch.table
-    reason = why_spark(source, table)
+    reason = why_spark(source)
     if reason is not None:
         return reason
     for _, file in batch.files:
-        kind = ending(file.name)
-        if kind and file.path.suffix not in COMPRESSIONS:
+        if ending(file.name) not in _BY_ARROW or file.path.suffix.isupper():
             return f"{file.name}: compressed as {file.path.suffix}"
-        if kind and not file.size:
-            return f"{file.name}: an empty {kind}"
     accept = table.new_columns == "accept"
     reader = reader_of(source)
     forms = [reader.form(batch, i) for i in range(len(batch.files))]
     kept_columns = dict.fromkeys(extra)
     if accept:
-        declared = {c.name for c in table.columns}
+        declared = {str(c.steps[0]) for c in table.columns}
         kept_columns |= dict.fromkeys(n for form in forms if form is not None for n in form.names if n not in declared)
     lower = [name.lower() for name in (*(c.name for c in table.columns), *kept_columns)]
     if len(set(lower)) < len(lower) or any(not name or name.startswith("_") or name == "ds" for name in lower):
@@ -158,6 +128,7 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], id
         table.ids.nul == "keep",
         table.text_nul == "keep",
         table.late_days,
+        source.complete.watermark.column if source.complete and source.complete.watermark else None,
     )
 
 
@@ -171,11 +142,11 @@ def part_size(sizes: Sequence[int], cores: int) -> int:
     return max(PART_BYTES, min(_MOST_PART_BYTES, total // (2 * _TASKS_A_CORE * cores)))
 
 
-def split_files(batch: LandingBatch, part_bytes: int) -> list[Part]:
-    """Return parts of the files, in their order; first lines are those of whole files."""
+def split_files(batch: LandingBatch, part_bytes: int, unsplit: Collection[int] = ()) -> list[Part]:
+    """Return parts of the files, in their order; first lines are those of whole files. `unsplit`: their numbers."""
     parts = []
     for i, (_, file) in enumerate(batch.files):
-        if file.path.suffix in COMPRESSIONS or file.size <= part_bytes:
+        if ending(file.name) or file.size <= part_bytes or i in unsplit:
             parts.append(Part(i, file.path))
             continue
         count = -(-file.size // part_bytes)
@@ -272,10 +243,8 @@ class ArrowRows:
         if rest.read:
             present |= set(columns) - rest.absent
         profile.absent = frozenset(columns) - present if profile.read else frozenset()
-        micros = [p.newest for p in parts if p.newest is not None]
-        if micros:
-            newest = FileProfile.moment(max(micros))
-            profile.newest = newest if rest.newest is None else max(newest, rest.newest)
+        profile.newest = _latest(rest.newest, [p.newest for p in parts])
+        profile.watermark = _latest(rest.watermark, [p.watermark for p in parts])
         return profile
 
     def suspects(
@@ -351,10 +320,11 @@ def read_by_arrow(
     forgotten: ForgottenValues | None = None,
 ) -> ArrowRows | str:
     """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
-    size = sum(f.size * (COMPRESSED_TO if f.path.suffix in COMPRESSIONS else 1) for _, f in batch.files)
+    size = sum(f.size * (COMPRESSED_TO if ending(f.name) else 1) for _, f in batch.files)
     spark = batch.spark if size > DRIVER_BYTES else None
     cores = cores_of(batch.spark)
-    tasks = grouped_by_day(batch, _parts(spark, batch, cores, folder), cores)
+    unsplit = [i for i, file in plan.files.items() if file.over_lines is not None]
+    tasks = grouped_by_day(batch, _parts(spark, batch, cores, folder, unsplit), cores)
     keys = batch.table.keys
     extra = (f"{name} string" for name in quoted_names(plan.declaration.extra))
     schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
@@ -391,12 +361,18 @@ def read_by_arrow(
     return rows
 
 
+def _latest(moment: datetime | None, micros: Sequence[int | None]) -> datetime | None:
+    """Return the greatest of some moments; None where there is none."""
+    moments = [FileProfile.moment(n) for n in micros if n is not None]
+    return max([*moments, *([] if moment is None else [moment])], default=None)
+
+
 def with_judged(profile: FileProfile, judged: Sequence[JudgedCounts], columns: Sequence[str]) -> FileProfile:
     """Return an empty profile with the counts of the rows that the tasks have judged."""
     total = JudgedCounts()
     for counts in judged:
         total.add(counts)
-    read = total.good + total.bad + total.forgotten
+    read = total.good + total.bad + total.forgotten - total.expanded
     if not read:
         return profile
     return replace(
@@ -405,6 +381,7 @@ def with_judged(profile: FileProfile, judged: Sequence[JudgedCounts], columns: S
         good=total.good,
         bad=total.bad,
         forgotten=total.forgotten,
+        expanded=total.expanded,
         broken=total.broken,
         absent=frozenset(columns) - set(total.present),
         extra=frozenset(total.extra),
@@ -414,7 +391,8 @@ def with_judged(profile: FileProfile, judged: Sequence[JudgedCounts], columns: S
         nulls={name: total.nulls.get(name, 0) for name in profile.nulls},
         # In the order of `profiles`.
         reasons=dict(sorted(total.reasons.items())),
-        newest=None if total.newest is None else FileProfile.moment(total.newest),
+        newest=_latest(None, [total.newest]),
+        watermark=_latest(None, [total.watermark]),
     )
 
 
@@ -436,11 +414,14 @@ def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Locati
     return files
 
 
-def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, folder: Location) -> list[Part]:
+def _parts(
+    spark: SparkSession | None, batch: LandingBatch, cores: int, folder: Location, unsplit: Collection[int]
+) -> list[Part]:
     """Return parts of the batch's files, in their order, with the numbers of their first lines."""
     files = [file for _, file in batch.files]
-    parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores)))
-    bzip2 = {i: (f.path, f.size) for i, f in enumerate(files) if f.path.suffix == ".bz2" and f.size > LEAST_BYTES}
+    parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores), unsplit))
+    large = [i for i, f in enumerate(files) if f.size > LEAST_BYTES and i not in unsplit]
+    bzip2 = {i: (files[i].path, files[i].size) for i in large if ending(files[i].name) == ".bz2"}
     plain = unpack(spark, bzip2, cores, folder)
     return [part for unsplit in parts for part in plain.get(unsplit.file, [unsplit])]
 

@@ -21,6 +21,7 @@ from headrace.lake.delta.with_spark import read_version
 from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.arrow_rows import DRIVER_BYTES, ArrowRows, arrow_plan, read_by_arrow, typed_files
+from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.files import LandingDay
 from headrace.lake.landing.frame import typed, with_plain_texts
 from headrace.lake.landing.plan import DayFiles, LoadPlan
@@ -36,7 +37,6 @@ from headrace.lake.landing.reader import (
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.landing.spellings import spellings_of
-from headrace.lake.landing.text_lines import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.spark.tasks import run_tasks

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from headrace.config.schema import EpochUnit, TableColumn
 from headrace.lake.landing import native
-from headrace.lake.landing.convert import lengths
+from headrace.lake.landing.compression import ARROW_NAMES, DamagedError, damage_of, ending, open_plain
+from headrace.lake.landing.convert import lengths, zone_offset
 from headrace.lake.landing.spellings import Spelling
-from headrace.storage import Location, StoreAway
+from headrace.storage import Location, StoreError
 
 Mask = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -35,8 +36,6 @@ _SHOWN_BYTES = 4096
 #: Why such a line is no row.
 TOO_LONG = f"a line of more than {LINE_BYTES:,} bytes"
 BOM = b"\xef\xbb\xbf"
-#: Endings of files that are decompressed while they are read.
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
 _OPEN, _CLOSE = ord("{"), ord("}")
 #: Jackson limits the digits of a number (those of its fraction and exponent too) and the depth of an object; lines
 #: shorter than the first reach neither. The last is the limit of a text.
@@ -48,7 +47,12 @@ _LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
 
 
 class UnreadableError(Exception):
-    """A file that this reader cannot read to its end: it is damaged."""
+    """A file that cannot be read to its end; says why."""
+
+    def __init__(self, cause: str, is_of_content: bool) -> None:
+        """`is_of_content`: whether its bytes are at fault, and not the file system that does not give them."""
+        super().__init__(cause)
+        self.is_of_content = is_of_content
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,9 @@ class Part:
     first_line: int = 1
 
     @property
-    def compression(self) -> str | None:
-        """The compression, as Arrow names it; None where there is none."""
-        return COMPRESSIONS.get(self.path.suffix)
+    def compression(self) -> str:
+        """The ending that says how the file is compressed; empty of a plain one."""
+        return ending(self.path.name)
 
 
 class LineBlock:
@@ -83,6 +87,10 @@ class LineBlock:
         self.data = data
         self.first_line = first_line
         self.too_long = too_long
+        #: Records that go over several lines, by the places of their first lines. Their lines are empty ones.
+        self.records: Mapping[int, bytes] = {}
+        #: Why lines are no rows, by their places, where that is known already.
+        self.faults: Mapping[int, str] = {}
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self.control_characters = native.control_characters(self.bytes)
         #: Place of each line's newline. int64 [lines].
@@ -124,6 +132,8 @@ class LineBlock:
         chosen = np.flatnonzero(lines)
         starts, ends = self.starts[chosen], self.newlines[chosen]
         pieces = [self.data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        if self.records:
+            pieces = [self.records.get(i, piece) for i, piece in zip(chosen.tolist(), pieces, strict=True)]
         return pa.array(pieces, pa.binary()).view(pa.string())
 
     def number(self, lines: Mask) -> I64:
@@ -141,13 +151,8 @@ def blocks(part: Part, size: int) -> Iterator[LineBlock]:
     Raises:
         UnreadableError: the file is damaged.
     """
-    try:
-        with _opened(part) as (stream, offset):
-            yield from _blocks(part, stream, offset, size)
-    except StoreAway:  # nothing is known of the file
-        raise
-    except (OSError, EOFError, pa.ArrowException) as e:
-        raise UnreadableError(f"{part.path}: {e}") from None
+    with opened(part) as (stream, offset):
+        yield from _blocks(part, stream, offset, size)
 
 
 def count_lines(part: Part, size: int = 8 << 20) -> int:
@@ -165,18 +170,41 @@ def count_lines(part: Part, size: int = 8 << 20) -> int:
 
 
 @contextmanager
-def _opened(part: Part) -> Iterator[tuple[Any, int]]:
-    """Open a part one byte before its beginning, if there is one; yield (stream, place of its first byte)."""
-    offset = max(part.start - 1, 0)
-    with ExitStack() as opened:
+def opened(part: Part) -> Iterator[tuple[Any, int]]:
+    """Open a part one byte before its beginning, if there is one; yield (stream, place of its first byte).
+
+    Raises:
+        UnreadableError: the file cannot be read, or not to its end.
+    """
+    try:
+        with _stream_of(part) as stream:
+            offset = max(part.start - 1, 0)
+            if offset:
+                stream.seek(offset)
+            yield stream, offset
+    except StoreError:  # nothing is known of the file
+        raise
+    except DamagedError as e:
+        raise UnreadableError(str(e), is_of_content=True) from None
+    except (OSError, EOFError, pa.ArrowException) as e:
+        # Arrow's errors of decompression have no number of the system's.
+        if not part.compression or (isinstance(e, OSError) and e.errno is not None):
+            raise UnreadableError(getattr(e, "strerror", None) or str(e), is_of_content=False) from None
+        raise UnreadableError(damage_of(e, part.compression), is_of_content=True) from None
+
+
+@contextmanager
+def _stream_of(part: Part) -> Iterator[Any]:
+    with ExitStack() as files:
+        if part.compression and part.compression not in ARROW_NAMES:
+            yield files.enter_context(open_plain(part.path))
+            return
         if part.path.scheme == "file":
             source: Any = str(part.path)
         else:  # in ranges: the file need not have room on this host
-            source = opened.enter_context(part.path.open())
-        stream = opened.enter_context(pa.input_stream(source, compression=part.compression, buffer_size=0))
-        if offset:
-            stream.seek(offset)
-        yield stream, offset
+            source = files.enter_context(part.path.open())
+        compression = ARROW_NAMES.get(part.compression)
+        yield files.enter_context(pa.input_stream(source, compression=compression, buffer_size=0))
 
 
 def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[LineBlock]:
@@ -353,6 +381,8 @@ class Declaration:
     nul_in_texts: bool = False
     #: Days that an event may be late, for reasons.
     late_days: int = 0
+    #: Column of times whose greatest value says how far a day has come.
+    watermark: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -434,7 +464,9 @@ class ReadBlock:
 def read_block(reader: Reader, block: LineBlock, declaration: Declaration, times: TimeRange) -> ReadBlock:
     """Sort the lines of a block into good rows, lines to skip, and lines to be judged one by one."""
     skip = (block.ends == block.starts) | reader.skipped(block)
+    skip[[*block.records]] = False
     unsure: Mask = (odd_bytes(block) | reader.odd(block)) & ~skip
+    unsure[[*block.records, *block.faults]] = True
     chosen = ~(skip | unsure)
     if not chosen.any():
         empty = [pa.nulls(0, pa.string()) for _ in declaration.names]
@@ -476,15 +508,19 @@ def out_of_bounds(columns: Sequence[pa.Array], declaration: Declaration, times: 
         if high is not None:
             wrong |= _true(pc.greater(value, high))
     if declaration.event_time is not None:
-        micros = event_micros(by_name[declaration.event_time])
+        micros = event_micros(by_name[declaration.event_time], declaration.timezone)
         if times.first is not None:
             wrong |= _true(pc.less(micros, times.first))
         wrong |= _true(pc.greater_equal(micros, times.end))
     return wrong
 
 
-def event_micros(time: pa.Array) -> pa.Array:
-    """Return microseconds since 1970 of timestamps, or of dates (their midnight in UTC)."""
+def event_micros(time: pa.Array, timezone: str) -> pa.Array:
+    """Return microseconds since 1970 of timestamps, or of dates: of their midnight in the time zone."""
+    if pa.types.is_date(time.type) and timezone != "UTC":
+        days = time.dictionary_encode()
+        local = days.dictionary.cast(pa.timestamp("us")).cast(pa.int64()).to_pylist()
+        return pa.array([micros - zone_offset(micros, timezone) for micros in local], pa.int64()).take(days.indices)
     return time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
 
 

@@ -68,14 +68,14 @@ def decompressed(path: Location, start: int, end: int, checksums: Checksums) -> 
     is_last = start + len(data) == size
     known_marks = marks(data)
     if start == 0 and not _header_at(data, 0, known_marks):
-        raise UnreadableError(f"{path}: no bzip2 data")
+        raise UnreadableError(f"{path}: no bzip2 data", is_of_content=True)
     end_bit, k = 8 * (end - start), 0
     while k < len(known_marks) and known_marks[k].bit < end_bit:
         if known_marks[k].is_end:
             checksums.values.append((True, _bits(data, known_marks[k].bit + _MARK_BITS, _CHECKSUM_BITS)))
             after = -(-(known_marks[k].bit + _MARK_BITS + _CHECKSUM_BITS) // 8)
             if not (is_last and after == len(data)) and not _header_at(data, after, known_marks):
-                raise UnreadableError(f"{path}: something other than a stream behind a stream")
+                raise UnreadableError(f"{path}: something other than a stream behind a stream", is_of_content=True)
             k += 1
             continue
         for last in range(k + 1, min(k + 2 + _MOST_FALSE, len(known_marks))):
@@ -84,7 +84,7 @@ def decompressed(path: Location, start: int, end: int, checksums: Checksums) -> 
             if text is not None:
                 break
         else:
-            raise UnreadableError(f"{path}: a block is damaged, or has no end")
+            raise UnreadableError(f"{path}: a block is damaged, or has no end", is_of_content=True)
         checksums.values.append((False, checksum))
         yield text
         k = last
@@ -98,11 +98,11 @@ def check(checksums: Iterable[tuple[bool, int]], path: Location) -> None:
         if not is_stream:
             combined = ((combined << 1 | combined >> 31) & 0xFFFFFFFF) ^ checksum
         elif combined != checksum:
-            raise UnreadableError(f"{path}: blocks are missing or were changed")
+            raise UnreadableError(f"{path}: blocks are missing or were changed", is_of_content=True)
         else:
             combined = 0
     if not is_ended:
-        raise UnreadableError(f"{path}: it ends in the middle")
+        raise UnreadableError(f"{path}: it ends in the middle", is_of_content=True)
 
 
 def marks(data: bytes) -> list[Mark]:
@@ -201,7 +201,7 @@ class UnpackTask:
                     tail = b""
                 tail += text[cut:]
                 if max(len(head), len(tail)) > _MOST_CUT:
-                    raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
+                    raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes", is_of_content=True)
         return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.values)
 
 
@@ -242,7 +242,7 @@ def _joined(number: int, path: Location, results: Sequence[Mapping[str, Any]], f
     """Return the parts of one file, in its order: the lines of the ranges, and between them those that were cut."""
     for result in results:
         if "unreadable" in result:
-            raise UnreadableError(result["unreadable"])
+            raise UnreadableError(result["unreadable"], is_of_content=True)
     pieces = [Piece(**result) for result in results]
     check(((is_stream, checksum) for piece in pieces for is_stream, checksum in piece.checksums), path)
     parts: list[Part] = []

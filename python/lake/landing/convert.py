@@ -10,14 +10,17 @@ have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config.schema import EpochUnit
+from headrace.config.schema import EpochUnit, decimal_digits
 from headrace.lake.landing import native
 
 I64 = npt.NDArray[np.int64]
@@ -48,21 +51,29 @@ _TO_COMMON_FORM = (
     (r"^(.{16,}?) ?([+-][0-9]{2})$", r"\1\2:00"),
 )
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: Types of scalar columns; decimals aside, see `arrow_type`.
 ARROW_TYPES = {
     "string": pa.string(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
     "int": pa.int32(),
     "bigint": pa.int64(),
     "float": pa.float32(),
     "double": pa.float64(),
     "boolean": pa.bool_(),
     "timestamp": TIMESTAMP,
+    "timestamp_ntz": pa.timestamp("us"),
     "date": pa.date32(),
+    # Kept as its SHA-256, in hexadecimal.
+    "binary": pa.string(),
 }
 _TRUE, _FALSE = ["true", "t", "yes", "y", "1"], ["false", "f", "no", "n", "0"]
 _FLOAT = r"^-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]{1,3})?$"
 _WHOLE_NUMBER = r"^-?[0-9]{1,18}(?:[.][0-9]{0,18}(?:[eE][+]?[0-9]{1,2})?|[eE][+]?[0-9]{1,2})$"
-_LEAST = {pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}
-_SURE_DIGITS = {pa.int32(): 9, pa.int64(): 18}
+_LEAST = {pa.int8(): -(1 << 7), pa.int16(): -(1 << 15), pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}
+_SURE_DIGITS = {pa.int8(): 2, pa.int16(): 4, pa.int32(): 9, pa.int64(): 18}
+#: Digits of which every integer is an int64.
+_INT64_DIGITS = 18
 #: Below it every integer is a double.
 _EXACT = float(1 << 53)
 
@@ -121,6 +132,12 @@ def _of_common_form(text: pa.StringArray, timezone: str) -> pa.Array:
     if timezone != "UTC" and local.any():
         _to_utc(micros, good, local, timezone)
     return pa.array(micros, pa.int64(), mask=~good).cast(TIMESTAMP)
+
+
+def _local_times(text: pa.StringArray) -> pa.Array:
+    """Convert ISO 8601 without an offset to timestamp[us]: the time as it is written."""
+    micros, good, local = _instants(text)
+    return pa.array(micros, pa.int64(), mask=~(good & local)).cast(pa.timestamp("us"))
 
 
 def since_1970(number: pa.Array, unit: EpochUnit) -> pa.Array:
@@ -256,6 +273,23 @@ def _to_utc(micros: I64, good: Mask, local: Mask, timezone: str) -> None:
     micros[rows] = zoned.cast(pa.int64()).to_numpy()
 
 
+def zone_offset(local_micros: int, timezone: str) -> int:
+    """Return the microseconds by which a local time is ahead of UTC: before the change where clocks change at it.
+
+    So it is the earlier of two times where clocks go back, and later by the gap where they pass over it.
+    """
+    # Python's calendar has no year 0, in which all zones have their first offset.
+    local = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(local_micros, _FIRST_MICROS))
+    shift = local.replace(tzinfo=_zone(timezone)).utcoffset()
+    assert shift is not None
+    return shift // timedelta(microseconds=1)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
 def element_type(declared: str) -> str | None:
     """Return `int` of `array<int>`; None for a scalar type."""
     return declared[len("array<") : -1] if declared.startswith("array<") else None
@@ -263,6 +297,8 @@ def element_type(declared: str) -> str | None:
 
 def arrow_type(declared: str) -> pa.DataType:
     """Return the Arrow type of a declared one. Raises KeyError for one that is not known here."""
+    if digits := decimal_digits(declared):
+        return pa.decimal128(*digits)
     element = element_type(declared)
     return ARROW_TYPES[declared] if element is None else pa.list_(pa.field("element", ARROW_TYPES[element]))
 
@@ -275,10 +311,16 @@ def from_text(text: pa.StringArray, declared: str, timezone: str, unit: EpochUni
         return _epoch(text, unit)
     if declared == "timestamp":
         return timestamps(text, timezone)
+    if declared == "timestamp_ntz":
+        return _local_times(text)
     if declared == "date":
         return dates(text)
     if declared == "boolean":
         return _booleans(text)
+    if declared == "binary":
+        return pa.nulls(len(text), pa.string())
+    if digits := decimal_digits(declared):
+        return _decimals(text, *digits)
     type_ = ARROW_TYPES[declared]
     return _integers(text, type_) if pa.types.is_integer(type_) else _floats(text, type_)
 
@@ -287,18 +329,20 @@ def from_json(value: pa.Array, declared: str, timezone: str, unit: EpochUnit | N
     """Convert a scalar column of JSON values: of strings, of booleans, of int64 or of double numbers."""
     if pa.types.is_string(value.type):
         return from_text(value, declared, timezone, unit)
-    type_ = ARROW_TYPES[declared]
+    type_ = arrow_type(declared)
     if pa.types.is_boolean(value.type):
         return value if declared == "boolean" else pa.nulls(len(value), type_)
     if unit is not None and pa.types.is_integer(value.type):
         return since_1970(value, unit)
     if declared == "string" and pa.types.is_integer(value.type):
         return value.cast(pa.string())
-    if declared == "int" and pa.types.is_integer(value.type):
-        inside = pc.and_(pc.greater_equal(value, -(1 << 31)), pc.less(value, 1 << 31))
+    if declared in ("tinyint", "smallint", "int") and pa.types.is_integer(value.type):
+        inside = pc.and_(pc.greater_equal(value, _LEAST[type_]), pc.less(value, -_LEAST[type_]))
         return pc.if_else(inside, value, None).cast(type_)
     if declared == "bigint" and pa.types.is_integer(value.type):
         return value
+    if pa.types.is_decimal(type_) and pa.types.is_integer(value.type):
+        return _decimals_of_integers(value, type_)
     if declared in ("float", "double") and pa.types.is_floating(value.type):
         return _json_floats(value, type_)
     return pa.nulls(len(value), type_)
@@ -359,6 +403,21 @@ def _from_digits(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
         except pa.ArrowInvalid:
             continue  # a number of as many digits that is out of range
     raise AssertionError(f"{sure} digits are out of the range of {type_}")
+
+
+def _decimals(text: pa.StringArray, precision: int, scale: int) -> pa.Array:
+    """Convert numbers in digits, with at most as many of them as the type has room for."""
+    type_ = pa.decimal128(precision, scale)
+    if precision == scale:
+        return pa.nulls(len(text), type_)
+    fraction = f"(?:[.][0-9]{{1,{scale}}})?" if scale else ""
+    return _matching(text, f"^-?[0-9]{{1,{precision - scale}}}{fraction}$").cast(type_)
+
+
+def _decimals_of_integers(value: pa.Array, type_: pa.Decimal128Type) -> pa.Array:
+    most = 10 ** min(type_.precision - type_.scale, _INT64_DIGITS)
+    inside = pc.and_(pc.greater(value, -most), pc.less(value, most))
+    return pc.if_else(inside, value, None).cast(pa.decimal128(19, 0)).cast(type_)
 
 
 def _floats(text: pa.StringArray, type_: pa.DataType) -> pa.Array:

@@ -9,7 +9,8 @@ other. A field that begins otherwise may have quotes and escape characters withi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,12 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from headrace.config.schema import EpochUnit
+from headrace.lake.faults import WRONG_FIELDS
 from headrace.lake.landing.blocks import Declaration, LineBlock, Mask, Parsed, SeenColumns
 from headrace.lake.landing.convert import arrow_type, bounds, element_type, from_text, list_of, split_list
 
 #: Why a record cannot be cut into fields.
 STRAY, UNCLOSED = "text behind a closing quote", "a quoted field is not closed"
 _QUOTE = b'"'
+#: Blanks and control characters: around a field they are no part of it where it is trimmed.
+_PADDING = bytes(range(0x21))
 _BLOCK = 4 << 20
 
 
@@ -64,6 +69,16 @@ class QuotedFields:
         field = f'(?:[^"{between}]*|"(?:{inside})*")'
         return f"(?s)^{field}(?:{between}{field})*\\r?\\n?$"
 
+    @property
+    def is_for_arrow(self) -> bool:
+        """True where Arrow's CSV parser can cut lines at the separator."""
+        return len(self.separator) == 1 and self.separator.isascii() and self.separator not in '"\n\r\\'
+
+    def padded(self) -> str:
+        """Return a regular expression (RE2) of lines with blanks or control characters around a field."""
+        between = re.escape(self.separator)
+        return f"(?:^|{between})[\\x00-\\x20]|[\\x00-\\x20](?:{between}|\\r*\\n?$)"
+
     def rfc4180(self, line: bytes) -> bytes | str:
         """Return a record with its quotes as RFC 4180 has them, or why it has no such form."""
         separator, pieces, offset = self.separator.encode(), list[bytes](), 0
@@ -88,10 +103,10 @@ class QuotedFields:
             offset = end + len(separator)
 
     def values(self, line: bytes) -> list[bytes] | str:
-        """Return a record's fields without their quotes, or why it has none."""
+        """Return a record's fields without their quotes (with `trim`, blanks around them), or why it has none."""
         separator = self.separator.encode()
         if _QUOTE not in line:
-            return line.split(separator)
+            return [self._trimmed(field) for field in line.split(separator)]
         record = self.rfc4180(line)
         if isinstance(record, str):
             return record
@@ -103,10 +118,13 @@ class QuotedFields:
             else:
                 end = record.find(separator, offset)
                 end = len(record) if end < 0 else end
-                values.append(record[offset:end])
+                values.append(self._trimmed(record[offset:end]))
             if end == len(record):
                 return values
             offset = end + len(separator)
+
+    def _trimmed(self, field: bytes) -> bytes:
+        return field.strip(_PADDING) if self.trim else field
 
     def _unescaped(self, inside: bytes) -> bytes:
         if self.escape is None or (escape := self.escape.encode()) not in inside:
@@ -181,7 +199,41 @@ class QuotesTask:
 
 
 @dataclass(frozen=True)
-class DelimitedForm:
+class LineRow:
+    """A row of a line."""
+
+    #: The text of each column of the form. One of `LineForm.null_texts` is null, as None is.
+    texts: Sequence[str | None]
+    #: Why the line cannot be read as such a row; None where it can.
+    fault: str | None = None
+
+
+class LineForm(ABC):
+    """Form of a file's lines: the rules that cut them into texts of columns. Pickled into tasks.
+
+    A subclass for lines of another form has `names` and `rows`. Its lines are judged one by one, in Python.
+    """
+
+    #: Columns of the file, in the order of a row's texts.
+    names: tuple[str, ...]
+    #: Whether the first line names the columns.
+    header: bool = False
+    #: Texts that mean null.
+    null_texts: tuple[str, ...] = ()
+    #: Separates the elements of lists.
+    lists: str = "|"
+    #: By column, a regular expression and what replaces it, before the text is cast.
+    rewrites: Mapping[str, tuple[str, str]] = {}
+    #: By column, the unit of times that the format spells as numbers since 1970.
+    epochs: Mapping[str, EpochUnit] = {}
+
+    @abstractmethod
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the rows of a line: usually one. None of them: the line is skipped."""
+
+
+@dataclass(frozen=True)
+class DelimitedForm(LineForm):
     """Form of one delimited file."""
 
     #: Columns of the file, in their order.
@@ -199,6 +251,38 @@ class DelimitedForm:
     lists: str = "|"
     #: By column, a regular expression and what replaces it, before the text is cast.
     rewrites: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    #: Whether blanks around a field are no part of it.
+    trim: bool = False
+    #: Whether a quoted field may have line breaks.
+    multiline: bool = False
+
+    @property
+    def null_texts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """All texts that mean null."""
+        return ("", *self.nulls)
+
+    @cached_property
+    def fields(self) -> QuotedFields:
+        """The rules by which its lines are cut."""
+        return QuotedFields(self.separator, self.trim, self.escape)
+
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the fields of a line; with too few or too many of them it has a fault."""
+        texts: Sequence[str | None]
+        fault = None
+        if not self.trim and (not self.quotes or '"' not in line):
+            texts = line.split(self.separator)
+        else:
+            fields = self.fields.values(line.encode())
+            if isinstance(fields, str):
+                fault, fields = fields, []
+            texts = [field.decode(errors="replace") for field in fields]
+            if self.trim and len(texts) == 1 and not texts[0] and not line.strip(_PADDING.decode()):
+                fault = WRONG_FIELDS
+        if len(texts) != len(self.names):
+            fault = fault or WRONG_FIELDS
+            texts = [*texts, *[""] * (len(self.names) - len(texts))]
+        return (LineRow(texts, fault),)
 
 
 class DelimitedReader:
@@ -208,10 +292,13 @@ class DelimitedReader:
 
     def __init__(self, form: DelimitedForm, declaration: Declaration) -> None:
         self._form, self._declaration = form, declaration
-        declared = {c.name for c in declaration.columns}
-        self.seen = SeenColumns({n for n in form.names if n in declared}, {n for n in form.names if n not in declared})
-        self._fields = QuotedFields(form.separator, escape=form.escape)
-        self._places = {name: f"f{k}" for k, name in enumerate(form.names)}
+        declared = {c.steps[0] for c in declaration.columns}
+        present = {c.name for c in declaration.columns if c.steps[0] in form.names}
+        self.seen = SeenColumns(present, {n for n in form.names if n not in declared})
+        self._fields = form.fields
+        places = {name: f"f{k}" for k, name in enumerate(form.names)}
+        keys = {c.name: c.steps[0] for c in declaration.columns} | {name: name for name in declaration.extra}
+        self._places = {name: places[key] for name, key in keys.items() if key in places}
         read_places = [self._places[n] for n in declaration.names if n in self._places]
         self._read = pcsv.ReadOptions(
             use_threads=False, block_size=1 << 30, column_names=[f"f{k}" for k in range(len(form.names))]
@@ -219,7 +306,7 @@ class DelimitedReader:
         self._convert = pcsv.ConvertOptions(
             check_utf8=False,
             column_types={f"f{k}": pa.string() for k in range(len(form.names))},
-            null_values=["", *form.nulls],
+            null_values=[*form.null_texts],
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
             # Without any, all are read.
@@ -227,12 +314,13 @@ class DelimitedReader:
         )
 
     def odd(self, block: LineBlock) -> Mask:
-        """Return a mask of lines whose quotes are not in order."""
+        """Return a mask of lines whose quotes are not in order, or whose fields are to be trimmed."""
         if not self._form.names:
             return np.ones(len(block), np.bool_)
-        if self._form.quotes:
-            return odd_quotes(block, self._fields)
-        return np.zeros(len(block), np.bool_)
+        odd = odd_quotes(block, self._fields) if self._form.quotes else np.zeros(len(block), np.bool_)
+        if self._form.trim:
+            odd |= pc.match_substring_regex(block.lines, self._fields.padded()).to_numpy(zero_copy_only=False)
+        return odd
 
     def skipped(self, block: LineBlock) -> Mask:
         """Return a mask of the header. bool [lines]."""

@@ -10,6 +10,8 @@ that becomes text is spelled anew: with the fewest digits that make the same dou
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -19,18 +21,16 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
-from functools import cache
 from threading import Lock
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config.schema import EpochUnit
+from headrace.config.schema import EpochUnit, decimal_digits
 from headrace.lake.faults import AMBIGUOUS
-from headrace.lake.landing.convert import ARROW_TYPES, TIMESTAMP, from_text
+from headrace.lake.landing.convert import arrow_type, from_text, zone_offset
 from headrace.lake.landing.json_paths import without_halves
 
 #: What Spark trims of a text before it reads a number, a time or a boolean: blanks and control characters.
@@ -51,7 +51,10 @@ _TIMESTAMP = re.compile(
     r"(?: ?(?:(Z|UTC|GMT)|([+-])([0-9]{2})(?::?([0-9]{2}))?))?)?" + _END
 )
 _TRUE, _FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"false", "f", "no", "n", "0"})
-_BITS = {"int": 31, "bigint": 63}
+_BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
+#: Blanks of Java's class Character, which may stand between the digits of Base64.
+_JAVA_BLANKS = re.compile("[\t-\r\x1c-\x20\u1680\u2000-\u2006\u2008-\u200a\u2028\u2029\u205f\u3000]")
+_BASE64 = re.compile("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
 #: Below it every whole number is a double.
 _EXACT = 1 << 53
 #: Digits of decimal(38,18) before its point.
@@ -89,15 +92,15 @@ def cast_texts(text: pa.StringArray, declared: str, timezone: str, unit: EpochUn
     return pc.replace_with_mask(values, rest, exact.take(distinct.indices))
 
 
-def _array(values: list[int | float | bool | None], declared: str) -> pa.Array:
-    if declared == "timestamp":
-        return pa.array(values, pa.int64()).cast(TIMESTAMP)
+def _array(values: list[Any], declared: str) -> pa.Array:
+    if declared in ("timestamp", "timestamp_ntz"):
+        return pa.array(values, pa.int64()).cast(arrow_type(declared))
     if declared == "date":
         return pa.array(values, pa.int32()).cast(pa.date32())
-    return pa.array(values, ARROW_TYPES[declared])
+    return pa.array(values, arrow_type(declared))
 
 
-def _cast_of(declared: str, timezone: str, unit: EpochUnit | None) -> Callable[[str], int | float | bool | None]:
+def _cast_of(declared: str, timezone: str, unit: EpochUnit | None) -> Callable[[str], Any]:
     """Return the cast of one text: of dates to days, of timestamps to microseconds since 1970."""
     if unit is not None:
         return lambda text: _since_1970(text, unit)
@@ -105,7 +108,40 @@ def _cast_of(declared: str, timezone: str, unit: EpochUnit | None) -> Callable[[
         return lambda text: _micros(text, timezone)
     if declared in _BITS:
         return lambda text: _integer(text, _BITS[declared])
-    return {"date": _days_of, "boolean": _boolean, "float": _float, "double": _double}[declared]
+    if digits := decimal_digits(declared):
+        return _exact_decimal(*digits)
+    casts: dict[str, Callable[[str], Any]] = {
+        "date": _days_of,
+        "timestamp_ntz": _local_micros,
+        "boolean": _boolean,
+        "float": _float,
+        "double": _double,
+        "binary": _hashed,
+    }
+    return casts[declared]
+
+
+def _exact_decimal(precision: int, scale: int) -> Callable[[str], Decimal | None]:
+    """Return the cast to a decimal. Nothing but zeros may stand behind the digits that it has room for."""
+    exact = re.compile(rf"[+-]?[0-9]*([.][0-9]{{0,{scale}}}0*)?" + _END)
+
+    def cast(text: str) -> Decimal | None:
+        number = text.strip(_JAVA_TRIMMED)
+        if not exact.fullmatch(text) or not number.isascii() or not any(map(str.isdigit, number)):
+            return None
+        return _decimal(number, precision - scale, scale)
+
+    return cast
+
+
+def _hashed(text: str) -> str | None:
+    """Return the SHA-256 of what a text of Base64 (RFC 4648) stands for, in hexadecimal."""
+    digits, padding, rest = text.partition("=")
+    plain = _JAVA_BLANKS.sub("", digits) + padding + rest
+    if not _BASE64.fullmatch(plain):
+        return None
+    plain = plain.rstrip("=")
+    return hashlib.sha256(base64.b64decode(plain + "=" * (-len(plain) % 4))).hexdigest()
 
 
 def _boolean(text: str) -> bool | None:
@@ -204,24 +240,13 @@ def _micros(text: str, timezone: str) -> int | None:
         return micros - (-offset if sign == "-" else offset) * 60_000_000
     if is_utc or timezone == "UTC":
         return micros
-    return micros - _offset(micros, timezone)
+    return micros - zone_offset(micros, timezone)
 
 
-def _offset(local_micros: int, timezone: str) -> int:
-    """Return the microseconds by which a local time is ahead of UTC: before the change where clocks change at it.
-
-    So it is the earlier of two times where clocks go back, and later by the gap where they pass over it.
-    """
-    # Python's calendar has no year 0, in which all zones have their first offset.
-    local = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(local_micros, _FIRST_MICROS))
-    shift = local.replace(tzinfo=_zone(timezone)).utcoffset()
-    assert shift is not None
-    return shift // timedelta(microseconds=1)
-
-
-@cache
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
+def _local_micros(text: str) -> int | None:
+    """Return a time without an offset as it is written, in microseconds since 1970."""
+    match = _TIMESTAMP.fullmatch(text)
+    return None if match is None or match[8] or match[9] else _micros(text, "UTC")
 
 
 def _since_1970(text: str, unit: EpochUnit) -> int | None:

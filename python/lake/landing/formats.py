@@ -10,15 +10,18 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.config import LandingSource, Table
 from headrace.config.schema import match_names
 from headrace.errors import UserError
 from headrace.lake.faults import NOT_JSON, WRONG_FIELDS, half_pair
+from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, open_plain, without_ending
 from headrace.lake.landing.delimited import DelimitedForm, QuotedFields, QuotesTask
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.frame import (
@@ -31,14 +34,7 @@ from headrace.lake.landing.frame import (
 )
 from headrace.lake.landing.json_paths import ListPathsTask, SurrogatesTask
 from headrace.lake.landing.reader import FileRefused, LandingBatch, LandingReader
-from headrace.lake.landing.text_lines import (
-    COMPRESSIONS,
-    DamagedError,
-    lines_of,
-    open_plain,
-    whole_records,
-    without_ending,
-)
+from headrace.lake.landing.text_lines import lines_of, whole_records
 from headrace.lake.values import EXTRA_TYPE, ambiguous_member, declared_members, only_object, parse_object
 from headrace.storage import StoreError
 
@@ -73,17 +69,29 @@ class CsvReader(LandingReader):
 
     def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
         source, file = batch.source, batch.files[number][1]
-        declared = tuple(c.name for c in batch.table.columns)
-        fields = QuotedFields(source.separator, escape=source.escape)
-        names = declared_names(file, header_of(file, fields), declared) if source.header else declared
-        return DelimitedForm(
-            names,
-            source.separator,
+        form = DelimitedForm(
+            keys_of(batch.table),
+            separator_of(source),
             header=source.header,
             escape=source.escape,
             nulls=source.null_texts,
             lists=LIST_SEPARATOR,
+            trim=source.trim,
+            multiline=source.multiline,
         )
+        if not source.header:
+            return form
+        return replace(form, names=declared_names(file, header_of(file, form.fields, source.multiline), form.names))
+
+
+def keys_of(table: Table) -> tuple[str, ...]:
+    """Return the fields of a row that the declared columns are read from, in their order."""
+    return tuple(dict.fromkeys(str(c.steps[0]) for c in table.columns))
+
+
+def separator_of(source: LandingSource) -> str:
+    """Return what separates fields; a tab may be spelled as a backslash and `t`."""
+    return "\t" if source.separator == r"\t" else source.separator
 
 
 def with_header(
@@ -99,8 +107,9 @@ def with_header(
     Raises:
         UserError: a header that is refused.
     """
-    names = declared_names(file, header_of(file, QuotedFields(",")), tuple(c.name for c in batch.table.columns))
-    return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites or {})
+    multiline = batch.source.multiline
+    names = declared_names(file, header_of(file, QuotedFields(","), multiline), keys_of(batch.table))
+    return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites or {}, multiline=multiline)
 
 
 def delimited(
@@ -216,10 +225,15 @@ def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) ->
     try:
         with open_plain(file.path, begin=True) as data:
             line = _first_record(data, form) if multiline else next(_lines(data), "")
-            record = form.rfc4180(line.removeprefix("\ufeff").rstrip("\r\n").encode("utf-8", "surrogateescape"))
-            if isinstance(record, str):
-                raise FileRefused(file, f"landing file {file.name}: its first line is no header: {record}")
-            fields = next(csv.reader([record.decode()], delimiter=form.separator), [])
+            text = line.removeprefix("\ufeff").rstrip("\r\n")
+            record = form.rfc4180(text.encode("utf-8", "surrogateescape"))
+            values = form.values(record) if isinstance(record, bytes) else record
+            if isinstance(record, str) or isinstance(values, str):
+                raise FileRefused(file, f"landing file {file.name}: its first line is no header: {values!s}")
+            if len(form.separator) == 1:
+                fields = next(csv.reader([record.decode()], delimiter=form.separator), [])
+            else:
+                fields = [field.decode() for field in values] if record else []
     except DamagedError as e:
         raise FileRefused(file, f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except StoreError:

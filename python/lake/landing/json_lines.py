@@ -6,7 +6,7 @@ import ctypes
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from headrace.lake.landing.convert import bounds, element_type, from_json, list_
 
 _KINDS = {pa.string(): 0, pa.int64(): 1, pa.float64(): 2, pa.bool_(): 3}
 _DTYPES = {pa.int64(): np.int64, pa.float64(): np.float64, pa.bool_(): np.uint8}
+#: Types whose values JSON spells as texts.
+_TEXTS = ("string", "timestamp", "timestamp_ntz", "date", "binary")
 #: Bytes of a block, and where Arrow parses all of it.
 _BLOCK, _ARROW_BLOCK = 1 << 22, 1 << 20
 _ROW = re.compile(r" in row (\d+)$")
@@ -152,11 +154,13 @@ class JsonReader:
 
     def __init__(self, declaration: Declaration, accept: bool) -> None:
         """Begin a file. `accept`: undeclared columns become columns of the table, so their values matter."""
-        self._declaration, self._accept = declaration, accept
+        #: Declared columns by the names of their keys.
+        self._declaration, self._accept = _by_keys(declaration), accept
+        self._column_of = {str(c.steps[0]): c.name for c in declaration.columns}
         self.seen = SeenColumns()
         self.block_size = _ARROW_BLOCK if native.library() is None else _BLOCK
         self._kinds: dict[str, pa.DataType] | None = None
-        self._declared = {c.name: c.type for c in declaration.columns}
+        self._declared = {c.name: c.type for c in self._declaration.columns}
         self._by_lower = {name.lower(): name for name in self._declared}
         #: By declared column, the keys of the file that differ from it in case alone.
         self._variants: dict[str, list[str]] = {}
@@ -309,15 +313,29 @@ class JsonReader:
         text: bytes | None = None
         for name, column in zip(self._names, columns, strict=True):
             seen = self.seen.present if name in self._declared else self.seen.extra
-            if name in seen:
+            column_name = self._column_of.get(name, name)
+            if column_name in seen:
                 continue
             if column.null_count < len(column):
-                seen.add(name)
+                seen.add(column_name)
                 continue
             text = data.to_pybytes() if text is None else text
             keys = (name, *self._variants.get(name, ()))
             if any(key in row for key in keys for row in _rows_with(text, _signs_of(key))):
-                seen.add(name)
+                seen.add(column_name)
+
+
+def _by_keys(declaration: Declaration) -> Declaration:
+    """Return a declaration whose columns, of one step each, have the names of their keys."""
+    keys = {c.name: str(c.steps[0]) for c in declaration.columns}
+    if all(name == key for name, key in keys.items()):
+        return declaration
+    return replace(
+        declaration,
+        columns=tuple(c.model_copy(update={"name": keys[c.name], "path": None}) for c in declaration.columns),
+        timestamps={keys[name]: unit for name, unit in declaration.timestamps.items()},
+        spellings={keys[name]: spelling for name, spelling in declaration.spellings.items()},
+    )
 
 
 def _signs_of(key: str) -> list[bytes]:
@@ -389,7 +407,7 @@ def _spelling(declared: str, values: list[Any], is_epoch: bool) -> pa.DataType:
         return pa.string()
     if declared in ("float", "double"):
         return pa.float64()
-    if first is None and declared in ("string", "timestamp", "date") and not is_epoch:
+    if first is None and declared in _TEXTS and not is_epoch:
         return pa.string()
     return pa.int64()
 

@@ -170,6 +170,18 @@ class ListPathsTask:
                 yield f"_list_shown{k}", value if target.obstacle is None else text_of(target.obstacle)
 
 
+def reached_by_lists(line: bytes, paths: Mapping[int, Sequence[str]]) -> dict[int, Reached]:
+    """Return what paths that go through a list there lead to in a line of JSON, by their numbers."""
+    if b"[" not in line:
+        return {}
+    try:
+        row = parsed(line)
+        targets = {k: reach(row, path) for k, path in paths.items()}
+    except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
+        return {}
+    return {k: target for k, target in targets.items() if target.by_list}
+
+
 def without_halves(line: bytes) -> bytes:
     """Return a line of JSON with U+FFFD, as JSON spells it, for each half of a surrogate pair."""
     return _ESCAPE.sub(lambda m: m.group() if m.group(1) is None else rb"\ufffd", line)

@@ -12,9 +12,11 @@ are read without the rest.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +43,7 @@ _SORTED = ".sorted.npy"
 
 
 def key_hashes(columns: Sequence[pa.ChunkedArray | pa.Array]) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """Return (hash, whether the row has a key: none of its columns is null) of scalar key columns. int64, bool [rows].
+    """Return (hash, whether the row has a key: none of its columns is null) of key columns. int64, bool [rows].
 
     Raises:
         UserError: the library of column functions was not built.
@@ -52,6 +54,8 @@ def key_hashes(columns: Sequence[pa.ChunkedArray | pa.Array]) -> tuple[I64, npt.
         array = _single_array(column)
         if array.null_count:
             has_key &= array.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_decimal(array.type) or pa.types.is_list(array.type):
+            array = pa.array([None if value is None else _key_text(value) for value in array.to_pylist()], pa.string())
         if pa.types.is_string(array.type):
             seed = xxhash64_strings(array, seed)
         else:
@@ -64,6 +68,11 @@ def _single_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+
+
+def _key_text(value: Decimal | list[Any]) -> str:
+    """Return a text that equal values have in common, decimals of whatever scale."""
+    return json.dumps(value) if isinstance(value, list) else f"{value.normalize():f}"
 
 
 def _integers(array: pa.Array) -> I64:

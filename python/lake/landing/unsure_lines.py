@@ -5,8 +5,9 @@ Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.frame
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,6 @@ from headrace.lake.faults import (
     NOT_JSON,
     NOT_UTF8,
     SHOWN_CHARACTERS,
-    WRONG_FIELDS,
     a_type,
     half_pair,
     kind_empty,
@@ -37,10 +37,11 @@ from headrace.lake.faults import (
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import BOM, I64, TOO_LONG, Declaration, LineBlock, Mask, TimeRange, event_micros
 from headrace.lake.landing.convert import arrow_type, element_type
-from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
+from headrace.lake.landing.delimited import LineForm, LineRow
 from headrace.lake.landing.exact_casts import (
     DeclaredNames,
     Members,
+    NamedNumber,
     cast_texts,
     double_text,
     element_text,
@@ -51,9 +52,10 @@ from headrace.lake.landing.exact_casts import (
     room_for_levels,
     text_of,
 )
-from headrace.lake.landing.json_paths import columns_with_halves
+from headrace.lake.landing.json_paths import Reached, columns_with_halves, reached_by_lists, without_halves
+from headrace.lake.landing.json_paths import text_of as spelled_text
 
-_NUL, _QUOTE = "\0", '"'
+_NUL = "\0"
 _EXTRA_TYPE = pa.map_(pa.string(), pa.string())
 
 
@@ -65,7 +67,8 @@ class _Line:
     text: str
     #: Why the line as a whole cannot be read.
     broken: str | None
-    #: Of each declared column its value: a text, or what headrace.lake.landing.exact_casts gives; None for null.
+    #: Of each declared column its value: a text, or what headrace.lake.landing.exact_casts gives; None for null, and an
+    #: `Obstacle` for what cannot be read.
     values: Sequence[Any]
     #: Declared columns that the line has a key (a field) for, be it null.
     present: Set[str]
@@ -75,6 +78,15 @@ class _Line:
     faults: list[str] = field(default_factory=list)
     #: Declared columns that have U+FFFD for half a surrogate pair, by their places.
     halves: Sequence[int] = ()
+    #: Number of the row among those of its line.
+    copy: int = 0
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A value on the way of a path that expects an object or a list there: it cannot be read."""
+
+    text: str
 
 
 @dataclass
@@ -104,12 +116,15 @@ class JudgedCounts:
     reasons: dict[str, int] = field(default_factory=dict)
     present: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    #: Rows beyond one a line.
+    expanded: int = 0
     #: Microseconds since 1970.
     newest: int | None = None
+    watermark: int | None = None
 
     def add(self, counts: JudgedCounts) -> None:
         """Add the counts of further rows."""
-        for name in ("skipped", "good", "bad", "forgotten", "broken"):
+        for name in ("skipped", "good", "bad", "forgotten", "broken", "expanded"):
             setattr(self, name, getattr(self, name) + getattr(counts, name))
         for name in ("readable", "nulls", "mended", "reasons"):
             totals = getattr(self, name)
@@ -120,7 +135,13 @@ class JudgedCounts:
             self.unreadable[key] = [total + count, min(first, example)]
         self.present = sorted({*self.present, *counts.present})
         self.extra = sorted({*self.extra, *counts.extra})
-        self.newest = max((n for n in (self.newest, counts.newest) if n is not None), default=None)
+        self.newest = later(self.newest, counts.newest)
+        self.watermark = later(self.watermark, counts.watermark)
+
+
+def later(*micros: int | None) -> int | None:
+    """Return the greatest of some moments; None where there is none."""
+    return max((n for n in micros if n is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -146,7 +167,7 @@ class LineJudge:
 
     declaration: Declaration
     #: None: JSON lines.
-    form: DelimitedForm | None
+    form: LineForm | None
     #: Whether undeclared columns become columns of the table.
     accept: bool
     times: TimeRange
@@ -158,19 +179,23 @@ class LineJudge:
         """Judge some lines of a block. `chosen`: bool [lines]."""
         texts = block.texts(chosen).view(pa.binary()).to_pylist()
         counts, lines = JudgedCounts(), list[_Line]()
-        with room_for_levels(texts if self.form is None else ()):
-            for number, text in zip(block.number(chosen).tolist(), texts, strict=True):
-                line = self._line(number, text, TOO_LONG if block.too_long else None)
-                if line is None:
-                    counts.skipped += 1
+        with room_for_levels(texts if self.form is None or self._paths else ()):
+            for place, number, text in zip(
+                np.flatnonzero(chosen).tolist(), block.number(chosen).tolist(), texts, strict=True
+            ):
+                fault = TOO_LONG if block.too_long else block.faults.get(place)
+                rows_of_line = self._rows(number, text, fault)
+                if rows_of_line:
+                    lines += rows_of_line
+                    counts.expanded += len(rows_of_line) - 1
                 else:
-                    lines.append(line)
+                    counts.skipped += 1
             rows = _Rows(self, lines)
         counts.add(rows.counts)
         return JudgedLines(rows.table, counts)
 
-    def _line(self, number: int, raw: bytes, fault: str | None) -> _Line | None:
-        """Return what a line says; None where it is no row."""
+    def _rows(self, number: int, raw: bytes, fault: str | None) -> list[_Line]:
+        """Return what a line says; nothing where it is no row."""
         data = raw.rstrip(b"\r")
         if number == 1:
             while data.startswith(BOM):
@@ -178,37 +203,32 @@ class LineJudge:
         text = data.decode(errors="replace")
         is_utf8 = "\ufffd" not in text or text.encode() == data
         if fault is None and not text.strip(" "):
-            return None
+            return []
         if self.form is not None and self.form.header and number == 1:
-            return None
+            return []
         broken = fault or (None if is_utf8 else NOT_UTF8)
-        return (
-            self._of_json(number, text, data, broken)
-            if self.form is None
-            else self._of_fields(self.form, number, text, data, broken)
-        )
+        if self.form is None:
+            return [self._of_json(number, text, data, broken)]
+        rows = self.form.rows(text)
+        return [self._of_texts(number, text, broken, row, copy) for copy, row in enumerate(rows)]
 
-    def _of_fields(self, form: DelimitedForm, number: int, text: str, data: bytes, broken: str | None) -> _Line:
-        if _QUOTE not in text or not form.quotes:
-            values = text.split(form.separator)
-        else:
-            fields = QuotedFields(form.separator, escape=form.escape).values(data)
-            if isinstance(fields, str):
-                broken, fields = broken or fields, []
-            values = [value.decode(errors="replace") for value in fields]
-        if len(values) != len(form.names):
-            broken = broken or WRONG_FIELDS
-            values += [""] * (len(form.names) - len(values))
-        nulls, places = self._nulls, self._places
-        texts = [None if place is None or values[place] in nulls else values[place] for place in places.declared]
-        extra = {name: None if values[k] in nulls else values[k] for name, k in places.undeclared}
-        return _Line(number, text, broken, texts, places.present, extra)
+    def _of_texts(self, number: int, text: str, broken: str | None, row: LineRow, copy: int) -> _Line:
+        nulls, places, texts = self._nulls, self._places, row.texts
+        values: list[Any] = [None if k is None or texts[k] in nulls else texts[k] for k in places.declared]
+        extra = {name: None if texts[k] in nulls else texts[k] for name, k in places.undeclared}
+        present, faults = places.present, list[str]()
+        if self._paths is not None:
+            inside = self._paths.read(lambda key: None if (k := places.of_key.get(key)) is None else texts[k], nulls)
+            present, faults = present | inside.present, inside.faults
+            for i, value in inside.values.items():
+                values[i] = value
+        return _Line(number, text, broken or row.fault, values, present, extra, faults, copy=copy)
 
     def _of_json(self, number: int, text: str, data: bytes, broken: str | None) -> _Line:
         names = self._names
         halves: list[int] = []
         if "\\u" in text:
-            halves = columns_with_halves(data, [(name,) for name in names.declared])
+            halves = columns_with_halves(data, [c.steps for c in self.declaration.columns])
         members = members_of(text)
         if members is None:
             members, broken = Members(), broken or NOT_JSON
@@ -216,30 +236,65 @@ class LineJudge:
         by_name: dict[str, Any] = {}
         for name, value in members:
             by_name.setdefault(name, value)  # of several members with one name the first
-        present = names.present & by_name.keys()
-        extra = {name: by_name[name] for name in by_name if name not in present}
+        extra = {name: by_name[name] for name in by_name if name not in names.present}
         faults = [fault] if fault is not None else []
-        faults += [half_pair(names.declared[i]) for i in halves if names.declared[i] in self.declaration.ids]
-        return _Line(
-            number, text, broken, [by_name.get(name) for name in names.declared], present, extra, faults, halves
-        )
+        values = [by_name.get(key) if key is not None else None for key in self._keys]
+        present = {self._columns[i] for i, key in enumerate(self._keys) if key in by_name}
+        if self._paths is not None:
+            by_lists = reached_by_lists(without_halves(data), self._paths.steps)
+            inside = self._paths.read(by_name.get)
+            present |= inside.present
+            faults += inside.faults
+            for i, value in inside.values.items():
+                values[i] = value
+            for i, target in by_lists.items():
+                values[i] = _value_by_list(target)
+                (present.add if target.is_present else present.discard)(self._columns[i])
+        ids, columns = self.declaration.ids, self._columns
+        faults += [half_pair(columns[i]) for i in halves if columns[i] in ids]
+        return _Line(number, text, broken, values, present, extra, faults, halves)
 
     @cached_property
-    def _nulls(self) -> frozenset[str]:
+    def _columns(self) -> list[str]:
+        return [c.name for c in self.declaration.columns]
+
+    @cached_property
+    def _keys(self) -> list[str | None]:
+        """The field of each declared column's value; None where a path leads further in."""
+        return [str(c.steps[0]) if len(c.steps) == 1 else None for c in self.declaration.columns]
+
+    @cached_property
+    def _paths(self) -> NestedPaths | None:
+        paths = {i: c.steps for i, c in enumerate(self.declaration.columns) if len(c.steps) > 1}
+        return NestedPaths(paths, self._columns) if paths else None
+
+    @cached_property
+    def _nulls(self) -> frozenset[str | None]:
         assert self.form is not None
-        return frozenset({"", *self.form.nulls})
+        return frozenset({None, *self.form.null_texts})
 
     @cached_property
     def _places(self) -> _FieldPlaces:
         assert self.form is not None
         place = {name: k for k, name in enumerate(self.form.names)}
-        declared = [c.name for c in self.declaration.columns]
-        undeclared = [(name, k) for name, k in place.items() if name not in set(declared)]
-        return _FieldPlaces([place.get(name) for name in declared], undeclared, frozenset(declared) & place.keys())
+        declared = {str(c.steps[0]) for c in self.declaration.columns}
+        return _FieldPlaces(
+            [None if key is None else place.get(key) for key in self._keys],
+            [(name, k) for name, k in place.items() if name not in declared],
+            frozenset(name for name, key in zip(self._columns, self._keys, strict=True) if key in place),
+            place,
+        )
 
     @cached_property
     def _names(self) -> DeclaredNames:
-        return DeclaredNames([c.name for c in self.declaration.columns])
+        return DeclaredNames(list(dict.fromkeys(str(c.steps[0]) for c in self.declaration.columns)))
+
+
+def _value_by_list(target: Reached) -> Any:
+    """Return what a path through a list leads to."""
+    if target.obstacle is None:
+        return spelled_text(target.value)
+    return None if (text := spelled_text(target.obstacle)) is None else Obstacle(text)
 
 
 @dataclass(frozen=True)
@@ -251,6 +306,92 @@ class _FieldPlaces:
     undeclared: list[tuple[str, int]]
     #: The declared columns that the file has.
     present: Set[str]
+    of_key: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """Values that nested paths lead to in one row, by the places of their columns."""
+
+    #: Text, list, number or `Obstacle`; None where there is none, or null.
+    values: Mapping[int, Any]
+    #: Columns whose last key is there, be its value null.
+    present: frozenset[str]
+    #: Reasons why an object's members cannot be distinguished.
+    faults: list[str]
+
+
+class NestedPaths:
+    """Paths through objects, and through JSON objects in texts. Each object on the way is parsed once."""
+
+    def __init__(self, steps: Mapping[int, tuple[str, ...]], columns: Sequence[str]) -> None:
+        """Arrange the objects on the paths.
+
+        Args:
+            steps: by the place of its column, each path of several steps.
+            columns: names of the columns.
+        """
+        self.steps, self._columns = steps, columns
+        outer = dict.fromkeys(path[:k] for path in steps.values() for k in range(1, len(path)))
+        #: Objects, outer ones first, and the names of their members that paths go through.
+        self._objects = {
+            prefix: DeclaredNames(
+                list(
+                    dict.fromkeys(
+                        str(path[len(prefix)])
+                        for path in steps.values()
+                        if path[: len(prefix)] == prefix and len(path) > len(prefix)
+                    )
+                )
+            )
+            for prefix in sorted(outer, key=len)
+        }
+
+    def read(self, field: Callable[[str], Any], nulls: Set[str | None] = frozenset()) -> _Inside:
+        """Follow the paths in one row.
+
+        Args:
+            field: the value of a field of the row, by its name.
+            nulls: texts of fields that are null.
+        """
+        objects: dict[tuple[str, ...], dict[str, Any] | None] = {}
+        inner_objects, faults = set[tuple[str, ...]](), list[str]()
+
+        def value_of(steps: tuple[str, ...]) -> Any:
+            if len(steps) > 1:
+                members = objects[steps[:-1]]
+                value = None if members is None else members.get(steps[-1])
+                # Of an object that another one has within, NaN and infinities are texts.
+                return str(value) if isinstance(value, NamedNumber) and steps[:-1] in inner_objects else value
+            value = field(steps[0])
+            return None if isinstance(value, str) and value in nulls else value
+
+        for prefix, names in self._objects.items():
+            value = value_of(prefix)
+            if isinstance(value, str):
+                value = members_of(value)
+            else:
+                inner_objects.add(prefix)
+            if not isinstance(value, Members):
+                objects[prefix] = None
+                continue
+            members, fault = names.renamed(value)
+            if fault is not None:
+                faults.append(fault)
+            by_name: dict[str, Any] = {}
+            for name, inner in members:
+                by_name.setdefault(name, inner)
+            objects[prefix] = by_name
+        values, present = dict[int, Any](), set[str]()
+        for i, steps in self.steps.items():
+            values[i] = value = value_of(steps)
+            if value is None:
+                blocked = (value_of(o) for o in (steps[:k] for k in range(1, len(steps))) if objects[o] is None)
+                obstacle = next((v for v in blocked if v is not None), None)
+                values[i] = None if obstacle is None else Obstacle(text_of(obstacle))
+            if steps[-1] in (objects[steps[:-1]] or ()):
+                present.add(self._columns[i])
+        return _Inside(values, frozenset(present), faults)
 
 
 class _Rows:
@@ -276,6 +417,8 @@ class _Rows:
     def _text_of(self, row: int, i: int) -> str:
         """Return a value that is not null as text."""
         value = self._lines[row].values[i]
+        if isinstance(value, Obstacle):
+            return value.text
         return value if type(value) is str else text_of(value)
 
     def _typed(self, i: int, column: TableColumn) -> pa.Array:
@@ -300,17 +443,19 @@ class _Rows:
             value = raw[row]
             if isinstance(value, float) and column.type == "double" and name not in declaration.spellings:
                 return repr(value)  # however Java spells it, it is this double
-            return None if value is None else self._text_of(row, i)
+            return None if value is None or isinstance(value, Obstacle) else self._text_of(row, i)
 
         form = self._judge.form
-        texts = pa.array(raw if form is not None else [ready(row) for row in range(len(raw))], pa.string())
+        is_text = form is not None and len(column.steps) == 1
+        texts = pa.array(raw if is_text else [ready(row) for row in range(len(raw))], pa.string())
         plain = texts
         if form is not None and name in form.rewrites:
             plain = pc.replace_substring_regex(plain, *form.rewrites[name])
         if name in declaration.spellings:
             plain = declaration.spellings[name].plain(plain)
-        values = cast_texts(plain, column.type, declaration.timezone, declaration.timestamps.get(name))
-        return values, _lost(values, texts)
+        unit = declaration.timestamps.get(name) or (form.epochs.get(name) if form is not None else None)
+        values = cast_texts(plain, column.type, declaration.timezone, unit)
+        return values, _lost(values, texts) | _obstacles(raw)
 
     def _lists(self, i: int, column: TableColumn, raw: list[Any]) -> tuple[pa.Array, Mask]:
         declaration, form, element = self._declaration, self._judge.form, element_type(column.type)
@@ -320,7 +465,7 @@ class _Rows:
             value = raw[row]
             if value is None:
                 return None
-            if form is not None:
+            if form is not None and len(column.steps) == 1:
                 return list(value.split(form.lists))
             elements = elements_of(value)
             if elements is None:
@@ -399,7 +544,7 @@ class _Rows:
         if name is None:
             return
         too_late, too_early = untimely_faults(self._declaration.late_days)
-        for row, micros in enumerate(event_micros(self._values[name]).to_pylist()):
+        for row, micros in enumerate(event_micros(self._values[name], self._declaration.timezone).to_pylist()):
             if micros is None:
                 continue
             for is_fault, fault in (
@@ -449,7 +594,7 @@ class _Rows:
             pa.array([ds] * n, pa.string()),
             pa.array([name] * n, pa.string()),
             pa.array([line.number for line in self._lines], pa.int64()),
-            pa.array(np.zeros(n, np.int32)),
+            pa.array([line.copy for line in self._lines], pa.int32()),
             pa.array(states.astype(np.int32)),
             *columns,
             pa.array(extra, _EXTRA_TYPE),
@@ -487,10 +632,19 @@ class _Rows:
                         count, example = counts.unreadable.get(kinds[fault.kind], (0, fault.example))
                         counts.unreadable[kinds[fault.kind]] = [count + 1, min(example, fault.example)]
         counts.present, counts.extra = sorted(present), sorted(extra)
-        if self._declaration.event_time is not None and good.any():
-            times = event_micros(self._values[self._declaration.event_time]).filter(pa.array(good))
-            counts.newest = pc.max(times).as_py()
+        declaration = self._declaration
+        if good.any():
+            counts.newest, counts.watermark = (
+                None
+                if name is None
+                else pc.max(event_micros(self._values[name], declaration.timezone).filter(pa.array(good))).as_py()
+                for name in (declaration.event_time, declaration.watermark)
+            )
         return counts
+
+
+def _obstacles(values: list[Any]) -> Mask:
+    return np.array([isinstance(value, Obstacle) for value in values], np.bool_)
 
 
 def _has_nul(values: pa.Array) -> bool:
@@ -505,7 +659,9 @@ def _lost(values: pa.Array, texts: pa.Array) -> Mask:
     return lost
 
 
-def _number_text(value: float, declared: str) -> str:
+def _number_text(value: float | Decimal, declared: str) -> str:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     if declared == "double":
         return double_text(value)
     return float_text(value) if declared == "float" else str(value)

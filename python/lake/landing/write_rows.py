@@ -26,9 +26,11 @@ from headrace.lake.landing.blocks import (
     Declaration,
     LineBlock,
     Mask,
+    Parsed,
     Part,
     ReadBlock,
     Reader,
+    SeenColumns,
     TimeRange,
     UnreadableError,
     blocks,
@@ -36,12 +38,16 @@ from headrace.lake.landing.blocks import (
     event_micros,
     read_block,
 )
-from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader
+from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader, LineForm, QuotedFields
 from headrace.lake.landing.json_lines import JsonReader
 from headrace.lake.landing.repeats import key_hashes, save_hashes
-from headrace.lake.landing.unsure_lines import JudgedCounts, JudgedLines, LineJudge, judged_schema
+from headrace.lake.landing.text_lines import record_blocks
+from headrace.lake.landing.unsure_lines import JudgedCounts, JudgedLines, LineJudge, judged_schema, later
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
+
+#: Bytes of lines that are judged at once.
+_JUDGED_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,13 @@ class SourceFile:
     name: str
     times: TimeRange
     #: None: JSON lines.
-    form: DelimitedForm | None
+    form: LineForm | None
+
+    @property
+    def over_lines(self) -> QuotedFields | None:
+        """The fields of records that may go over several lines; None where each line is a record."""
+        form = self.form
+        return form.fields if isinstance(form, DelimitedForm) and form.multiline else None
 
 
 @dataclass
@@ -73,6 +85,7 @@ class PartCounts:
     extra: list[str] = field(default_factory=list)
     #: Microseconds since 1970.
     newest: int | None = None
+    watermark: int | None = None
 
     @staticmethod
     def of_result(result: dict[str, Any]) -> PartCounts:
@@ -83,7 +96,7 @@ class PartCounts:
     def counted(self) -> int:
         """The lines that any of the counts has."""
         judged = self.judged
-        judged_lines = judged.skipped + judged.good + judged.bad + judged.forgotten
+        judged_lines = judged.skipped + judged.good + judged.bad + judged.forgotten - judged.expanded
         return self.skipped + self.good + self.forgotten + judged_lines
 
 
@@ -134,15 +147,12 @@ class ReadTask:
 
     def _read(self, part: Part, place: int, output: _Output) -> PartCounts:
         source = self.files[part.file]
-        reader: Reader
-        if source.form is None:
-            reader = JsonReader(self.declaration, self.accept)
-        else:
-            reader = DelimitedReader(source.form, self.declaration)
+        reader = reader_of_lines(source.form, self.declaration, self.accept)
         file = (part.file, source.ds, source.name)
         judge = LineJudge(self.declaration, source.form, self.accept, source.times, file, self.forgotten)
         counts, unsure = PartCounts(part.file, readable=[0] * len(self.declaration.columns)), 0
-        for block in blocks(part, reader.block_size):
+        fields = source.over_lines
+        for block in blocks(part, reader.block_size) if fields is None else record_blocks(part, fields):
             read = read_block(reader, block, self.declaration, source.times)
             if self.forgotten is not None and len(read.lines):
                 forgotten_rows = self.forgotten.any_of(self.declaration.names, read.columns)
@@ -169,10 +179,48 @@ class ReadTask:
         counts.good += len(read.lines)
         for i, column in enumerate(read.columns[: len(self.declaration.columns)]):
             counts.readable[i] += len(column) - column.null_count
-        if self.declaration.event_time is not None and len(read.lines):
-            time = read.columns[self.declaration.names.index(self.declaration.event_time)]
-            newest = pc.max(event_micros(time)).as_py()
-            counts.newest = max((n for n in (counts.newest, newest) if n is not None), default=None)
+        if len(read.lines):
+            counts.newest = later(counts.newest, self._latest(read, self.declaration.event_time))
+            counts.watermark = later(counts.watermark, self._latest(read, self.declaration.watermark))
+
+    def _latest(self, read: ReadBlock, column: str | None) -> int | None:
+        """Return the greatest value of a column of times, in microseconds since 1970."""
+        if column is None:
+            return None
+        time = read.columns[self.declaration.names.index(column)]
+        latest: int | None = pc.max(event_micros(time, self.declaration.timezone)).as_py()
+        return latest
+
+
+class _NoReader:
+    """Reads no line: all are judged one by one."""
+
+    block_size = _JUDGED_BLOCK
+
+    def __init__(self) -> None:
+        self.seen = SeenColumns()
+
+    def odd(self, block: LineBlock) -> Mask:
+        return np.ones(len(block), np.bool_)
+
+    def skipped(self, block: LineBlock) -> Mask:
+        return np.zeros(len(block), np.bool_)
+
+    def parse(self, lines: pa.BinaryArray) -> Parsed:
+        raise AssertionError("all lines are judged one by one")
+
+
+def reader_of_lines(form: LineForm | None, declaration: Declaration, accept: bool) -> Reader:
+    """Return the fastest reader of a file's lines. `accept`: undeclared columns become columns of the table."""
+    keys = [str(c.steps[0]) for c in declaration.columns]
+    has_paths = any(len(c.steps) > 1 for c in declaration.columns)
+    if has_paths or len({*keys, *declaration.extra}) < len(keys) + len(declaration.extra):
+        return _NoReader()
+    if form is None:
+        return JsonReader(declaration, accept)
+    if isinstance(form, DelimitedForm) and form.fields.is_for_arrow:
+        return DelimitedReader(form, declaration)
+    return _NoReader()
 
 
 class _Output:
