@@ -19,8 +19,6 @@ from urllib.parse import urlsplit
 from headrace.config import Spec, Warehouse
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.errors.translate import extra_of, missing_package
-from headrace.publish.postgres.processes import program
 from headrace.stage import stage_entry
 from headrace.storage import Location, local
 
@@ -45,11 +43,17 @@ def missing_packages(spec: Spec, stages: Iterable[str]) -> list[str]:
     for stage in stages:
         modules = (*(("pyspark",) if stage_entry(spec, stage).spark else ()), *_MODULES.get(stage, ()))
         for module in modules:
+            if find_spec(module) is not None:
+                continue
+            from headrace.errors.translate import extra_of, missing_package  # late: as a rule nothing is missing
+
             extra = str(extra_of(module))
-            if extra not in lines and find_spec(module) is None:
+            if extra not in lines:
                 remedy = missing_package(ModuleNotFoundError(name=module))
                 lines[extra] = f"the stage {stage} will not run: {remedy}"
         if stage == "publish" and spec.publish is not None and spec.publish.warehouse.kind == "embedded":
+            from headrace.publish.postgres.processes import program  # late: other stages start no server
+
             try:
                 program("psql")
             except UserError as e:

@@ -91,6 +91,7 @@ def test_a_dry_run_imports_what_plans_and_nothing_that_works(tmp_path: Path) -> 
     assert "headrace.lake.landing.plan" in modules
     assert not modules & {*WRAPPERS, *HEAVY}
     assert of_headrace(modules, "lake.landing.load", "lake.tables", "lake.spark", "features.arrow", "train.stage") == []
+    assert of_headrace(modules, "errors.translate", "publish", "features.ops.bins") == []
 
 
 def test_stages_are_planned_without_what_they_work_with() -> None:
