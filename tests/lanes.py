@@ -207,8 +207,12 @@ DRAWN: tuple[str, ...] = (
     "tests/e2e/test_own_package_day.py",
     "tests/dags/test_dags.py::test_a_pod_is_what_the_pipeline_says",
     "tests/reported/test_10_all_null.py::test_a_whole_day_of_nulls",
+    "tests/spark/test_delta_log.py::test_files_that_no_kept_version_needs",
+    "tests/spark/test_delta_log.py::test_deletion_vectors",
+    "tests/dist/test_train_horovod.py::test_what_a_rank_has_to_say_reaches_the_user",
+    "tests/spark/test_delta_log.py::test_small_files_of_a_table_that_only_grows",
 )
-DRAWN_PARTS = 5
+DRAWN_PARTS = 8
 
 #: What a test says that skips because an installation is missing: a target of the Makefile.
 _MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
