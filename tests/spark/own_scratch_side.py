@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -140,12 +140,19 @@ def features(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
         fields["features"]["engine"] = engine
         stage = BuildFeatures(count_day, after if engine == "arrow" else lambda step: None)
         report[engine] = run_stage(stage, build_spec(fields), ws, ds).manifest.model_dump(mode="json")
+    arrow_fit.keyed_tables = spark_fit.keyed_tables = transport.keyed_tables
     return report
 
 
-def lose_executor(spark: SparkSession) -> list[list[str]]:
-    """End the executor that has decoded most files, and remove its folder; return the files of each."""
-    holders = executors(spark)
+def lose_executor(spark: SparkSession, earlier: Collection[str] = ()) -> list[list[str]]:
+    """End the executor that has decoded most files, and remove its folder; return the files of each.
+
+    `earlier`: files of earlier stages, which do not count.
+    """
+    holders = {
+        process: (folder, [file for file in files if file not in earlier])
+        for process, (folder, files) in executors(spark).items()
+    }
     process, (folder, _) = max(holders.items(), key=lambda item: len(item[1][1]))
     os.kill(process, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
@@ -155,11 +162,12 @@ def lose_executor(spark: SparkSession) -> list[list[str]]:
 def prepared(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[str, Any]:
     """Build features of rows that Spark's table operators make; an executor is lost with its folder after the fit."""
     report = dict[str, Any]()
+    earlier = {file for _, files in executors(spark).values() for file in files}
 
     def after(step: str) -> None:
         if step == "fit":
             report["staged"] = sum(f.suffix == ".parquet" for f in ws.staging("clicks").files())
-            report["decoded"] = lose_executor(spark)
+            report["decoded"] = lose_executor(spark, earlier)
 
     report["manifest"] = run_stage(BuildFeatures(count_day, after), build_spec(fields), ws, ds).manifest.model_dump(
         mode="json"
