@@ -414,17 +414,19 @@ def test_settings_of_embeddings_are_imported_without_the_other_sections() -> Non
     assert "headrace.config.spec" not in modules
 
 
-@pytest.mark.parametrize("package", ["config", "embeddings"])
+@pytest.mark.parametrize("package", ["config", "embeddings", "stage", "storage"])
 def test_names_that_type_checkers_see_are_found_at_run_time(package: str) -> None:
-    path = checkout() / "python" / package / "__init__.py"
-    (checked,) = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.If))
+    tree = ast.parse((checkout() / "python" / package / "__init__.py").read_text())
+    (checked,) = (n for n in tree.body if isinstance(n, ast.If))
     imports = {
         alias.asname: (node.module, alias.name)
         for node in checked.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+    (call,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call))
+    names_by_module = ast.literal_eval(call.args[1])
+    assert sorted(map(str, imports)) == sorted(name for names in names_by_module.values() for name in names)
     module = import_module(f"headrace.{package}")
-    assert imports.keys() == module._MODULES.keys()
     for name, (origin, original) in imports.items():
         assert getattr(module, str(name)) is getattr(import_module(str(origin)), original)
