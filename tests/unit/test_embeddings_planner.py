@@ -421,7 +421,7 @@ def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], 
     seconds, least = (p.load.seconds(uneven).max() for p in (planned, fastest))
     assert seconds <= 1.02 * least
     if world == 64:
-        assert fastest.load.memory.max() > 10 * fastest.load.memory.mean()
+        assert fastest.load.memory.max() > 2 * fastest.load.memory.mean()
 
 
 def test_settings_of_declared_tables(tmp_path: object) -> None:
