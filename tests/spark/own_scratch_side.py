@@ -166,7 +166,9 @@ def prepared(spark: SparkSession, fields: Any, ws: Workspace, ds: str) -> dict[s
 
     def after(step: str) -> None:
         if step == "fit":
-            report["staged"] = sum(f.suffix == ".parquet" for f in ws.staging("clicks").files())
+            # Beside the rows, learned tables are in the lake.
+            rows = (ws.staging("clicks") / "prepared").files()
+            report["staged"] = sum(f.suffix == ".parquet" for f in rows)
             report["decoded"] = lose_executor(spark, earlier)
 
     report["manifest"] = run_stage(BuildFeatures(count_day, after), build_spec(fields), ws, ds).manifest.model_dump(
