@@ -176,7 +176,7 @@ def test_a_program_of_torch_needs_nothing_of_headrace(tmp_path: Path) -> None:
     np.savez(tmp_path / "given.npz", **features)
     assert LOADER is not None
     lines = LOADER[1].replace('"exports/clicks"', repr(str(tmp_path)))
-    lines += "given = np.load(folder / 'given.npz')\nnp.save(folder / 'said.npy', ask('model', given)['label'])\n"
+    lines += "given = np.load(folder / 'given.npz')\nnp.save(folder / 'said.npy', predict('model', given)['label'])\n"
     lines += "import sys\nassert not any(name.split('.')[0] == 'headrace' for name in sys.modules)\n"
     subprocess.run([sys.executable, "-I", "-c", lines], check=True, cwd=tmp_path)
     with rounded(model, "int8"):
