@@ -23,7 +23,7 @@ from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
 from headrace.lake.landing.compression import ending
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
-from headrace.lake.landing.reader import LandingBatch, reader_of
+from headrace.lake.landing.reader import FileDamaged, LandingBatch, reader_of
 from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask, save_array
 from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.landing.unsure_lines import JudgedCounts
@@ -39,8 +39,6 @@ _EVEN = 1.1
 #: A task is to have at least so many bytes, so that small landing files make no small data files.
 _LEAST_TASK_BYTES = 16 << 20
 _TASKS_A_CORE = 2
-#: Endings of files that Arrow reads, plain ones among them.
-_BY_ARROW = ("", ".gz", ".bz2")
 #: Bytes of text that a byte of a compressed file may stand for.
 COMPRESSED_TO = 4
 _LOG = logging.getLogger("headrace.lake")
@@ -84,9 +82,6 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
     reason = why_spark(source)
     if reason is not None:
         return reason
-    for _, file in batch.files:
-        if ending(file.name) not in _BY_ARROW or file.path.suffix.isupper():
-            return f"{file.name}: compressed as {file.path.suffix}"
     accept = table.new_columns == "accept"
     reader = reader_of(source)
     forms = [reader.form(batch, i) for i in range(len(batch.files))]
@@ -94,15 +89,18 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
     if accept:
         declared = {str(c.steps[0]) for c in table.columns}
         kept_columns |= dict.fromkeys(n for form in forms if form is not None for n in form.names if n not in declared)
-    lower = [name.lower() for name in (*(c.name for c in table.columns), *kept_columns)]
-    if len(set(lower)) < len(lower) or any(not name or name.startswith("_") or name == "ds" for name in lower):
-        return "new columns whose names the table cannot have"
+    # Names that the table cannot have are reported when the day is assessed.
+    names, taken = list[str](), {c.name.lower() for c in table.columns} | {"ds"}
+    for name in kept_columns:
+        if not name.startswith("_") and name.lower() not in taken:
+            names.append(name)
+            taken.add(name.lower())
     files = {}
     for i, ((ds, file), form) in enumerate(zip(batch.files, forms, strict=True)):
         first, end = batch.event_times(ds)
         micros = TimeRange(None if first is None else _micros(first), _micros(end))
         files[i] = SourceFile(ds, file.name, micros, form)
-    return ArrowPlan(files, declaration_of(source, table, tuple(kept_columns), batch.ids), accept)
+    return ArrowPlan(files, declaration_of(source, table, tuple(names), batch.ids), accept)
 
 
 def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], ids: Collection[str] = ()) -> Declaration:
@@ -318,8 +316,12 @@ def read_by_arrow(
     folder: Location,
     codec: str,
     forgotten: ForgottenValues | None = None,
-) -> ArrowRows | str:
-    """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
+) -> ArrowRows:
+    """Read a batch and write its data files, which no commit names yet.
+
+    Raises:
+        FileDamaged: a file cannot be read to its end.
+    """
     size = sum(f.size * (COMPRESSED_TO if ending(f.name) else 1) for _, f in batch.files)
     spark = batch.spark if size > DRIVER_BYTES else None
     cores = cores_of(batch.spark)
@@ -334,10 +336,11 @@ def read_by_arrow(
     data: list[_Data] = []
     judged: list[tuple[str, Location]] = []
     counts: dict[int, list[PartCounts]] = {}
-    unreadable = None
+    damaged: FileDamaged | None = None
     for task, result in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
         if "unreadable" in result:
-            unreadable = str(result["unreadable"])
+            number, cause, is_of_content = result["unreadable"]
+            damaged = damaged or FileDamaged(*batch.files[number], cause, is_of_content)
             continue
         part_counts = [PartCounts.of_result(p) for p in result["parts"]]
         for part in part_counts:
@@ -352,9 +355,9 @@ def read_by_arrow(
             data.append(_Data(WrittenFile(**result["data"]), lines, result["hashes"] or ""))
     by_file = {i: tuple(p) for i, p in counts.items()}
     rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(judged))
-    if unreadable is not None:
+    if damaged is not None:
         remove_files(table, rows.written)
-        return unreadable
+        raise damaged
     for i, counts_of_file in rows.counts.items():
         if any(p.lines != p.counted for p in counts_of_file):
             raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {counts_of_file}")

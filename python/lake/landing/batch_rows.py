@@ -116,12 +116,13 @@ class JudgedRows:
         table = self.ctx.table
         if not table.keys:
             return None
-        if self.arrow is None:
-            assert self.typed is not None
-            rows = deleted.exclude_from(self._of_loaded_days(self.typed, left_out))
-            return repeated_rows(rows, self._loaded(left_out), table)
         near = near_files(self.ctx, self.plan, self.batch.days, left_out)
-        assert near is not None
+        if self.arrow is None or near is None or deleted.table.num_rows:
+            good_rows = self.good_rows(quoted_names(table.keys))
+            if good_rows is None:
+                return None
+            rows = deleted.exclude_from(self._of_loaded_days(good_rows, left_out))
+            return repeated_rows(rows, self._loaded(left_out), table)
         judged = [file for _, file in self.arrow.judged_files]
         suspects = self.arrow.suspects(judged, near)
         if suspects is None:
@@ -140,6 +141,34 @@ class JudgedRows:
             none = new_rows.select(*keys, F.col("_ds").alias("ds")).limit(0)
             loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
         return repeated_rows(new_rows, loaded, table)
+
+    def good_rows(self, columns: Sequence[str] = ()) -> DataFrame | None:
+        """Return the good rows; None where there are none.
+
+        Args:
+            columns: declared ones to give, in Spark's quotes.
+
+        Returns:
+            the columns, `_ds`, `_file`, `_source_file`, `_line`, `_copy` and `_state`.
+        """
+        names = [*columns, "_ds", "_file", "_source_file", "_line", "_copy", "_state"]
+        if self.arrow is None:
+            assert self.typed is not None
+            return self.typed.where(F.col("_state") == GOOD).select(*names)
+        spark, frames = self.batch.spark, list[DataFrame]()
+        files = [(ds, file.name, i) for i, (ds, file) in enumerate(self.batch.files)]
+        numbers = F.broadcast(spark.createDataFrame(files, "_ds string, _source_file string, _file int"))
+        by_day: dict[str, list[Location]] = {}
+        for file in self.arrow.written:
+            by_day.setdefault(file.ds, []).append(self.arrow.table / file.path)
+        for ds, paths in by_day.items():
+            rows = spark.read.parquet(*_paths(paths)).withColumn("_ds", F.lit(ds))
+            rows = rows.select("*", F.col("_source_line").alias("_line"), F.lit(0).alias("_copy"))
+            frames.append(rows.join(numbers, ["_ds", "_source_file"]).select("*", F.lit(GOOD).alias("_state")))
+        if self.arrow.judged_files:
+            frames.append(spark.read.parquet(*_paths([file for _, file in self.arrow.judged_files])))
+        selected = [frame.where(F.col("_state") == GOOD).select(*names) for frame in frames]
+        return reduce(DataFrame.unionByName, selected) if selected else None
 
     def drop_rows(self, dropped: Dropped) -> JudgedRows:
         """Return the same batch; Arrow's data files lack some rows."""
@@ -189,7 +218,7 @@ def read_batch(
     """
     reader = checked_reader(batch)
     folder = staging / "rows"
-    arrow = _by_arrow(ctx, plan, batch, days, staging / "arrow")
+    arrow = _by_arrow(ctx, batch, staging / "arrow")
     if isinstance(arrow, str):
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
@@ -231,15 +260,8 @@ def _nearby(
     return following(days[0].ds, -late), following(days[-1].ds, late), pending
 
 
-def _by_arrow(
-    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], folder: Location
-) -> ArrowRows | str:
+def _by_arrow(ctx: SourceContext, batch: LandingBatch, folder: Location) -> ArrowRows | str:
     """Return what Arrow reads, or the reason why it may not."""
-    held = [d.ds for d in days if d.ds in plan.withhold]
-    if held:
-        return f"rows of {held[0]} were deleted by others"
-    if near_files(ctx, plan, batch.days, ()) is None:
-        return f"rows of {ctx.events} are marked as deleted, and must be compared with"
     declared = {c.name for c in batch.table.columns}
     columns = DeltaLog(ctx.events).columns()
     undeclared = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]

@@ -32,7 +32,6 @@ from headrace.lake.delta.data_files import WrittenFile, data_schema, ddl_fields,
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.delta.with_spark import broken_constraints, read_version, write_checkpoint
-from headrace.lake.faults import GOOD
 from headrace.lake.landing.batch_rows import JudgedRows, Places, read_batch
 from headrace.lake.landing.expectations import assess_day
 from headrace.lake.landing.files import LandingDay
@@ -182,7 +181,7 @@ def _check(spark: SparkSession, table: Location, constraints: dict[str, str], fi
             )
 
 
-def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: list[DayFiles]) -> DataFrame | None:
+def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: JudgedRows, days: list[DayFiles]) -> DataFrame | None:
     """Return the good rows of unchanged files that are neither in the events nor in the quarantine.
 
     Deleted ones, that is, and those that were dropped as duplicates: of a deleted one, perhaps. Needs no version of the
@@ -191,7 +190,7 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
     Args:
         ctx: of the source.
         plan: of the run.
-        rows: typed rows (headrace.lake.landing.frame).
+        rows: those of the batch.
         days: whose they are.
 
     Returns:
@@ -200,10 +199,11 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
     Raises:
         UserError: a format that makes several rows of a line, of which some may be deleted.
     """
-    spark = rows.sparkSession
     withheld_days = [d for d in days if d.ds in plan.withhold]
-    if not withheld_days:
+    good = rows.good_rows() if withheld_days else None
+    if good is None:
         return None
+    spark = rows.batch.spark
     if reader_of(ctx.landing_source).remakes_rows:
         raise UserError(
             f"rows of {withheld_days[0].ds} were deleted from {ctx.events}, and format "
@@ -218,7 +218,7 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
         version = day.record.quarantine if day.record is not None else -1
         is_kept = version >= 0 and row_counts(DeltaLog(ctx.quarantine), version, {day.ds}) is not None
         known.append(_positions(spark, ctx.quarantine, version if is_kept else None, [day]))
-    good = rows.where((F.col("_state") == GOOD) & F.col("_ds").isin([d.ds for d in withheld_days]))
+    good = good.where(F.col("_ds").isin([d.ds for d in withheld_days]))
     good = good.join(F.broadcast(files), ["_ds", "_source_file"], "left_semi")
     good = good.join(reduce(DataFrame.unionByName, known), ["_ds", "_source_file", "_line"], "left_anti")
     return good.select("_ds", "_file", "_line", "_copy")
@@ -324,7 +324,7 @@ class Load:
             ]
             left_out = self._days_behind(days, files)
             days = [d for d in days if d.ds not in left_out]
-            withheld = None if rows.typed is None else withheld_rows(self.ctx, self.plan, rows.typed, days)
+            withheld = withheld_rows(self.ctx, self.plan, rows, days)
             deleted = Places.stage(withheld, staging / "deleted")
             duplicates = Places.stage(rows.duplicates(deleted, left_out), staging / "duplicates")
             read = sum(f.read for f in files)

@@ -131,16 +131,20 @@ class ReadTask:
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `judged` (names in `folder`), or
-        `unreadable`: why a file could not be read.
+        `unreadable`: the number of a file that could not be read, why, and whether its content is at fault.
         """
         parts = self.tasks[number]
         output = _Output(self, self.files[parts[0].file].ds, [self.files[p.file].name for p in parts])
         try:
-            counts = [self._read(part, k, output) for k, part in enumerate(parts)]
+            counts = []
+            for place, part in enumerate(parts):
+                try:
+                    counts.append(self._read(part, place, output))
+                except UnreadableError as e:
+                    output.abandon()
+                    yield {"unreadable": [part.file, str(e), e.is_of_content]}
+                    return
             yield {"parts": [asdict(c) for c in counts]} | output.close()
-        except UnreadableError as e:
-            output.abandon()
-            yield {"unreadable": str(e)}
         except BaseException:
             output.abandon()
             raise
