@@ -1,7 +1,7 @@
 """States of judged rows, and the words in which reasons say what is wrong with them.
 
-Both judges of landing lines use them: headrace.lake.landing.frame, in Spark, and headrace.lake.landing.unsure_lines, in
-the tasks that read by Arrow.
+The judge of landing lines (headrace.lake.landing.unsure_lines) and that of rows of tables in Spark
+(headrace.lake.landing.table_days) use them.
 """
 
 from __future__ import annotations

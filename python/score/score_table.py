@@ -14,17 +14,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import FloatType, StructField, StructType
 
 from headrace.config import LandingSource, Table
+from headrace.config.schema import quoted_names
 from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.faults import BAD, GOOD
+from headrace.lake.faults import BAD
+from headrace.lake.landing.arrow_rows import arrow_plan, read_by_arrow
 from headrace.lake.landing.compression import without_ending
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingDay, LandingFile
-from headrace.lake.landing.formats import CsvReader, declared_names, header_of
-from headrace.lake.landing.frame import typed, with_plain_texts
-from headrace.lake.landing.reader import FileDamaged, LandingBatch, damaged_file_named
-from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.formats import declared_names, header_of, separator_of
+from headrace.lake.landing.reader import FileDamaged, LandingBatch
+from headrace.lake.landing.write_rows import codec_of
+from headrace.lake.scratch import task_folder
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
 from headrace.score.columns import context_scalars
@@ -101,7 +103,22 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
         raise UserError(f"there is no table {source}")
     form = "delta" if (source / "_delta_log").is_dir() else "parquet"
     is_csv = without_ending(source.name).lower().endswith((".csv", ".tsv")) and not source.is_dir()
-    rows = csv_rows(ctx, spark, source) if is_csv else spark.read.format(form).load(str(source))
+    with csv_rows(ctx, spark, source) if is_csv else nullcontext(spark.read.format(form).load(str(source))) as rows:
+        return _score_rows(ctx, chosen, spark, rows, source, target, form)
+
+
+def _score_rows(
+    ctx: Context,
+    chosen: ScoringModel,
+    spark: SparkSession,
+    rows: DataFrame,
+    source: Location,
+    target: Location,
+    form: str,
+) -> int:
+    """Score the rows of a table; see `score_table`. `form`: Spark's name of the format to write."""
+    score = ctx.spec.score
+    assert score is not None
     clash = [c for c in rows.columns if c.lower() in ADDED]
     if clash:
         raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
@@ -137,10 +154,12 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     return spark.read.format(form).load(str(target)).count()
 
 
-def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
-    """Return the rows of a CSV file whose first line names its columns, in the types that `table.columns` declares.
+@contextmanager
+def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> Iterator[DataFrame]:
+    """Give the rows of a CSV file whose first line names its columns, in the types that `table.columns` declares.
 
-    Separator and texts for null are those of the pipeline's source, where that is CSV, too.
+    Separator and texts for null are those of the pipeline's source, where that is CSV, too. The rows are there within
+    the block.
 
     Raises:
         UserError: a column is not declared, a row cannot be read, or the file is damaged.
@@ -154,7 +173,7 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
             update={"path": str(file), "header": True, "complete": None, "catch_up_days": 0}
         )
     declared = {c.name: c for c in ctx.spec.table.columns if c.path is None}
-    form = QuotedFields(source.separator, source.trim, source.escape)
+    form = QuotedFields(separator_of(source), source.trim, source.escape)
     names = declared_names(landing_file, header_of(landing_file, form, source.multiline), declared)
     if unknown := [name for name in names if name not in declared]:
         raise UserError(
@@ -168,17 +187,18 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
     epochs = {name: unit for name, unit in pipeline_source.timestamps.items() if name in names}
     source = source.model_copy(update={"timestamps": epochs})
     batch = LandingBatch(spark, source, table, (LandingDay(ctx.ds, (landing_file,)),))
-    (frame,) = CsvReader().read(batch)
-    rows = typed(with_plain_texts(frame, table, spellings_of(source, table)), source, table, ())
-    with damaged_file_named(batch):
+    with task_folder(ctx, "score", "csv") as staging:
         try:
-            bad = rows.where(F.col("_state") == BAD).select("_line", "_reason")
-            first, count = bad.orderBy("_line").first(), bad.count()
+            read = read_by_arrow(batch, arrow_plan(batch, []), staging / "rows", staging / "judged", codec_of(spark))
         except FileDamaged as e:
             raise UserError(f"{file} cannot be read: {e.cause}") from None
-    if first is not None:
-        raise UserError(f"{file}: {count:,} rows cannot be read; the first is line {first[0]}: {first[1]}")
-    return rows.where(F.col("_state") == GOOD).select(*[col(name) for name in names])
+        if read.bad:
+            judged = read.judged_rows(spark)
+            assert judged is not None, "bad rows are judged one by one"
+            line, reason = judged.where(F.col("_state") == BAD).orderBy("_line").select("_line", "_reason").take(1)[0]
+            raise UserError(f"{file}: {read.bad:,} rows cannot be read; the first is line {line}: {reason}")
+        rows = read.good_rows(batch, quoted_names(names))
+        yield spark.createDataFrame([], table.spark_schema) if rows is None else rows.select(*map(col, names))
 
 
 def _scored(

@@ -52,7 +52,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def source(kind: str, folder: Path) -> dict[str, Any]:
-    """The rows as JSON lines that Arrow reads, as JSON lines that Spark alone reads, and as a table."""
+    """The rows as JSON lines that Arrow reads, as compressed JSON lines, and as a table."""
     if kind == "table":
         fields = [("ts", pa.string()), ("user_id", pa.string()), ("item_id", pa.string()), ("device", pa.string())]
         schema = pa.schema([*fields, ("clicked", pa.int32()), ("tags", pa.list_(pa.string()))])

@@ -38,7 +38,7 @@ def spec(ending: str, **source: object) -> Spec:
 
 @pytest.fixture(scope="module")
 def home(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of the same lines; Spark alone judges the lines of the one that ends in .zst."""
+    """Two files of the same lines; one is compressed."""
     home = tmp_path_factory.mktemp("spark-csv")
     frame = spark.createDataFrame(ROWS, "event_id bigint, title string, price double, clicked int").coalesce(1)
     frame.write.option("header", True).csv(str(home / "written"))

@@ -12,7 +12,6 @@ import pytest
 
 from headrace.config.schema import TableColumn
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
-from headrace.lake.landing.text_lines import ReadLines
 from headrace.lake.landing.write_rows import ReadTask, SourceFile
 from headrace.storage import local
 
@@ -64,15 +63,10 @@ def test_all_rows_of_all_members_come(tmp_path: Path, form: str) -> None:
     rows = read_by_arrow(tmp_path, file)
     assert rows.select(["event_id", "price", "clicked"]).to_pylist() == ROWS
     assert rows["_source_line"].to_pylist() == list(range(1, 1_501))
-    # As Spark's rules are given them; in capitals the ending is the same.
+    # In capitals the ending is the same.
     capitals = tmp_path / "A.JSONL.GZ"
     capitals.write_bytes(data)
-    read = ReadLines(((7, local(file)), (8, local(capitals))), None)
-    lines = pa.Table.from_batches(read([pa.record_batch([pa.array([0, 1])], ["id"])]))
-    assert lines["_text"].to_pylist() == LINES * 2
-    assert lines["_file"].to_pylist() == [7] * 1_500 + [8] * 1_500
-    assert lines["_line"].to_pylist() == [*range(1, 1_501)] * 2
-    assert lines["_fault"].null_count == 3_000
+    assert read_by_arrow(tmp_path, capitals)["event_id"].to_pylist() == list(range(1_500))
 
 
 def test_a_file_a_minute(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ COLUMNS = [
 ]
 
 
-# A decimal is read by Spark alone; without it Arrow reads the plain file.
 @pytest.mark.parametrize("columns", [COLUMNS, [*COLUMNS[:2], *COLUMNS[3:]]], ids=["spark", "arrow"])
 @pytest.mark.parametrize("thousands", [None, "."])
 def test_numbers_of_europe(

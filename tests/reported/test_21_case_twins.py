@@ -89,7 +89,7 @@ def write_table(rows: pd.DataFrame, file: Path) -> None:
         with open(file, "wb") as opened:
             schema = parse_schema({"type": "record", "name": "row", "fields": fields})
             writer(opened, schema, rows.to_dict("records"))
-    if file.name.endswith(".zst"):  # Spark alone judges such lines
+    if file.name.endswith(".zst"):
         file.write_bytes(pa.compress(file.read_bytes(), "zstd", asbytes=True))
 
 

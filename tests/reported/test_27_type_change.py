@@ -119,7 +119,6 @@ def types_of(spark: SparkSession, ws: Workspace, version: int | None = None) -> 
     return {name: types[name] for name in TYPES}
 
 
-# Spark alone judges the lines of files that end in .zst.
 @pytest.mark.parametrize("ending", ["", pytest.param(".zst", marks=pytest.mark.slow)])
 def test_values_of_both_days_in_the_wider_types(spark: SparkSession, tmp_path: Path, ending: str) -> None:
     first_day, second_day = [row(n, D1) for n in range(ROWS)], [row(n, D2) for n in range(ROWS)]

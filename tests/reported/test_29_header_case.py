@@ -41,7 +41,6 @@ def json_text(names: str, values: list[tuple[Any, ...]], geo: str = "") -> bytes
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
 
 
-# Spark alone judges the lines of files that end in .zst.
 @pytest.mark.parametrize("ending", ["", ".zst"])
 @pytest.mark.parametrize("form", ["csv", "jsonl", "nested"])
 def test_values_are_read_under_either_name(spark: SparkSession, tmp_path: Path, form: str, ending: str) -> None:

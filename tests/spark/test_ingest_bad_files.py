@@ -44,7 +44,6 @@ def flipped(data: bytes) -> bytes:
 BAD: dict[str, tuple[bytes, Callable[[bytes], bytes], str]] = {
     "b.json.gz": (gzip.compress(body(100, 3000)), truncated, "cannot be read: it ends in the middle (truncated)"),
     "b.csv.gz": (gzip.compress(csv(100, 3000)), flipped, "its gzip data are damaged"),
-    # Spark alone reads a batch with one of these.
     "b.json.zst": (pa.compress(body(100, 3000), "zstd", asbytes=True), truncated, "cannot be read: "),
     "b.csv": (
         csv(100, 30),

@@ -1,42 +1,26 @@
-"""Every line by the judge of the reading tasks and by Spark's rules: the same rows, reasons and counts."""
+"""Texts and JSON by the judge of landing lines, and by the rules for columns of tables in Spark: the same values."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import re
-from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import count
-from pathlib import Path
+from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from headrace.config import LandingSource, Table
-from headrace.config.workspace import Workspace
-from headrace.lake.faults import BAD, FORGOTTEN, GOOD, SKIPPED
-from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.arrow_rows import arrow_plan, with_judged
-from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
-from headrace.lake.landing.blocks import Part, blocks
-from headrace.lake.landing.files import find_files
-from headrace.lake.landing.profile import FileProfile, profiles
-from headrace.lake.landing.reader import LandingBatch
-from headrace.lake.landing.text_lines import record_blocks
-from headrace.lake.landing.unsure_lines import JudgedCounts, LineJudge
-from tests import csv_dialects
-from tests.ingest_lines import NAMES, SCALARS, TABLE, csv_lines, json_lines, source
+from headrace.config import LandingSource
+from headrace.config.schema import EpochUnit, TableColumn
+from headrace.lake.landing.exact_casts import cast_texts, text_of
+from headrace.lake.landing.unsure_lines import NestedPaths, Obstacle
+from headrace.lake.values import extract, from_text
+from tests.ingest_lines import SCALARS
 
-DAY = "2026-03-01"
 EXAMPLES = settings(
     # Each example is a run of Spark.
     max_examples=int(os.environ.get("HEADRACE_JUDGE_EXAMPLES", "2")),
@@ -45,99 +29,6 @@ EXAMPLES = settings(
     phases=[Phase.generate],
     deadline=None,
 )
-
-#: Lines of an example.
-ROWS = int(os.environ.get("HEADRACE_JUDGE_ROWS", "150"))
-
-
-def batch_of(spark: SparkSession, ws: Workspace, chosen: LandingSource, table: Table, name: str, body: bytes) -> Any:
-    path = Path(ws.home) / "in" / DAY / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(body)
-    ids = frozenset(c.name for c in table.columns if c.name == "id" and c.type == "string")
-    return LandingBatch(spark, chosen, table, (find_files(chosen, ws, DAY),), ids=ids)
-
-
-def bits(table: pa.Table) -> dict[int, dict[str, Any]]:
-    """Rows by their lines, floats by their bits, times as numbers: years 0 and 10000 are none of Python's."""
-    for i, field in enumerate(table.schema):
-        if pa.types.is_temporal(field.type):
-            number = pa.int64() if pa.types.is_timestamp(field.type) else pa.int32()
-            table = table.set_column(i, field.name, table.column(i).cast(number))
-    rows = table.to_pylist()
-    return {row["_line"]: {k: without_digits(v) for k, v in row.items()} for row in rows}
-
-
-def without_digits(value: Any) -> Any:
-    """A double by its bits; a text with the doubles in it as Python spells them: Java 17 has more digits of some."""
-    if isinstance(value, str):
-        return re.sub(r"-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?", lambda number: repr(float(number[0])), value)
-    return value.hex() if isinstance(value, float) else value
-
-
-def normal(profile: FileProfile) -> str:
-    text = json.dumps(
-        asdict(profile), sort_keys=True, default=lambda v: sorted(v) if isinstance(v, frozenset) else str(v)
-    )
-    return str(without_digits(text))
-
-
-def differences(by_judge: dict[int, dict[str, Any]], by_spark: dict[int, dict[str, Any]]) -> list[str]:
-    """Name the first lines that differ, and in what."""
-    lines = [n for n in sorted(by_judge.keys() | by_spark.keys()) if by_judge.get(n) != by_spark.get(n)]
-    texts = []
-    for n in lines[:6]:
-        judged, typed = by_judge.get(n, {}), by_spark.get(n, {})
-        texts += [
-            f"line {n}, {name}: {judged.get(name)!r}, by Spark {typed.get(name)!r}"
-            for name in judged | typed
-            if judged.get(name) != typed.get(name)
-        ]
-    return texts
-
-
-def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, forgotten: ForgottenValues | None = None) -> None:
-    """Judge all lines both ways."""
-    plan = arrow_plan(batch, [])
-    assert not isinstance(plan, str), plan
-    file, declaration = plan.files[0], plan.declaration
-    place = (0, file.ds, file.name)
-    judge = LineJudge(declaration, file.form, plan.accept, file.times, place, forgotten)
-    counts, tables = JudgedCounts(), []
-    lines = 0
-    part = Part(0, batch.files[0][1].path)
-    for block in blocks(part, 1 << 16) if file.over_lines is None else record_blocks(part, file.over_lines):
-        judged = judge.judge(block, np.ones(len(block), np.bool_))
-        counts.add(judged.counts)
-        tables.append(judged.rows)
-        lines += len(block)
-    rows = pa.concat_tables(tables).sort_by("_line")
-    frame, folder = rows_by_spark(batch, checked_reader(batch), ws.spark_local / "typed", forgotten)
-    every = pq.read_table(folder.local_path(), partitioning=None).sort_by("_line")
-    assert every.num_rows == lines
-    names = ["_file", "_ds", "_source_file", "_copy", "_state", "_raw", "_reason"]
-    for state, columns in ((BAD, names), (GOOD, [*names, *(c.name for c in batch.table.columns)])):
-        by_judge, by_spark = (
-            bits(frame.filter(pc.equal(frame["_state"], state)).select(["_line", *columns])) for frame in (rows, every)
-        )
-        assert differences(by_judge, by_spark) == []
-    if plan.accept:
-        written = every.filter(pc.is_in(every.column("_state"), pa.array([GOOD, BAD])))
-        for judged_extra, spark_extra in zip(rows["_extra"].to_pylist(), written["_extra"].to_pylist(), strict=True):
-            by_judge, by_spark = ({k: without_digits(v) for k, v in (e or [])} for e in (judged_extra, spark_extra))
-            assert by_judge == by_spark
-    states = every.column("_state").to_pylist()
-    totals = (counts.good, counts.bad, counts.skipped, counts.forgotten)
-    assert totals == tuple(states.count(state) for state in (GOOD, BAD, SKIPPED, FORGOTTEN))
-    (expected,) = profiles(frame, batch.table, batch)
-    empty_profile = FileProfile(file.ds, file.name, nulls=dict.fromkeys(batch.table.expectations.null_rate, 0))
-    profile = with_judged(empty_profile, [counts], [c.name for c in batch.table.columns])
-    assert normal(profile) == normal(expected)
-
-
-def joined(lines: Sequence[str], end: str = "\n") -> bytes:
-    return end.join(lines).encode()
-
 
 #: Cells of any kind in any column.
 CELLS = st.one_of(*SCALARS.values(), st.text(st.characters(exclude_characters="\n"), max_size=6))
@@ -176,88 +67,6 @@ ODD_CELLS += [
     "253402300800000",
 ]
 ODD_CELLS += ['"x^"y"', '"x\\"y"', '"x"y', '"a', 'a"b', '"1|2"', '"2026-03-01"', '"a""b"', "2026-03-01T00:00:00UTC\r"]
-#: JSON values, `;` between them.
-_VALUES = r"""1.5;1.50;100.0;1e3;-0;-0.0;0.1;1E400;NaN;-Infinity;null;true;false;[];{};"\ud83d";"\ud83d\ude00";01;1.;.5
-"a\u0001\n";[[1.50]];"\u00e9\/";"it\'s";'single';12345678901234567890;0.30000000000000004;[NaN, "a", null, {"k": 1.0}]
-+1;"[1]";{"a": {"b": [1.0, "x\u001f"], 'c': null}};[1, "2", 3.0];["a\"b"];1e15;1e16;123456.789;"\u0000";0.00012"""
-JSON_VALUES = [value for line in _VALUES.split("\n") for value in line.split(";")]
-
-
-@st.composite
-def pools(draw: st.DrawFn) -> tuple[list[str], random.Random]:
-    """Cells, and what picks from them: far faster than drawing each cell of each line."""
-    return draw(st.lists(CELLS, max_size=60)) + ODD_CELLS, random.Random(draw(st.integers(0, 2**32)))
-
-
-def records(pool: tuple[list[str], random.Random], separator: str, names: Sequence[str], rows: int) -> list[str]:
-    """Lines of any cells, most of them with as many as there are names; in most lines one cell can be at fault."""
-    cells, pick = pool
-    lines = []
-    for _ in range(rows):
-        size = len(names) + (pick.choice((-1, 1)) if pick.random() < 0.1 else 0)
-        share = pick.choice((0.7, 0.1, 0.1))
-        fields = [pick.choice(cells) if pick.random() < share else "" for _ in range(size)]
-        lines.append(separator.join([*(["e"] if share == 0.1 else []), *fields][:size]))
-    return lines
-
-
-def objects(pool: tuple[list[str], random.Random], names: Sequence[str], rows: int) -> list[str]:
-    """Lines that are JSON objects of any values, most of them; in most lines one value can be at fault."""
-    cells, pick = pool
-    texts = ['"' + c.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"' for c in cells]
-    values = [*texts, *cells, *JSON_VALUES, *JSON_VALUES]
-    lines = []
-    for _ in range(rows):
-        chosen = pick.sample([*names, "ID", "Ts", "z", "y'"], pick.choice((1, 1, 1, 2, 6)))
-        members = [f'"{name}": {pick.choice(values)}' for name in chosen]
-        lines.append("{" + ", ".join([*members, *(['"id": "e"'] if "id" not in chosen else [])]) + "}")
-    return [line.replace('"', "'") if pick.random() < 0.1 else line for line in lines]
-
-
-#: Columns of every type that a field may have.
-EVERY_TYPE = [
-    {"name": "id"},
-    {"name": "t", "type": "tinyint"},
-    {"name": "s", "type": "smallint"},
-    {"name": "price", "type": "decimal(5,2)"},
-    {"name": "share", "type": "decimal(3,3)"},
-    {"name": "whole", "type": "decimal(38,0)"},
-    {"name": "wall", "type": "timestamp_ntz"},
-    {"name": "key", "type": "binary"},
-    {"name": "day", "type": "date"},
-    {"name": "renamed", "type": "int", "path": "Renamed Field"},
-    {"name": "ids", "type": "array<bigint>"},
-]
-TYPES = {
-    "columns": EVERY_TYPE,
-    "event_time": "day",
-    "late_days": 3,
-    "ids": {"max_bytes": 6},
-    "expectations": {"ranges": {"price": [-10, 99.5], "t": [None, 100]}, "null_rate": {"share": 1}},
-}
-#: Columns by paths, of one field several too.
-PATHS = [
-    {"name": "id"},
-    {"name": "a", "path": "o.a", "type": "int"},
-    {"name": "deep", "path": "o.p.q", "required": True},
-    {"name": "keyed", "path": "o['x.y']"},
-    {"name": "listed", "path": "o.l", "type": "array<double>"},
-    {"name": "o", "path": "o"},
-    {"name": "amount", "path": "p.amount", "type": "double"},
-]
-LIST_PATHS = [
-    *PATHS,
-    {"name": "items", "path": "items[].id", "type": "array<string>"},
-    {"name": "first", "path": "items[0].price", "type": "decimal(6,2)"},
-    {"name": "param", "path": "params['os'].value"},
-]
-#: Values of fields of objects, `;` between them.
-_INNER = r"""{"a": 5};{"a": 1.0, "A": 2};{"p": {"q": "x"}};{"p": {"q": null}};{"p": "{\"q\": NaN}"};{"p": 7};[1, 2];null
-{"l": [1, 2.50, null]};{"l": "[1e2]", "x.y": "k"};{"p": {"q": [1, {"z": 0.10}]}, "x.y": true};"text";{"P": {"Q": "v"}};5
-{"p": {"q": 1, "Q": 2}};{"p": {"q": "a", "q": "b"}};"{\"a\": 3, \"p\": {\"q\": \"y\"}}";{"amount": 1e3};""
-[{"id": "i1", "price": 2.50}, {"id": 7}];[{"key": "os", "value": {"string_value": "web"}}];{"amount": -0}
-[{"key": "os", "value": 1.50}]"""
-INNER = [value for line in _INNER.split("\n") for value in line.split(";")]
 #: Texts by the types of columns; in any column now and then.
 TYPED_CELLS = {
     "string": ["e", "e"],
@@ -274,121 +83,73 @@ TYPED_CELLS = {
 }
 
 
-def options(pick: random.Random) -> list[tuple[str, dict[str, Any], dict[str, Any], bytes]]:
-    """Return names, keys of `source`, declarations and files of options that Arrow alone does not read."""
-    names = [str(c.get("path", c["name"])) for c in EVERY_TYPE]
-    fields = [str(c["name"]) for c in PATHS if "path" not in c] + ["o", "p", "Renamed Field"]
+TIMES: list[EpochUnit | None] = [None, "epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds"]
+COLUMNS: list[tuple[str, EpochUnit | None]] = [
+    *((type_, None) for type_ in (*TYPED_CELLS, "bigint", "float", "double", "boolean") if "array" not in type_),
+    *(("timestamp", unit) for unit in TIMES),
+]
 
-    def cells() -> list[str]:
-        kinds = [str(c.get("type", "string")) for c in EVERY_TYPE]
-        return [
-            pick.choice(TYPED_CELLS[pick.choice(kinds) if pick.random() < 0.05 else kind])
-            if k == 0 or pick.random() < 0.25
-            else ""
-            for k, kind in enumerate(kinds)
+
+def comparable(value: Any) -> Any:
+    """A value with its bits."""
+    return value.hex() if isinstance(value, float) else str(value) if isinstance(value, Decimal) else value
+
+
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+def test_texts_become_the_values_that_texts_of_tables_become(spark: SparkSession, timezone: str) -> None:
+    source = LandingSource.model_validate({"path": "in/{ds}/*", "format": "csv", "timezone": timezone})
+
+    @EXAMPLES
+    @given(st.lists(CELLS, max_size=300))
+    def run(drawn: list[str]) -> None:
+        typed = [text for texts in TYPED_CELLS.values() for text in texts]
+        texts = list(dict.fromkeys([*typed, *ODD_CELLS, *drawn]))
+        frame = spark.createDataFrame([(i, text) for i, text in enumerate(texts)], "i int, text string")
+        values = [from_text(F.col("text"), type_, source, unit) for type_, unit in COLUMNS]
+        # Years 0 and 10000 are none of Python's.
+        numbers = [
+            F.unix_micros(value.cast("timestamp"))
+            if type_.startswith("timestamp")
+            else F.unix_date(value)
+            if type_ == "date"
+            else value
+            for value, (type_, _) in zip(values, COLUMNS, strict=True)
         ]
-
-    def padded(cell: str) -> str:
-        return pick.choice(["", " ", "\t", "  "]) + cell + pick.choice(["", " ", "\t "])
-
-    def quoted(cell: str) -> str:
-        return '"' + cell.replace('"', '""') + '"'
-
-    typed = [cells() for _ in range(2 * ROWS)]
-    header = ",".join(names)
-    trimmed = [",".join(padded(quoted(c) if pick.random() < 0.3 else c) for c in row) for row in typed]
-    broken = ['e,"a', 'e, "x" y,', "\t", ' , ,"', '"a,b" , 5', "\v"]
-    records = []
-    for cells_of_row in typed:
-        row = [pick.choice(["e", "two\nlines", "cr\r\nlf", 'q"\n', "\n\n"]), *cells_of_row[1:]]
-        records.append(",".join(quoted(c) if pick.random() < 0.3 or "\n" in c else c for c in row))
-    records += ['"never closed', "e,5", 'x,"a', "b", '","c']
-    values = [*INNER, *INNER, *INNER, *JSON_VALUES]
-    objects_of = [
-        "{" + ", ".join(f'"{k}": {pick.choice(values)}' for k in ["id", *pick.sample(["o", "p", "O", "z"], 2)]) + "}"
-        for _ in range(2 * ROWS)
-    ]
-    by_lists = [
-        "{" + ", ".join(f'"{k}": {pick.choice(values)}' for k in pick.sample(["o", "items", "params", "p"], 3)) + "}"
-        for _ in range(2 * ROWS)
-    ]
-    inner = [";".join(["e", *(quoted(pick.choice(INNER)) for _ in fields[1:])]) for _ in range(2 * ROWS)]
-    numbers = [f'{{"id": "e", "price": {v}, "t": {v}, "share": {v}, "Renamed Field": {v}}}' for v in JSON_VALUES]
-    plainly = {"id": "e", "price": 5, "t": 7, "wall": "2026-03-01T00:00:00", "key": "QUJD", "renamed": 1, "ids": [1]}
-    every = [json.dumps({n: v for n, v in zip(names, row, strict=True) if v}) for row in typed]
-    return [
-        ("a.csv", {"trim": True}, TYPES, joined([header, *trimmed, *broken])),
-        (
-            "a.csv",
-            {"separator": "::", "header": False},
-            TYPES,
-            joined(["::".join(row) for row in typed] + ['"a::b"::']),
-        ),
-        ("a.csv", {"separator": "§", "trim": True}, TYPES, joined(["§".join(names)] + ["§".join(r) for r in typed])),
-        ("a.csv", {"multiline": True}, TYPES, joined([header, *records], "\r\n")),
-        ("a.csv", {"multiline": True, "header": False, "timezone": "America/Sao_Paulo"}, TYPES, joined(records)),
-        ("a.csv", {"separator": ";"}, {"columns": PATHS}, joined([";".join(fields), *inner])),
-        ("a.jsonl", {"timezone": "Europe/Berlin"}, TYPES, joined([*every, *numbers, json.dumps(plainly)])),
-        ("a.jsonl", {}, {"columns": PATHS, "ids": {"max_bytes": 9}}, joined(objects_of)),
-        ("a.jsonl", {}, {"columns": LIST_PATHS, "new_columns": "accept"}, joined(by_lists)),
-    ]
-
-
-@pytest.mark.parametrize("number", range(9))
-def test_options_that_arrow_alone_does_not_read(spark: SparkSession, tmp_path: Path, number: int) -> None:
-    pick = random.Random(int(os.environ.get("HEADRACE_JUDGE_SEED", "7")))
-    name, keys, declared, body = options(pick)[number]
-    chosen = LandingSource.model_validate({"path": "in/{ds}/*", "format": name.split(".")[-1], **keys})
-    ws = Workspace(tmp_path)
-    compare(spark, ws, batch_of(spark, ws, chosen, Table.model_validate(declared), name, body))
-
-
-@pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "dialects", "jsonl", "jsonl, accepted"])
-def test_the_tasks_judge_as_spark_does(spark: SparkSession, tmp_path: Path, form: str) -> None:
-    numbers = count()
-    forgotten = ForgottenValues.new().having("id", ["e2", "a b"]).having("i", ["7"])
-
-    def check(body: bytes, chosen: LandingSource, declared: Table, name: str, listed: bool = False) -> None:
-        ws = Workspace(tmp_path / str(next(numbers)))
-        batch = batch_of(spark, ws, chosen, declared, name, body)
-        compare(spark, ws, batch, forgotten if listed else None)
-
-    limits = {"ids": {"max_bytes": 6, "empty": "quarantine"}}
-    few_columns = ["id", "ts", "i", "tags"]
-    if form.startswith("jsonl"):
-        accept: dict[str, Any] = {"new_columns": "accept"} if form != "jsonl" else {}
-        table = Table.model_validate(TABLE | accept | (limits if form == "jsonl" else {}))
-
-        @EXAMPLES
-        @given(st.lists(json_lines(), max_size=20), pools(), st.booleans())
-        def run(lines: list[str], pool: tuple[list[str], random.Random], listed: bool) -> None:
-            lines = [*lines, *objects(pool, NAMES, ROWS), *objects(pool, few_columns, ROWS)]
-            body = b"\xef\xbb\xbf" + joined(lines) + b'\n{"id": "\xff"}\n{"id": "\xe2\x82", "i": 5}'
-            check(body, source(format="jsonl"), table, "a.jsonl", listed)
-
-    elif form == "dialects":
-        table = Table.model_validate({"columns": csv_dialects.COLUMNS})
-
-        @EXAMPLES
-        @given(csv_dialects.rows(), csv_dialects.dialects(), pools())
-        def run(rows: list[Any], dialect: csv_dialects.Dialect, pool: tuple[list[str], random.Random]) -> None:
-            body = csv_dialects.written(rows, dialect)
-            lines = records(pool, dialect.separator, csv_dialects.NAMES, 2 * ROWS)
-            chosen = LandingSource.model_validate({"path": "in/{ds}/*", **dialect.source()})
-            check(body + joined(lines, dialect.line_end), chosen, table, "a.csv")
-
-    else:
-        plainly = form == "csv"
-        more = {} if plainly else {"timezone": "Europe/Berlin", "null_value": "NA", "header": False}
-        table = Table.model_validate(TABLE | (limits if plainly else {"ids": {"nul": "keep"}}))
-
-        @EXAMPLES
-        @given(st.lists(csv_lines(), max_size=20), pools(), st.booleans())
-        def run(lines: list[str], pool: tuple[list[str], random.Random], crlf: bool) -> None:
-            lines = [*lines, *records(pool, ",", NAMES, 2 * ROWS)]
-            names = [*NAMES[1:], "z"] if plainly and crlf else NAMES
-            end = "\r\n" if crlf else "\n"
-            body = joined([",".join(names), *lines] if plainly else lines, end) + b"\n\xff,\xe2\x82,5"
-            check(body, source(format="csv", **more), table, "a.csv", crlf)
+        rows = frame.select("i", *(value.alias(f"v{k}") for k, value in enumerate(numbers))).orderBy("i").collect()
+        for k, (type_, unit) in enumerate(COLUMNS):
+            column = cast_texts(pa.array(texts), type_, timezone, unit)
+            if pa.types.is_temporal(column.type):
+                column = column.cast(pa.int64() if pa.types.is_timestamp(column.type) else pa.int32())
+            judged = dict(zip(texts, map(comparable, column.to_pylist()), strict=True))
+            by_spark = dict(zip(texts, (comparable(row[f"v{k}"]) for row in rows), strict=True))
+            assert {t: v for t, v in judged.items() if v != by_spark[t]} == {}, (type_, unit)
 
     run()
+
+
+#: Values of fields of objects, `;` between them.
+_INNER = r"""{"a": 5};{"a": 1.0, "A": 2};{"p": {"q": "x"}};{"p": {"q": null}};{"p": "{\"q\": NaN}"};{"p": 7};[1, 2];null
+{"l": [1, 2.50, null]};{"l": "[1e2]", "x.y": "k"};{"p": {"q": [1, {"z": 0.10}]}, "x.y": true};"text";{"P": {"Q": "v"}};5
+{"p": {"q": 1, "Q": 2}};{"p": {"q": "a", "q": "b"}};"{\"a\": 3, \"p\": {\"q\": \"y\"}}";{"amount": 1e3};""
+[{"id": "i1", "price": 2.50}, {"id": 7}];[{"key": "os", "value": {"string_value": "web"}}];{"amount": -0}
+[{"key": "os", "value": 1.50}]"""
+INNER = [value for line in _INNER.split("\n") for value in line.split(";")]
+PATHS = ["o.a", "o.p.q", "o['x.y']", "o.amount"]
+
+
+def test_paths_through_json_in_texts_lead_where_those_of_tables_lead(spark: SparkSession) -> None:
+    texts = [value[1:-1].replace('\\"', '"') if value.startswith('"') else value for value in INNER]
+    columns = [TableColumn(name=f"c{k}", path=path) for k, path in enumerate(PATHS)]
+    source = LandingSource.model_validate({"path": "in/{ds}/*", "format": "csv"})
+    schema = T.StructType([T.StructField("i", T.IntegerType()), T.StructField("o", T.StringType())])
+    frame = spark.createDataFrame(list(enumerate(texts)), schema)
+    extracted = [extract(column, schema, source) for column in columns]
+    values = [x.value.alias(f"v{k}") for k, x in enumerate(extracted) if x is not None]
+    rows = frame.select("i", *values).orderBy("i").collect()
+    paths = NestedPaths({k: c.steps for k, c in enumerate(columns)}, [c.name for c in columns])
+    for text, row in zip(texts, rows, strict=True):
+        inside = paths.read({"o": text}.get)
+        for k in range(len(columns)):
+            value = inside.values[k]
+            judged = None if value is None or isinstance(value, Obstacle) else text_of(value)
+            assert judged == row[f"v{k}"], (text, PATHS[k])

@@ -23,11 +23,12 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops.numbers import decimal_doubles, decimal_texts
 from headrace.lake.faults import BAD, GOOD
+from headrace.lake.landing.profile import empty_profiles
 from headrace.lake.tables.declared import table_rows
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.values import extract
 from headrace.storage import local
-from tests.spark.test_sources import ingest, read, shipped
+from tests.spark.test_sources import ingest, judge, read, shipped
 
 #: type -> what is written -> its value; and what is none.
 READABLE: dict[str, dict[str, Any]] = {
@@ -125,9 +126,26 @@ def test_columns_by_path_in_json_and_csv(spark: SparkSession, ws: Workspace) -> 
         assert [r["_state"] for r in file_rows] == [GOOD, GOOD, BAD, BAD, BAD]
         assert [r["_reason"].replace(", ", ",") for r in file_rows[2:]] == [r.replace(", ", ",") for r in reasons]
         assert file_rows[0]["_extra"] == {"new": "1"}
-    # What is there with a null counts as there (country of 2), what is not there does not (os of 5).
-    json_rows = [r["_present0"] for r in rows if r["_file"] == 0]
-    assert json_rows == [0b11111, 0b01011, 0b01001, 0b01101, 0b00001]
+
+
+def test_a_null_in_json_counts_as_present_and_a_missing_name_does_not(spark: SparkSession, ws: Workspace) -> None:
+    columns = [
+        {"name": "country", "path": "user.geo.country"},
+        {"name": "area", "type": "array<int>", "path": "user.geo.area"},
+        {"name": "os", "path": "attributes['os.name']"},
+    ]
+    absent_by_body: list[tuple[dict[str, Any], set[str]]] = [
+        ({"user": {"geo": {"country": "NO", "area": [1]}}, "attributes": {"os.name": "x"}}, set()),
+        ({"user": {"geo": {"country": None}}, "attributes": {"os.name": "y"}}, {"area"}),
+        ({"user": {"geo": "nowhere"}, "attributes": {"os.name": "z"}}, {"country", "area"}),
+        ({"user": {"geo": {"area": [1, "x"]}}, "attributes": {"os.name": None}}, {"country"}),
+        ({"user": None, "attributes": {"other": 1}}, {"country", "area", "os"}),
+    ]
+    files = {f"{i}.jsonl": json.dumps(body) for i, (body, _) in enumerate(absent_by_body)}
+    spec = spec_of("clicks", columns)
+    batch, rows = judge(spark, ws, spec, files)
+    profiles = [rows.profile(i, profile) for i, profile in enumerate(empty_profiles(spec.table, batch))]
+    assert [profile.absent for profile in profiles] == [names for _, names in absent_by_body]
 
 
 def test_paths_are_for_formats_with_names(spark: SparkSession, ws: Workspace) -> None:

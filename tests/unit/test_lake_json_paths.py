@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.schema import path_steps
-from headrace.lake.landing.json_paths import ListPathsTask, Reached, parsed, reach, text_of
+from headrace.lake.landing.json_paths import Reached, parsed, reach, reached_by_lists, text_of
 
 EVENT = {
     "items": [{"id": "a", "price": 1.5, "tags": [{"t": 1}, {"t": 2}]}, {"ID": "b", "tags": [{"t": 3}]}, None],
@@ -54,18 +53,16 @@ def test_what_stands_in_the_way(path: str) -> None:
 @given(st.lists(st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4), st.booleans())))
 def test_fields_of_all_records(values: list[Any]) -> None:
     line = json.dumps({"o": [{"v": v} for v in values]})
-    task = ListPathsTask("_text", {3: path_steps("o[].v")})
-    (batch,) = task([pa.record_batch([pa.array([line, "[", line[:-1]])], names=["_text"])])
-    text, *other_texts = batch.column("_list_text3").to_pylist()
-    assert json.loads(text) == values
-    assert other_texts == [None, None]
-    assert batch.column("_list_has3").to_pylist() == [True, None, None]
-    assert batch.schema.names == ["_text", *task.types]
+    paths = {3: path_steps("o[].v")}
+    target = reached_by_lists(line.encode(), paths)[3]
+    assert json.loads(text_of(target.value) or "") == values
+    assert target.is_present
+    for text in ("[", line[:-1], '{"o": {"v": 1}}'):
+        assert reached_by_lists(text.encode(), paths) == {}
 
 
 def test_numbers_and_texts_are_as_they_are_spelled() -> None:
     value = parsed('{"a": [1.50, 12345678901234567890, -0, 1E3, "é\\u0000", true, null]}')
     assert text_of(value) == '{"a":[1.50,12345678901234567890,-0,1E3,"é\\u0000",true,null]}'
     deep = "[" * 100_000 + "]" * 100_000
-    (batch,) = ListPathsTask("_text", {0: ("a", "b")})([pa.record_batch([pa.array([deep])], names=["_text"])])
-    assert batch.column("_list_has0").to_pylist() == [None]
+    assert reached_by_lists(deep.encode(), {0: ("a", "b")}) == {}

@@ -38,8 +38,8 @@ def ctx(tmp_path: Path) -> Context:
 def test_unknown_columns_are_refused_by_name(ctx: Context, text: str, message: str) -> None:
     file = local(ctx.ws.home / "pairs.csv")
     file.put_text(text)
-    with pytest.raises(UserError, match=message):
-        csv_rows(ctx, NO_SPARK, file)
+    with pytest.raises(UserError, match=message), csv_rows(ctx, NO_SPARK, file):
+        pytest.fail("rows of a refused file were given")
 
 
 def test_missing_columns_are_refused_by_name(ctx: Context) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -21,12 +21,12 @@ from headrace.features.arrow import decode
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow import fitted
-from headrace.lake.landing import check_days, reader
+from headrace.lake.landing import check_days
+from headrace.lake.landing.blocks import Part, UnreadableError, blocks, opened
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.table_days import net_change
-from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE
 from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
@@ -221,18 +221,24 @@ def test_rows_that_a_model_is_measured_on(tmp_path: Path, monkeypatch: pytest.Mo
         run.Evaluations._unreadable(rank, local(tmp_path))
 
 
-def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_quiet_tasks", lambda spark: nullcontext())
-    file = SimpleNamespace(name="a.csv.gz")
-    batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)])
-    text = "PythonException: Traceback (most recent call last):\n  File x\n"
-    with pytest.raises(PySparkException) as raised, reader.damaged_file_named(batch):
-        raise PySparkException(f"{text}headrace.errors.stores.StoreAway: s3://b/a.csv.gz: timed out\n")
-    assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
-    for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
-        with pytest.raises(reader.FileDamaged, match="truncated") as damaged, reader.damaged_file_named(batch):
-            raise PySparkException(f"{text}RuntimeError: {token} 0 it ends in the middle (truncated)\n")
-        assert damaged.value.is_of_content is is_of_content
+@pytest.mark.parametrize(
+    ("ending", "error", "cause", "is_of_content"),
+    [
+        (".gz", EOFError("cut"), "it ends in the middle (truncated)", True),
+        (".gz", pa.ArrowInvalid("zlib inflate failed"), "its gzip data are damaged", True),
+        (".gz", OSError(5, "Input/output error"), "Input/output error", False),
+        ("", OSError(5, "Input/output error"), "Input/output error", False),
+    ],
+)
+def test_a_landing_file_that_a_task_reads(
+    home: Any, tmp_path: Path, ending: str, error: Exception, cause: str, is_of_content: bool
+) -> None:
+    with pytest.raises(StoreAway):
+        list(blocks(Part(0, home / f"a.csv{ending}"), 1 << 20))
+    (tmp_path / f"a.csv{ending}").write_bytes(b"")
+    with pytest.raises(UnreadableError) as raised, opened(Part(0, local(tmp_path / f"a.csv{ending}"))):
+        raise error
+    assert (str(raised.value), raised.value.is_of_content) == (cause, is_of_content)
 
 
 def test_a_fault_of_the_program_while_a_store_is_away_is_shown_with_its_trace() -> None:

@@ -22,16 +22,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from headrace.config.schema import EpochUnit
 from headrace.errors import UserError
-from headrace.lake.faults import GOOD, SKIPPED
-from headrace.lake.landing.delimited import DelimitedForm
-from headrace.lake.landing.formats import delimited, with_header
-from headrace.lake.landing.frame import fixed_fields
+from headrace.lake.faults import GOOD, SKIPPED, WRONG_FIELDS
+from headrace.lake.landing.delimited import DelimitedForm, LineForm, LineRow
+from headrace.lake.landing.formats import with_header
 from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 #: Names as the Kaggle page of the Criteo Display Advertising Challenge gives them; the 1 TB logs have the same fields.
@@ -41,25 +43,11 @@ CRITEO = ("label", *(f"I{k}" for k in range(1, 14)), *(f"C{k}" for k in range(1,
 class CriteoReader(LandingReader):
     """Criteo's files."""
 
-    by_arrow = True
-    lists_by_arrow = False
-
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
         """Read tab-separated lines without a header: label, 13 counts, 26 hashed categories (hex); blanks are null.
 
         The Kaggle file and the `day_N` files of the 1 TB logs. No quotes, so a line is split at its tabs alone.
         """
-        lines = batch.lines(range(len(batch.files)))
-        lines = lines.select("*", F.split("_text", "\t").alias("_f_parts"))
-
-        def part(k: int) -> Column:
-            text = F.get("_f_parts", F.lit(k))
-            return F.when(text != "", text)
-
-        texts = {name: part(k) for k, name in enumerate(CRITEO)}
-        return [fixed_fields(batch, lines, texts, F.size("_f_parts") != len(CRITEO))]
-
-    def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
         return DelimitedForm(CRITEO, "\t", quotes=False)
 
 
@@ -71,24 +59,93 @@ _TIMES = ("click_time", "attributed_time")
 class TalkingDataReader(LandingReader):
     """TalkingData's files."""
 
-    by_arrow = True
-
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
         """Read CSV with a header: ip, app, device, os, channel, click_time, attributed_time, is_attributed.
 
         Times are `yyyy-MM-dd HH:mm:ss` in the competition's files, and `yyyy-MM-dd H:mm` in samples that went through a
         spreadsheet; both are read (as UTC).
         """
-        fix = dict.fromkeys(_TIMES, _two_digit_hour)
-        return delimited(batch, range(len(batch.files)), separator=",", header=True, fix=fix)
-
-    def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
         return with_header(batch, batch.files[number][1], dict.fromkeys(_TIMES, _TWO_DIGIT_HOUR))
 
 
-def _two_digit_hour(text: Column) -> Column:
-    pattern, replacement = _TWO_DIGIT_HOUR
-    return F.regexp_replace(text, pattern, replacement.replace("\\", "$"))
+#: Columns of pairs of a user and an item.
+_PAIRS = ("user_id", "item_id", "label", "split")
+_RATINGS = (*_PAIRS, "rating", "ts")
+
+
+@dataclass(frozen=True)
+class RatingsForm(LineForm):
+    """Lines of a user, an item, a rating and perhaps seconds since 1970."""
+
+    separator: str
+    split: str
+    #: Fields at least; at most there are four.
+    least: int
+    #: Numbers that are no whole seconds are no times.
+    rewrites: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    epochs: Mapping[str, EpochUnit] = field(default_factory=dict)
+
+    names = _RATINGS
+
+    @staticmethod
+    def for_files(batch: LandingBatch, separator: str, split: str, least: int) -> RatingsForm:
+        """Return the form of a batch's files, whose seconds become times where `ts` is declared as one."""
+        if {c.name: c.type for c in batch.table.columns}.get("ts") != "timestamp":
+            return RatingsForm(separator, split, least)
+        return RatingsForm(separator, split, least, {"ts": ("^.*[.eE].*$", "")}, {"ts": "epoch_seconds"})
+
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the rating of a line."""
+        parts = line.split(self.separator)
+        user, item, rating, seconds = [part or None for part in (*parts, "", "", "")[:4]]
+        fault = None if self.least <= len(parts) <= 4 else WRONG_FIELDS
+        return (LineRow((user, item, "1", self.split, rating, seconds), fault),)
+
+
+class DrawnItemsForm(LineForm):
+    """Lines of `(user,positive)` and items that the user has not rated: a row each."""
+
+    names = _RATINGS
+
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the items of a line."""
+        match = _USER_AND_POSITIVE.match(line)
+        user = "" if match is None else match[1]
+        items: list[str | None] = [*line.split("\t")[1:]] or [None]
+        return [
+            LineRow((user, item, "0", "rank", None, None), WRONG_FIELDS if user == "" or item is None else None)
+            for item in items
+        ]
+
+
+_USER_AND_POSITIVE = re.compile(r"\(([0-9]+),[0-9]+\)\t")
+_BLANKS = re.compile(r"[ \t\n\v\f\r]+")
+
+
+@dataclass(frozen=True)
+class ListForm(LineForm):
+    """Lines of a user and the items that the user chose: a row each. A user without items has none."""
+
+    split: str
+
+    names = _PAIRS
+
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the items of a line."""
+        user, *items = _BLANKS.split(line.strip(" "))
+        return [LineRow((user, item, "1", self.split)) for item in items]
+
+
+class UserItemForm(LineForm):
+    """Lines of a user and an item, with blanks or a tab between them."""
+
+    names = (*_PAIRS, "history")
+
+    def rows(self, line: str) -> Sequence[LineRow]:
+        """Return the pair of a line. Its history is made of other lines (`UserItemsReader.finish`)."""
+        parts = _BLANKS.split(line.strip(" "))
+        user, item = (*parts, None)[:2]
+        return (LineRow((user, item, "1", "train", None), None if len(parts) == 2 else WRONG_FIELDS),)
 
 
 VALID_NEGATIVES = 4
@@ -102,10 +159,9 @@ class RatingsReader(LandingReader):
 
     remakes_rows = True
 
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> RatingsForm:
         """Read `user::movie::rating::seconds since 1970`, the `ratings.dat` of ml-1m and ml-10m."""
-        lines = batch.lines(range(len(batch.files)))
-        return [_parsed(batch, lines, r"::", "train", 4)]
+        return RatingsForm.for_files(batch, "::", "train", 4)
 
     def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
         """Make each user's last rating by `ts` (of equal times the later line) `rank`, the one before it `valid`.
@@ -138,7 +194,7 @@ class NcfReader(LandingReader):
 
     remakes_rows = True
 
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> LineForm:
         """Read the files of He et al.'s repository.
 
         `*.train.rating` and `*.test.rating` have user, item, rating and seconds between tabs; `*.test.negative` has
@@ -147,24 +203,10 @@ class NcfReader(LandingReader):
         Raises:
             UserError: one of the three is missing, or there is another file.
         """
-        by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-        for i, (_, file) in enumerate(batch.files):
-            kind = next((k for k in _KINDS if file.name.endswith(k)), None)
-            if kind is None:
-                raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
-            by_kind[kind].append(i)
-        for kind, files in by_kind.items():
-            if not files:
-                raise UserError(
-                    f"no landing file ends in '{kind}' (source.path {batch.source.path}); "
-                    f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
-                )
-        train, test, negative = (batch.lines(by_kind[kind]) for kind in _KINDS)
-        return [
-            _parsed(batch, train, "\t", "train", 3),
-            _parsed(batch, test, "\t", "rank", 3),
-            _listed(batch, negative),
-        ]
+        kind = _kinds_of(batch, _KINDS)[number]
+        if kind == ".test.negative":
+            return DrawnItemsForm()
+        return RatingsForm.for_files(batch, "\t", "train" if kind == ".train.rating" else "rank", 3)
 
     def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
         """Move one training interaction a user, chosen by hash, to `valid`, as in section 4.1 of the paper.
@@ -183,6 +225,28 @@ class NcfReader(LandingReader):
         seen = train.select("user_id", "item_id")
         drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
         return _union([rows.where((F.col("_state") != GOOD) | (F.col("split") != "train")), train, drawn])
+
+
+def _kinds_of(batch: LandingBatch, endings: Sequence[str]) -> list[str]:
+    """Return the ending of each file's name.
+
+    Raises:
+        UserError: a file has none of the endings, or there is no file with one of them.
+    """
+    kinds = []
+    every = ", ".join(f"*{ending}" for ending in endings)
+    for _, file in batch.files:
+        kind = next((ending for ending in endings if file.name.endswith(ending)), None)
+        if kind is None:
+            raise UserError(f"landing file {file.name} is none of {every}; narrow source.path")
+        kinds.append(kind)
+    for ending in endings:
+        if ending not in kinds:
+            raise UserError(
+                f"no landing file ends in '{ending}' (source.path {batch.source.path}); format {batch.source.format} "
+                f"needs all of {every}"
+            )
+    return kinds
 
 
 def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int) -> DataFrame:
@@ -235,58 +299,6 @@ def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, coun
     return joined.select(*(changed[c].alias(c) if c in changed else F.col(c) for c in positives.columns))
 
 
-def _parsed(batch: LandingBatch, lines: DataFrame, separator: str, split: str, least: int) -> DataFrame:
-    """Parse user, item, rating and perhaps seconds, by a separator."""
-    lines = lines.select("*", F.split("_text", separator).alias("_f_parts"))
-
-    def part(k: int) -> Column:
-        text = F.get("_f_parts", F.lit(k))
-        return F.when(text != "", text)
-
-    texts = {
-        "user_id": part(0),
-        "item_id": part(1),
-        "rating": part(2),
-        "ts": part(3),
-        "label": F.lit("1"),
-        "split": F.lit(split),
-    }
-    size = F.size("_f_parts")
-    return fixed_fields(batch, lines, texts, (size < least) | (size > 4), _seconds(batch, texts))
-
-
-def _listed(batch: LandingBatch, lines: DataFrame) -> DataFrame:
-    """Parse `(user,positive)` and items the user has not rated: one row an item, all of the line's number."""
-    parts = F.split("_text", "\t")
-    user = F.regexp_extract("_text", r"^\((\d+),\d+\)\t", 1)
-    no_items = F.array(F.lit(None).cast("string"))
-    items = F.when(F.size(parts) > 1, F.slice(parts, 2, F.greatest(F.size(parts) - 1, F.lit(0)))).otherwise(no_items)
-    lines = lines.select(
-        *(c for c in lines.columns if c != "_copy"),
-        user.alias("_f_user"),
-        F.posexplode(items).alias("_copy", "_f_item"),
-    )
-    none = F.lit(None).cast("string")
-    texts = {
-        "user_id": F.col("_f_user"),
-        "item_id": F.col("_f_item"),
-        "rating": none,
-        "ts": none,
-        "label": F.lit("0"),
-        "split": F.lit("rank"),
-    }
-    return fixed_fields(batch, lines, texts, (F.col("_f_user") == "") | F.col("_f_item").isNull())
-
-
-def _seconds(batch: LandingBatch, texts: Mapping[str, Column]) -> dict[str, Column]:
-    """Return `ts` ready for a cast to timestamp, where it is declared as one."""
-    type_ = {c.name: c.type for c in batch.table.columns}.get("ts")
-    if type_ != "timestamp":
-        return {}
-    time: Callable[[Column], Column] = F.timestamp_seconds
-    return {"ts": F.date_format(time(texts["ts"].try_cast("bigint")), "yyyy-MM-dd'T'HH:mm:ss'Z'")}
-
-
 def _union(frames: list[DataFrame]) -> DataFrame:
     union = frames[0]
     for frame in frames[1:]:
@@ -305,25 +317,14 @@ class ListsReader(LandingReader):
 
     remakes_rows = True
 
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> ListForm:
         """Make each item of a line a row; a user without items has none.
 
         Raises:
             UserError: one of the two files is missing, or there is another one.
         """
-        by_split: dict[str, list[int]] = {split: [] for split in _LIGHTGCN_SPLITS}
-        for i, (_, file) in enumerate(batch.files):
-            split = next((s for s in _LIGHTGCN_SPLITS if file.name.endswith(f"{s}.txt")), None)
-            if split is None:
-                raise UserError(f"landing file {file.name} is none of *train.txt, *test.txt; narrow source.path")
-            by_split[split].append(i)
-        for split, files in by_split.items():
-            if not files:
-                raise UserError(
-                    f"no landing file ends in '{split}.txt' (source.path {batch.source.path}); format lightgcn needs "
-                    f"both of *train.txt, *test.txt"
-                )
-        return [_lightgcn_rows(batch, split, files) for split, files in by_split.items()]
+        endings = [f"{split}.txt" for split in _LIGHTGCN_SPLITS]
+        return ListForm(_kinds_of(batch, endings)[number].removesuffix(".txt"))
 
     def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
         """Move one training row of every `VALID_USERS`th user to `valid`, beside items that the user lacks there.
@@ -345,20 +346,6 @@ class ListsReader(LandingReader):
         return rows.where(~is_train).unionByName(train).unionByName(drawn)
 
 
-def _lightgcn_rows(batch: LandingBatch, split: str, files: list[int]) -> DataFrame:
-    lines = batch.lines(files)
-    parts = F.split(F.trim("_text"), r"\s+")
-    lines = lines.select(
-        *(c for c in lines.columns if c != "_copy"),
-        F.get(parts, F.lit(0)).alias("_f_user"),
-        F.posexplode_outer(F.slice(parts, 2, F.size(parts))).alias("_f_copy", "_f_item"),
-    )
-    lines = lines.withColumn("_copy", F.coalesce("_f_copy", F.lit(0))).withColumn("_lonely", F.col("_f_item").isNull())
-    texts = {"user_id": F.col("_f_user"), "item_id": F.col("_f_item"), "label": F.lit("1"), "split": F.lit(split)}
-    rows = fixed_fields(batch, lines, texts, F.lit(False))
-    return rows.withColumn("_skip", F.col("_skip") | F.col("_lonely")).drop("_lonely")
-
-
 #: By how many of the user's items come behind.
 _LEFT_OUT_SPLITS = ("test", "valid", "train")
 
@@ -368,18 +355,9 @@ class UserItemsReader(LandingReader):
 
     remakes_rows = True
 
-    def read(self, batch: LandingBatch) -> list[DataFrame]:
+    def form(self, batch: LandingBatch, number: int) -> UserItemForm:
         """Read a user and an item, with blanks or a tab between them."""
-        lines = batch.lines(range(len(batch.files)))
-        lines = lines.select("*", F.split(F.trim("_text"), r"\s+").alias("_f_parts"))
-
-        def part(k: int) -> Column:
-            return F.get("_f_parts", F.lit(k))
-
-        texts = {"user_id": part(0), "item_id": part(1), "label": F.lit("1"), "split": F.lit("train")}
-        texts["history"] = F.lit(None).cast("string")  # made below, of other lines
-        history = {"history": F.lit(None).cast("array<string>")}
-        return [fixed_fields(batch, lines, texts, F.size("_f_parts") != 2, history)]
+        return UserItemForm()
 
     def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
         """Make the last three items of each user rows, with their histories.

@@ -36,7 +36,7 @@ _WHOLE_NUMBER = r"^[+-]?\d{1,15}(\.0+)?$"
 _COMPACT_TIME = r"^(19|20)\d{6}(\d{6})?$"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
-#: What `ingest` reads as a timestamp (headrace.lake.landing.frame).
+#: What `ingest` reads as a timestamp (headrace.lake.landing.exact_casts).
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 #: Pairs of texts that `ingest` reads as booleans.
 _BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"})

@@ -9,15 +9,18 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, Table
 from headrace.config.schema import quoted_names
 from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
+from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
@@ -61,15 +64,12 @@ class ArrowPlan:
     declaration: Declaration
     #: Whether undeclared columns become columns of the table.
     accept: bool
+    #: Whether all rows are judged one by one, for a format that makes rows anew of them.
+    judges_all: bool = False
 
 
-def why_spark(source: LandingSource) -> str | None:
-    """Return the reason why Spark alone reads rows by this declaration; None where Arrow may read them."""
-    return None if reader_of(source).by_arrow else f"format '{source.format}'"
-
-
-def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
-    """Return how Arrow reads a batch, or the reason why it may not.
+def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan:
+    """Return how tasks read a batch.
 
     Args:
         batch: what is read.
@@ -79,9 +79,6 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         UserError: a header that is refused.
     """
     source, table = batch.source, batch.table
-    reason = why_spark(source)
-    if reason is not None:
-        return reason
     accept = table.new_columns == "accept"
     reader = reader_of(source)
     forms = [reader.form(batch, i) for i in range(len(batch.files))]
@@ -100,7 +97,7 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         first, end = batch.event_times(ds)
         micros = TimeRange(None if first is None else _micros(first), _micros(end))
         files[i] = SourceFile(ds, file.name, micros, form)
-    return ArrowPlan(files, declaration_of(source, table, tuple(names), batch.ids), accept)
+    return ArrowPlan(files, declaration_of(source, table, tuple(names), batch.ids), accept, reader.remakes_rows)
 
 
 def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], ids: Collection[str] = ()) -> Declaration:
@@ -208,6 +205,47 @@ class ArrowRows:
     judged_files: tuple[tuple[str, Location], ...]
 
     @property
+    def judged_paths(self) -> list[Location]:
+        """The files of rows that were judged one by one; one may have rows of several days."""
+        return list(dict.fromkeys(file for _, file in self.judged_files))
+
+    @property
+    def bad(self) -> int:
+        """The number of bad rows."""
+        return sum(p.judged.bad for parts in self.counts.values() for p in parts)
+
+    def judged_rows(self, spark: SparkSession) -> DataFrame | None:
+        """Return the rows that were judged one by one; None where there are none."""
+        return spark.read.parquet(*spark_paths(self.judged_paths)) if self.judged_files else None
+
+    def good_rows(self, batch: LandingBatch, columns: Sequence[str] = ()) -> DataFrame | None:
+        """Return the good rows; None where there are none.
+
+        Args:
+            batch: whose rows they are.
+            columns: declared ones to give, in Spark's quotes.
+
+        Returns:
+            the columns, `_ds`, `_file`, `_source_file`, `_line`, `_copy` and `_state`.
+        """
+        names = [*columns, "_ds", "_file", "_source_file", "_line", "_copy", "_state"]
+        spark, frames = batch.spark, list[DataFrame]()
+        files = [(ds, file.name, i) for i, (ds, file) in enumerate(batch.files)]
+        numbers = F.broadcast(spark.createDataFrame(files, "_ds string, _source_file string, _file int"))
+        by_day: dict[str, list[Location]] = {}
+        for written in self.written:
+            by_day.setdefault(written.ds, []).append(self.table / written.path)
+        for ds, paths in by_day.items():
+            rows = spark.read.parquet(*spark_paths(paths)).withColumn("_ds", F.lit(ds))
+            rows = rows.select("*", F.col("_source_line").alias("_line"), F.lit(0).alias("_copy"))
+            frames.append(rows.join(numbers, ["_ds", "_source_file"]).select("*", F.lit(GOOD).alias("_state")))
+        judged = self.judged_rows(spark)
+        if judged is not None:
+            frames.append(judged)
+        selected = [frame.where(F.col("_state") == GOOD).select(*names) for frame in frames]
+        return reduce(DataFrame.unionByName, selected) if selected else None
+
+    @property
     def judged(self) -> int:
         """The number of rows of lines that Arrow is unsure of."""
         return sum(p.judged.good + p.judged.bad for parts in self.counts.values() for p in parts)
@@ -251,7 +289,7 @@ class ArrowRows:
         """Return the rows whose key may occur twice.
 
         Args:
-            typed: Parquet files of rows that Spark has typed.
+            typed: Parquet files of rows that were judged one by one.
             loaded: (day, data file) of the rows of the table that they are compared with.
 
         Returns:
@@ -331,7 +369,17 @@ def read_by_arrow(
     extra = (f"{name} string" for name in quoted_names(plan.declaration.extra))
     schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
     work = ReadTask(
-        tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, folder, codec, forgotten
+        tuple(tasks),
+        plan.files,
+        plan.declaration,
+        plan.accept,
+        keys,
+        table,
+        schema,
+        folder,
+        codec,
+        forgotten,
+        plan.judges_all,
     )
     data: list[_Data] = []
     judged: list[tuple[str, Location]] = []
@@ -340,7 +388,8 @@ def read_by_arrow(
     for task, result in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
         if "unreadable" in result:
             number, cause, is_of_content = result["unreadable"]
-            damaged = damaged or FileDamaged(*batch.files[number], cause, is_of_content)
+            ds, file = batch.files[number]
+            damaged = damaged or FileDamaged(ds, file, cause, is_of_content)
             continue
         part_counts = [PartCounts.of_result(p) for p in result["parts"]]
         for part in part_counts:
@@ -397,6 +446,11 @@ def with_judged(profile: FileProfile, judged: Sequence[JudgedCounts], columns: S
         newest=_latest(None, [total.newest]),
         watermark=_latest(None, [total.watermark]),
     )
+
+
+def spark_paths(files: Sequence[Location]) -> list[str]:
+    """Return places of files as Spark is given them."""
+    return [file.spark_path for file in files]
 
 
 def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:

@@ -1,4 +1,4 @@
-"""The rows of a batch of landing files: read by Arrow where it may, judged by Spark's rules where they must be."""
+"""Rows of a batch of landing files: what its tasks have read, which rows repeat others, and what is written of them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,21 @@ from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.faults import GOOD
-from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing.arrow_rows import DRIVER_BYTES, ArrowRows, arrow_plan, read_by_arrow, typed_files
+from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, spark_paths, typed_files
 from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.files import LandingDay
-from headrace.lake.landing.frame import typed, with_plain_texts
-from headrace.lake.landing.plan import DayFiles, LoadPlan
-from headrace.lake.landing.profile import FileProfile, profiles
-from headrace.lake.landing.reader import (
-    POSITION,
-    FileRefused,
-    LandingBatch,
-    LandingReader,
-    damaged_file_named,
-    reader_of,
-)
+from headrace.lake.landing.plan import LoadPlan
+from headrace.lake.landing.profile import FileProfile, empty_profiles, recount
+from headrace.lake.landing.reader import POSITION, FileRefused, LandingBatch, LandingReader, reader_of
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import SourceContext
-from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.spark.session import spark_settings
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
-#: As few lines that Spark has judged are written by the driver.
+#: As few rows that were judged one by one are written by the driver.
 _FEW = 50_000
 
 
@@ -91,20 +81,19 @@ class JudgedRows:
     ctx: SourceContext
     plan: LoadPlan
     batch: LandingBatch
-    #: Judged by Spark's rules (headrace.lake.landing.frame); None: Arrow has read the files. `arrow` then also has the
-    #: rows of lines that it is unsure of (headrace.lake.landing.unsure_lines).
-    typed: DataFrame | None
-    #: Their Parquet files.
-    folder: Location
-    #: Read by Arrow; None: Arrow may not.
-    arrow: ArrowRows | None
-    #: Whether those judged are few: the driver itself writes them.
+    #: Read by tasks.
+    arrow: ArrowRows
+    #: Whether those judged one by one are few: the driver itself writes them.
     few: bool
+    #: Of a format that makes rows anew (`LandingReader.finish`): its rows, which `arrow` has as judged ones.
+    finished: DataFrame | None = None
 
     def profiles(self) -> list[FileProfile]:
         """Return the profile of each file."""
-        files = profiles(self.typed, self.ctx.table, self.batch)
-        return files if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(files)]
+        files = [self.arrow.profile(i, f) for i, f in enumerate(empty_profiles(self.ctx.table, self.batch))]
+        if self.finished is not None:
+            recount(self.finished, self.batch, files)
+        return files
 
     def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
         """Return the good rows to drop (headrace.lake.landing.repeats).
@@ -117,62 +106,38 @@ class JudgedRows:
         if not table.keys:
             return None
         near = near_files(self.ctx, self.plan, self.batch.days, left_out)
-        if self.arrow is None or near is None or deleted.table.num_rows:
+        if near is None or deleted.table.num_rows:
             good_rows = self.good_rows(quoted_names(table.keys))
             if good_rows is None:
                 return None
             rows = deleted.exclude_from(self._of_loaded_days(good_rows, left_out))
             return repeated_rows(rows, self._loaded(left_out), table)
-        judged = [file for _, file in self.arrow.judged_files]
+        judged = self.arrow.judged_paths
         suspects = self.arrow.suspects(judged, near)
         if suspects is None:
             return None
         spark, keys = self.batch.spark, quoted_names(table.keys)
         frames: list[DataFrame] = []
         if suspects[0]:
-            arrow_rows = spark.read.parquet(*_paths(suspects[0]))
+            arrow_rows = spark.read.parquet(*spark_paths(suspects[0]))
             frames.append(arrow_rows.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
         if judged:
-            frame = spark.read.parquet(*_paths(judged))
+            frame = spark.read.parquet(*spark_paths(judged))
             frames.append(frame.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
         new_rows = self._of_loaded_days(reduce(DataFrame.unionByName, frames), left_out)
         loaded = None
         if self.ctx.source.daily:
             none = new_rows.select(*keys, F.col("_ds").alias("ds")).limit(0)
-            loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
+            loaded = spark.read.parquet(*spark_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
         return repeated_rows(new_rows, loaded, table)
 
     def good_rows(self, columns: Sequence[str] = ()) -> DataFrame | None:
-        """Return the good rows; None where there are none.
-
-        Args:
-            columns: declared ones to give, in Spark's quotes.
-
-        Returns:
-            the columns, `_ds`, `_file`, `_source_file`, `_line`, `_copy` and `_state`.
-        """
-        names = [*columns, "_ds", "_file", "_source_file", "_line", "_copy", "_state"]
-        if self.arrow is None:
-            assert self.typed is not None
-            return self.typed.where(F.col("_state") == GOOD).select(*names)
-        spark, frames = self.batch.spark, list[DataFrame]()
-        files = [(ds, file.name, i) for i, (ds, file) in enumerate(self.batch.files)]
-        numbers = F.broadcast(spark.createDataFrame(files, "_ds string, _source_file string, _file int"))
-        by_day: dict[str, list[Location]] = {}
-        for file in self.arrow.written:
-            by_day.setdefault(file.ds, []).append(self.arrow.table / file.path)
-        for ds, paths in by_day.items():
-            rows = spark.read.parquet(*_paths(paths)).withColumn("_ds", F.lit(ds))
-            rows = rows.select("*", F.col("_source_line").alias("_line"), F.lit(0).alias("_copy"))
-            frames.append(rows.join(numbers, ["_ds", "_source_file"]).select("*", F.lit(GOOD).alias("_state")))
-        if self.arrow.judged_files:
-            frames.append(spark.read.parquet(*_paths([file for _, file in self.arrow.judged_files])))
-        selected = [frame.where(F.col("_state") == GOOD).select(*names) for frame in frames]
-        return reduce(DataFrame.unionByName, selected) if selected else None
+        """Return the good rows, see `ArrowRows.good_rows`."""
+        return self.arrow.good_rows(self.batch, columns)
 
     def drop_rows(self, dropped: Dropped) -> JudgedRows:
         """Return the same batch; Arrow's data files lack some rows."""
-        return self if self.arrow is None else replace(self, arrow=self.arrow.drop_rows(dropped))
+        return replace(self, arrow=self.arrow.drop_rows(dropped))
 
     def write_typed(
         self,
@@ -186,9 +151,7 @@ class JudgedRows:
         """Write data files of the good rows that were judged one by one, or of the bad ones; no commit names them
         yet.
         """
-        work = () if self.typed is None else tuple(typed_files(self.folder, days))
-        if self.arrow is not None:
-            work += tuple((ds, file) for ds, file in self.arrow.judged_files if ds in days)
+        work = tuple((ds, file) for ds, file in self.arrow.judged_files if ds in days)
         task = TypedRowsTask(work, dropped, table, schema, extra, codec_of(self.batch.spark), bad)
         return [WrittenFile(**f) for f in run_tasks(None if self.few else self.batch.spark, len(work), task)]
 
@@ -207,9 +170,7 @@ class JudgedRows:
         return near.select(*(F.col(k) for k in quoted_names(self.ctx.table.keys)), "ds")
 
 
-def read_batch(
-    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], staging: Location
-) -> JudgedRows:
+def read_batch(ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, staging: Location) -> JudgedRows:
     """Read the files of a batch once.
 
     Raises:
@@ -217,14 +178,19 @@ def read_batch(
         UserError: a header or a name that is refused, a declaration that does not suit the format.
     """
     reader = checked_reader(batch)
-    folder = staging / "rows"
-    arrow = _by_arrow(ctx, batch, staging / "arrow")
-    if isinstance(arrow, str):
-        _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
-        few = sum(d.day.size for d in days) <= DRIVER_BYTES
-        rows, typed_folder = rows_by_spark(batch, reader, folder, ctx.forgotten)
-        return JudgedRows(ctx, plan, batch, rows, typed_folder, None, few)
-    return JudgedRows(ctx, plan, batch, None, folder, arrow, arrow.judged <= _FEW)
+    declared = {c.name for c in batch.table.columns}
+    columns = DeltaLog(ctx.events).columns()
+    undeclared = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
+    read_plan = arrow_plan(batch, [n for n in undeclared if columns[n] == "string"])
+    codec, folder = codec_of(batch.spark), staging / "arrow"
+    arrow = read_by_arrow(batch, read_plan, ctx.events, folder, codec, ctx.forgotten)
+    if not reader.remakes_rows or not arrow.judged_files:
+        return JudgedRows(ctx, plan, batch, arrow, arrow.judged <= _FEW)
+    rows = arrow.judged_rows(batch.spark)
+    assert rows is not None
+    finished = _stage(reader.finish(rows, batch), staging / "finished")
+    files = typed_files(staging / "finished", [day.ds for day in batch.days])
+    return JudgedRows(ctx, plan, batch, replace(arrow, judged_files=tuple(files)), arrow.judged <= _FEW, finished)
 
 
 def near_files(
@@ -258,34 +224,6 @@ def _nearby(
     late = ctx.table.late_days
     pending = {d.ds for d in plan.days if d.ds >= days[0].ds} - set(left_out)
     return following(days[0].ds, -late), following(days[-1].ds, late), pending
-
-
-def _by_arrow(ctx: SourceContext, batch: LandingBatch, folder: Location) -> ArrowRows | str:
-    """Return what Arrow reads, or the reason why it may not."""
-    declared = {c.name for c in batch.table.columns}
-    columns = DeltaLog(ctx.events).columns()
-    undeclared = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
-    arrow = arrow_plan(batch, [n for n in undeclared if columns[n] == "string"])
-    if isinstance(arrow, str):
-        return arrow
-    return read_by_arrow(batch, arrow, ctx.events, folder, codec_of(batch.spark), ctx.forgotten)
-
-
-def rows_by_spark(
-    batch: LandingBatch, reader: LandingReader, folder: Location, forgotten: ForgottenValues | None = None
-) -> tuple[DataFrame, Location]:
-    """Return the typed rows of a batch, and their Parquet files: one a landing file.
-
-    Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
-    """
-    with damaged_file_named(batch):
-        spellings = spellings_of(batch.source, batch.table)
-        plain = [with_plain_texts(frame, batch.table, spellings) for frame in reader.read(batch)]
-        frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in plain]
-        rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
-    if not reader.remakes_rows:
-        return rows, folder / "lines"
-    return _stage(reader.finish(rows, batch), folder / "finished"), folder / "finished"
 
 
 def checked_reader(batch: LandingBatch) -> LandingReader:
@@ -326,7 +264,3 @@ def _stage(frame: DataFrame, folder: Location) -> DataFrame:
     with spark_settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
         frame.write.parquet(folder.spark_path)
     return spark.read.schema(frame.schema).parquet(folder.spark_path)
-
-
-def _paths(files: Sequence[Location]) -> list[str]:
-    return [file.spark_path for file in files]

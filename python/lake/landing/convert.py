@@ -1,6 +1,6 @@
 """Columns of text, or of JSON numbers, as the declared types.
 
-Every function gives null for what is not surely the value that headrace.lake.landing.frame makes of it: a null of
+Every function gives null for what is not surely the value that headrace.lake.landing.exact_casts makes of it: a null of
 what was present is a row for those rules, not a bad one.
 
 Dates and timestamps are read digit by digit (by native/cpp/times.cpp where it is built), in the spellings that logs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -160,42 +160,6 @@ def with_doubled_quotes(lines: pa.BinaryArray, fields: QuotedFields) -> pa.Binar
         assert isinstance(record, bytes), "a line that is not odd has fields"
         doubled.append(record + b"\n")
     return pc.replace_with_mask(lines, looked_at, pa.array(doubled, pa.binary()))
-
-
-def in_rfc4180(records: pa.BinaryArray, fields: QuotedFields) -> tuple[pa.BinaryArray, pa.StringArray]:
-    """Return records with their quotes as RFC 4180 has them, null where they have no such form, and why they have none.
-
-    Both arrays have the length of `records`, which have no line ends. Most records come back as they are, in one piece.
-    """
-    looked_at = pc.match_substring(records, _QUOTE)
-    if fields.escape is None:
-        looked_at = pc.and_not(looked_at, pc.match_substring_regex(records, fields.pattern()))
-    places = np.flatnonzero(looked_at.to_numpy(zero_copy_only=False))
-    if not len(places):
-        return records, pa.nulls(len(records), pa.string())
-    read = [fields.rfc4180(line) for line in records.take(pa.array(places)).to_pylist()]
-    faults: list[str | None] = [None] * len(records)
-    for place, record in zip(places.tolist(), read, strict=True):
-        if isinstance(record, str):
-            faults[place] = record
-    mended = pa.array([None if isinstance(record, str) else record for record in read], pa.binary())
-    return pc.replace_with_mask(records, looked_at, mended), pa.array(faults, pa.string())
-
-
-@dataclass(frozen=True)
-class QuotesTask:
-    """A task over rows with a column `_text`: adds `_record`, the text in RFC 4180's form, and `_quotes`, why it has
-    none. Pickled into tasks.
-    """
-
-    fields: QuotedFields
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            text = batch.column(batch.schema.get_field_index("_text"))
-            records, faults = in_rfc4180(text.view(pa.binary()), self.fields)
-            columns = [*batch.columns, records.view(pa.string()), faults]
-            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "_record", "_quotes"])
 
 
 @dataclass(frozen=True)

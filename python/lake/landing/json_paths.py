@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.config.schema import KEY_FIELD, Each, Element, is_of_list, match_names
 
@@ -122,54 +118,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class ListPathsTask:
-    """A task over rows with a column of JSON lines: adds what paths that go through a list lead to. Pickled into tasks.
-
-    Adds for path k `_list_has<k>`, whether the object has its last field (null: the path goes through no list there),
-    and `_list_text<k>` and `_list_shown<k>`, the text of its value, and the text to show: the same, or that of what
-    stands in its way.
-    """
-
-    column: str
-    paths: Mapping[int, tuple[str, ...]]
-
-    @property
-    def types(self) -> Mapping[str, pa.DataType]:
-        """The columns that are added."""
-        kinds = {"has": pa.bool_(), "text": pa.string(), "shown": pa.string()}
-        return {f"_list_{kind}{k}": type_ for k in self.paths for kind, type_ in kinds.items()}
-
-    @property
-    def schema(self) -> str:
-        """The columns that are added, as Spark's DDL."""
-        return ", ".join(f"{name} {'boolean' if t == pa.bool_() else 'string'}" for name, t in self.types.items())
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            lines = batch.column(batch.schema.get_field_index(self.column)).view(pa.binary())
-            values_of_columns: dict[str, list[Any]] = {name: [None] * len(lines) for name in self.types}
-            looked_at = pc.match_substring(lines, b"[")
-            for row in np.flatnonzero(looked_at.to_numpy(zero_copy_only=False)).tolist():
-                try:
-                    for name, value in self._reached(lines[row].as_py()):
-                        values_of_columns[name][row] = value
-                except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
-                    continue
-            columns = [pa.array(values, self.types[name]) for name, values in values_of_columns.items()]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *values_of_columns])
-
-    def _reached(self, text: bytes) -> Iterator[tuple[str, Any]]:
-        line = parsed(text)
-        for k, path in self.paths.items():
-            target = reach(line, path)
-            if target.by_list:
-                value = None if target.obstacle is not None else text_of(target.value)
-                yield f"_list_has{k}", target.is_present
-                yield f"_list_text{k}", value
-                yield f"_list_shown{k}", value if target.obstacle is None else text_of(target.obstacle)
-
-
 def reached_by_lists(line: bytes, paths: Mapping[int, Sequence[str]]) -> dict[int, Reached]:
     """Return what paths that go through a list there lead to in a line of JSON, by their numbers."""
     if b"[" not in line:
@@ -202,30 +150,3 @@ def _has_half(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_has_half(key) or _has_half(inner) for key, inner in value.items())
     return isinstance(value, list) and any(map(_has_half, value))
-
-
-@dataclass(frozen=True)
-class SurrogatesTask:
-    """A task over rows with a column `_text`, lines of JSON: adds `_sound`, the line without half surrogate pairs, and
-    `_halves`, which declared columns had some. Pickled into tasks.
-    """
-
-    #: Of the declared columns.
-    paths: tuple[tuple[str, ...], ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            text = batch.column(batch.schema.get_field_index("_text"))
-            columns = [*batch.columns, *self._sound(text.view(pa.binary()))]
-            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "_sound", "_halves"])
-
-    def _sound(self, lines: pa.BinaryArray) -> tuple[pa.StringArray, pa.ListArray]:
-        looked_at = pc.match_substring_regex(lines, _ANY.decode())
-        places = np.flatnonzero(looked_at.to_numpy(zero_copy_only=False))
-        halves: list[list[int] | None] = [None] * len(lines)
-        if len(places):
-            suspects = lines.take(pa.array(places)).to_pylist()
-            for place, line in zip(places.tolist(), suspects, strict=True):
-                halves[place] = columns_with_halves(line, self.paths) or None
-            lines = pc.replace_with_mask(lines, looked_at, pa.array(map(without_halves, suspects), pa.binary()))
-        return lines.view(pa.string()), pa.array(halves, pa.list_(pa.int32()))

@@ -313,9 +313,8 @@ class Load:
     def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()
         with self.ctx.staging() as staging, self._uncommitted() as written:
-            rows = read_batch(self.ctx, self.plan, batch, days, staging)
-            if rows.arrow is not None:
-                written.events = rows.arrow.written
+            rows = read_batch(self.ctx, self.plan, batch, staging)
+            written.events = rows.arrow.written
             files = rows.profiles()
             files += [
                 FileProfile(d.ds, name, fault=reason)
@@ -342,8 +341,7 @@ class Load:
                 self._commit_quarantine(rows, [c.day for c in checked], any_bad, written)
                 dropped = Dropped.save(pa.concat_tables([deleted.table, duplicates.table]), staging / "dropped.npz")
                 rows = rows.drop_rows(dropped)
-                if rows.arrow is not None:
-                    written.events = rows.arrow.written
+                written.events = rows.arrow.written
                 for c in checked:
                     self._commit_events(rows, c, dropped, written)
             if stopped is not None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import AnySource, Table
+from headrace.config import Table
 from headrace.config.schema import quoted_names
-from headrace.lake.faults import BAD, FORGOTTEN, GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS, kind_unreadable
+from headrace.lake.faults import GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS
 from headrace.lake.landing.blocks import TOO_LONG
 from headrace.lake.landing.delimited import STRAY, UNCLOSED
-from headrace.lake.landing.frame import MASK_BITS, event_time, mask_names
 from headrace.lake.landing.reader import LandingBatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -70,108 +69,33 @@ class FileProfile:
         return datetime.fromtimestamp(micros / 1e6, UTC)
 
 
-def profiles(rows: DataFrame | None, table: Table, batch: LandingBatch) -> list[FileProfile]:
-    """Return a profile of each file of `batch`, in order.
+def empty_profiles(table: Table, batch: LandingBatch) -> list[FileProfile]:
+    """Return a profile without rows of each file of a batch, in order."""
+    nulls = dict.fromkeys(table.expectations.null_rate, 0)
+    return [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
+
+
+def recount(rows: DataFrame, batch: LandingBatch, files: list[FileProfile]) -> None:
+    """Count the rows of files anew that a format has made of judged ones (`LandingReader.finish`); bad rows stay.
 
     Args:
-        rows: as headrace.lake.landing.frame makes them; None: there are none.
-        table: the declaration.
-        batch: whose lines they are.
-
-    Raises:
-        RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
+        rows: the rows.
+        batch: of the files.
+        files: their profiles, which are changed.
     """
-    nulls = dict.fromkeys(table.expectations.null_rate, 0)
-    file_profiles = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
-    if rows is None:
-        return file_profiles
-    extras, halves = _count(rows, table, batch.source, file_profiles)
-    if any(f.bad for f in file_profiles):
-        _reasons(rows, table, file_profiles)
-    if halves:
-        each = rows.where(F.col("_state") == GOOD).select("_file", F.explode("_halves").alias("column"))
-        for row in each.groupBy("_file", "column").count().collect():
-            file_profiles[row["_file"]].mended[table.columns[row["column"]].name] = row["count"]
-    if not extras:
-        return file_profiles
-    extra = rows.where(F.col("_extra").isNotNull() & (F.col("_state") != SKIPPED))
-    names = extra.groupBy("_file").agg(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_extra")))).alias("names"))
-    for row in names.collect():
-        file_profiles[row["_file"]].extra = frozenset(row["names"])
-    return file_profiles
-
-
-def _count(rows: DataFrame, table: Table, source: AnySource, file_profiles: list[FileProfile]) -> tuple[int, int]:
-    """Fill in all that one aggregate gives; the numbers of rows with undeclared columns and with `_halves`."""
-    extras = halves = 0
-    state, columns = F.col("_state"), [c.name for c in table.columns]
-    good = state == GOOD
-    wanted_nulls = list(table.expectations.null_rate)
+    table = batch.table
+    null_columns, columns = list(table.expectations.null_rate), [c.name for c in table.columns]
+    good, is_row = F.col("_state") == GOOD, F.col("_state") != SKIPPED
     aggregates = [
-        F.count_if(F.col("_copy") == 0).alias("lines"),
-        F.max("_line").alias("last"),
-        F.count_if((state != SKIPPED) & (F.col("_copy") == 0)).alias("read"),
-        F.count_if((state != SKIPPED) & (F.col("_copy") > 0)).alias("expanded"),
+        F.count_if(is_row & (F.col("_copy") == 0)).alias("read"),
+        F.count_if(is_row & (F.col("_copy") > 0)).alias("expanded"),
         F.count_if(good).alias("good"),
-        F.count_if(state == BAD).alias("bad"),
-        F.count_if(state == FORGOTTEN).alias("forgotten"),
-        F.count_if((state != SKIPPED) & F.col("_extra").isNotNull()).alias("extras"),
-        F.count_if(good & F.col("_halves").isNotNull()).alias("halves"),
-        *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
-        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted_names(wanted_nulls))),
-        *(
-            F.count_if((state != SKIPPED) & F.col(q).isNotNull()).alias(f"c{i}")
-            for i, q in enumerate(quoted_names(columns))
-        ),
+        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted_names(null_columns))),
+        *(F.count_if(is_row & F.col(q).isNotNull()).alias(f"c{i}") for i, q in enumerate(quoted_names(columns))),
     ]
-    if table.event_time:
-        time = event_time(table.event_time, source)
-        aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
-    watermark = source.complete and source.complete.watermark
-    if watermark:
-        reached = event_time(watermark.column, source)
-        aggregates.append(F.max(F.when(good, F.unix_micros(reached))).alias("watermark"))
-    counted = rows.groupBy("_file").agg(*aggregates).collect()
-    for row in counted:
-        if row["_file"] is None or row["lines"] != row["last"]:
-            raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
-        extras += row["extras"]
-        halves += row["halves"]
-        profile = file_profiles[row["_file"]]
-        profile.read, profile.good, profile.bad, profile.expanded = (
-            row["read"],
-            row["good"],
-            row["bad"],
-            row["expanded"],
-        )
-        profile.forgotten = row["forgotten"]
+    for row in rows.groupBy("_file").agg(*aggregates).collect():
+        profile = files[row["_file"]]
+        profile.read, profile.expanded = row["read"] + profile.forgotten, row["expanded"]
+        profile.good = row["good"]
         profile.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
-        profile.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted_nulls)}
-        if row["read"]:
-            masks = [row[m] or 0 for m in mask_names(len(columns))]
-            profile.absent = frozenset(
-                name for i, name in enumerate(columns) if not masks[i // MASK_BITS] >> (i % MASK_BITS) & 1
-            )
-        if table.event_time and row["newest"] is not None:
-            profile.newest = FileProfile.moment(row["newest"])
-        if watermark and row["watermark"] is not None:
-            profile.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
-    return extras, halves
-
-
-def _reasons(rows: DataFrame, table: Table, file_profiles: list[FileProfile]) -> None:
-    unreadable = {kind_unreadable(c): c.name for c in table.columns}
-    each = rows.where(F.col("_state") == BAD).select("_file", F.posexplode("_kinds").alias("position", "what"))
-    counts = each.groupBy("_file", "what.kind").agg(
-        F.count_if(F.col("position") == 0).alias("first"),
-        F.count("*").alias("all"),
-        F.min("what.value").alias("example"),
-    )
-    for row in counts.orderBy("kind").collect():
-        profile = file_profiles[row["_file"]]
-        if row["first"]:
-            profile.reasons[row["kind"]] = row["first"]
-        if row["kind"] in unreadable:
-            profile.unreadable[unreadable[row["kind"]]] = UnreadableValues(row["all"], row["example"])
-        elif row["kind"] in LINE_FAULTS:
-            profile.broken += row["all"]
+        profile.nulls = {name: row[f"n{i}"] for i, name in enumerate(null_columns)}

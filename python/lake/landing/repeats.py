@@ -131,7 +131,7 @@ def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> Da
     """Return the good rows to drop.
 
     Args:
-        rows: rows to load (headrace.lake.landing.frame).
+        rows: rows to load (headrace.lake.landing.arrow_rows.ArrowRows.good_rows), or of a table's days.
         loaded: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
             those of `rows`; None: days are not compared with each other (snapshots).
         table: keys and late_days.
@@ -194,7 +194,7 @@ class KeyedFile:
     path: Location
     #: The day of its rows.
     ds: str = ""
-    #: Whether it has rows that Spark has typed, good and bad ones.
+    #: Whether it has rows that were judged one by one, good and bad ones.
     is_typed: bool = False
     #: The name of the hashes of its rows (headrace.lake.landing.repeats).
     hashes: str = ""

@@ -21,7 +21,6 @@ Anything else stands for itself. A format that ends with the text UTC, GMT or Z 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config.schema import TimeFormat, decimal_digits
-from headrace.lake.landing.convert import list_of
 
 if TYPE_CHECKING:  # Tasks that read lines import this module, but no classes of specs: they take long to make.
     from headrace.config import AnySource, Table
@@ -149,34 +147,3 @@ def spellings_of(source: AnySource, table: Table) -> dict[str, Spelling]:
         elif is_number and source.number_marks != (".", None):
             spellings[column.name] = Spelling(*source.number_marks)
     return spellings
-
-
-@dataclass(frozen=True)
-class SpellingsTask:
-    """A task over rows with columns of text: adds each as plain text under another name. Pickled into tasks."""
-
-    #: (column, name of its plain texts, spelling); a column of strings or of lists of strings.
-    columns: tuple[tuple[str, str, Spelling], ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            plain = {name: _plain(batch.column(source), spelling) for source, name, spelling in self.columns}
-            unchanged = {name: batch.column(name) for name in batch.schema.names if name not in plain}
-            yield pa.RecordBatch.from_pydict(unchanged | plain)
-
-
-def _plain(text: pa.Array, spelling: Spelling) -> pa.Array:
-    if not pa.types.is_list(text.type):
-        return spelling.plain(_valid(text))
-    # A list of which an element is spelled otherwise is null as a whole: its row is bad.
-    return list_of(text, spelling.plain(_valid(text.values)), "array<string>")
-
-
-def _valid(text: pa.StringArray) -> pa.StringArray:
-    """Return texts without those that are not UTF-8: their rows are bad in any case."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        decoded = [v.decode(errors="replace") if v is not None else None for v in text.view(pa.binary()).to_pylist()]
-        return pa.array([v if v is not None and "\ufffd" not in v else None for v in decoded], pa.string())
-    return text

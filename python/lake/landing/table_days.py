@@ -14,17 +14,27 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Table, TableSource
+from headrace.config import AnySource, Table, TableSource, schema
 from headrace.config.schema import TableColumn, quoted_names
 from headrace.config.source import days_of_run, midnight
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.faults import BAD, GOOD
+from headrace.lake.faults import (
+    BAD,
+    GOOD,
+    SHOWN_CHARACTERS,
+    kind_empty,
+    kind_missing,
+    kind_nul,
+    kind_outside,
+    most_bytes,
+    span_outside,
+    untimely_faults,
+)
 from headrace.lake.landing.expectations import summed
-from headrace.lake.landing.frame import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.source_context import SourceContext, incomplete, missing_markers, warn_left_out
 from headrace.lake.spark.session import session
@@ -42,6 +52,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Characters of a row that the quarantine table keeps.
 _RAW = 4_000
 _KINDS = ("late", "updated", "deleted")
+_NUL = "\0"
 
 
 def judged(
@@ -164,6 +175,104 @@ def to_quarantine(rows: DataFrame, table: Table, reasons: DataFrame | None) -> D
         reason.alias("_reason"),
         F.col("_ds").alias("ds"),
     )
+
+
+class Wrong:
+    """One thing that can be wrong with a row: its condition, its kind (for counting), its reason, the value (text)."""
+
+    def __init__(self, when: Column, kind: str, reason: Column, value: Column) -> None:
+        self.when, self.kind, self.reason, self.value = when, kind, reason, value
+
+
+def missing(column: TableColumn, when: Column, value: Column) -> Wrong:
+    """Return the fault that a required column has no value."""
+    kind = kind_missing(column)
+    return Wrong(when, kind, F.lit(kind), value)
+
+
+def out_of_range(table: Table) -> list[Wrong]:
+    """Return the faults of values outside `expectations.ranges`."""
+    faults = []
+    for column, (low, high) in table.expectations.ranges.items():
+        value = column_of(column)
+        outside = F.lit(False)
+        if low is not None:
+            outside = outside | (value < F.lit(low))
+        if high is not None:
+            outside = outside | (value > F.lit(high))
+        text = value.cast("string")
+        reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span_outside(low, high)}"))
+        faults.append(Wrong(F.coalesce(outside, F.lit(False)), kind_outside(column, low, high), reason, text))
+    return faults
+
+
+def unfit_texts(table: Table, ids: Collection[str]) -> list[Wrong]:
+    """Return the faults of texts that `table.ids` and `table.text_nul` refuse.
+
+    Args:
+        table: the declaration.
+        ids: declared text columns whose values are ids.
+    """
+    limits = table.ids
+    faults: list[Wrong] = []
+    for column in table.columns:
+        name, value = column.name, column_of(column.name)
+        if name in ids:
+            if limits.max_bytes is not None:
+                length, most = F.octet_length(value), most_bytes(limits.max_bytes)
+                reason = F.concat(
+                    F.lit(f"{name}: '"),
+                    F.substring(value, 1, SHOWN_CHARACTERS),
+                    F.lit("' has "),
+                    length,
+                    F.lit(f"; {most}"),
+                )
+                faults.append(_unfit(length > limits.max_bytes, f"{name}: {most}", reason, value))
+            if limits.empty == "quarantine":
+                faults.append(_unfit(value == "", kind_empty(name), None, value))
+        if (limits.nul if name in ids else table.text_nul) == "quarantine":
+            kind = kind_nul(name, name in ids)
+            if column.type == "string":
+                faults.append(_unfit(value.contains(_NUL), kind, None, value))
+            elif column.type == "array<string>":
+                faults.append(_unfit(F.exists(value, lambda e: e.contains(_NUL)), kind, None, F.to_json(value)))
+    return faults
+
+
+def _unfit(when: Column, kind: str, reason: Column | None, value: Column) -> Wrong:
+    """Return the fault of a text that may be shown, but has no place in the table; null is none."""
+    example = F.replace(F.substring(value, 1, SHOWN_CHARACTERS), F.lit(_NUL), F.lit("\\0"))
+    text = F.lit(kind) if reason is None else F.replace(reason, F.lit(_NUL), F.lit("\\0"))
+    return Wrong(F.coalesce(when, F.lit(False)), kind, text, example)
+
+
+def untimely(source: AnySource, table: Table) -> list[Wrong]:
+    """Return the faults of events that come too late, or from after their day: of rows with `_from` and `_to`."""
+    if not table.event_time:
+        return []
+    column = table.event_time
+    time = event_time(column, source)
+    text = time.cast("string")
+    late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
+    too_late, too_early = untimely_faults(table.late_days)
+    return [
+        Wrong(when, f"{column}: {fault}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {fault}")), text)
+        for when, fault in ((late, too_late), (future, too_early))
+    ]
+
+
+def event_time(column: str, source: AnySource) -> Column:
+    """Return the instant of a row's event: a date's begins at midnight in the source's time zone."""
+    value = column_of(column)
+    if source.timezone == "UTC":
+        return value.cast("timestamp")
+    local = F.to_utc_timestamp(value.cast("timestamp"), F.lit(source.timezone))
+    return F.when(F.typeof(value) == "date", local).otherwise(value.cast("timestamp"))
+
+
+def column_of(name: str) -> Column:
+    """Return a column by its name, whatever characters it has."""
+    return schema.column(name)
 
 
 def _missing(column: TableColumn) -> Wrong:

@@ -16,18 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.lake.landing.blocks import TOO_LONG, LineBlock, Part, opened, whole_lines
-from headrace.lake.landing.compression import DamagedError, open_plain
 from headrace.lake.landing.delimited import UNCLOSED, QuotedFields
-from headrace.storage import Location, StoreError
 
 #: Bytes that are read and handed on at once.
 BLOCK_BYTES = 4 << 20
 #: A quoted field that is not closed within so many bytes is taken for one that lacks its closing quote: its record's
 #: first line is bad, and reading goes on with the second.
 RECORD_BYTES = 1 << 20
-#: What a task's error says of a file that cannot be read to its end, for the driver to find: then its number and why.
-#: The first is of its content, the second of the file system.
-DAMAGED, UNREADABLE = "LANDING_FILE_DAMAGED", "LANDING_FILE_UNREADABLE"
 _QUOTE = b'"'
 
 
@@ -39,45 +34,6 @@ class NumberedLines:
     texts: pa.Array
     #: Why a line is no row, where that is known already: TOO_LONG, UNCLOSED; else null. string [lines].
     faults: pa.Array
-
-
-@dataclass(frozen=True)
-class ReadLines:
-    """A task over places in `files`: `id` -> `_file`, `_line` from 1, `_text`, `_fault`. Pickled into tasks."""
-
-    #: Number and place of each file.
-    files: tuple[tuple[int, Location], ...]
-    #: Where records may go over several lines; None: each line is a record.
-    fields: QuotedFields | None
-
-    SCHEMA = "_file int, _line bigint, _text string, _fault string"
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for i in batch.column(0).to_pylist():
-                yield from self._read(*self.files[i])
-
-    def _read(self, number: int, path: Location) -> Iterator[pa.RecordBatch]:
-        line = 1
-        try:
-            with open_plain(path) as stream:
-                lines = lines_of(stream)
-                for part in lines if self.fields is None else whole_records(lines, self.fields):
-                    n = len(part.texts)
-                    columns = [
-                        pa.array(np.full(n, number, np.int32)),
-                        pa.array(np.arange(line, line + n)),
-                        part.texts,
-                        part.faults,
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, ["_file", "_line", "_text", "_fault"])
-                    line += n
-        except DamagedError as e:
-            raise RuntimeError(f"{DAMAGED} {number} {e}") from None
-        except StoreError:  # nothing is known of the file
-            raise
-        except OSError as e:
-            raise RuntimeError(f"{UNREADABLE} {number} {e.strerror or e}") from e
 
 
 def lines_of(stream: BinaryIO, block: int = BLOCK_BYTES) -> Iterator[NumberedLines]:

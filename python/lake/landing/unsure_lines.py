@@ -1,6 +1,7 @@
-"""Judgement of landing lines that Arrow is unsure of, in the task that reads them.
+"""Judgement of landing lines that Arrow is unsure of, or cannot read at all, in the task that reads them.
 
-Rows, reasons and counts are those of Spark's rules (headrace.lake.landing.frame), which read files that Arrow does not.
+A line becomes typed rows, each good or bad, and a bad one says why. headrace.lake.landing.exact_casts has the rules of
+single values.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class JudgedLines:
 
 
 def judged_schema(declaration: Declaration) -> pa.Schema:
-    """Return the columns of judged rows, a part of those of `headrace.lake.landing.frame.typed`."""
+    """Return the columns of judged rows, which formats that make rows anew are given, too."""
     position = [("_file", pa.int32()), ("_ds", pa.string()), ("_source_file", pa.string()), ("_line", pa.int64())]
     columns = [(c.name, arrow_type(c.type)) for c in declaration.columns]
     texts = [("_extra", _EXTRA_TYPE), ("_raw", pa.string()), ("_reason", pa.string())]

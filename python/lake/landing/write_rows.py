@@ -128,6 +128,8 @@ class ReadTask:
     codec: str
     #: Values whose rows must not come back, of declared columns.
     forgotten: ForgottenValues | None = None
+    #: Whether all rows are judged one by one, good ones too.
+    judges_all: bool = False
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield the result: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `judged` (names in `folder`), or
@@ -151,7 +153,7 @@ class ReadTask:
 
     def _read(self, part: Part, place: int, output: _Output) -> PartCounts:
         source = self.files[part.file]
-        reader = reader_of_lines(source.form, self.declaration, self.accept)
+        reader = _NoReader() if self.judges_all else reader_of_lines(source.form, self.declaration, self.accept)
         file = (part.file, source.ds, source.name)
         judge = LineJudge(self.declaration, source.form, self.accept, source.times, file, self.forgotten)
         counts, unsure = PartCounts(part.file, readable=[0] * len(self.declaration.columns)), 0
@@ -394,7 +396,7 @@ class RewriteTask:
 
 @dataclass(frozen=True)
 class TypedRowsTask:
-    """Writes the good rows of one day, or its bad ones, that Spark has typed (headrace.lake.landing.frame)."""
+    """Writes the good rows of one day, or its bad ones, that were judged one by one."""
 
     #: (day, Parquet file of typed rows).
     work: tuple[tuple[str, Location], ...]

@@ -198,7 +198,7 @@ def with_day_filter(
 def day_limits(
     source: TableSource, late_days: int, skew_seconds: int, any_age: Collection[str] = ()
 ) -> tuple[Column, Column]:
-    """`_from` and `_to` of rows with `_ds`, see headrace.lake.landing.frame.untimely.
+    """`_from` and `_to` of rows with `_ds`, see headrace.lake.landing.table_days.untimely.
 
     Args:
         source: says what a day is.
