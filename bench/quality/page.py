@@ -196,35 +196,33 @@ SEEDS = (1, 2, 3)
 
 _HEAD = """# Quality
 
-How good headrace's models are: the pipelines in `conf/pipelines`, trained on splits that papers report on, and on
-generated clicks whose best AUC is known.
+This page compares headrace's models with published figures on the same splits, and with the best possible AUC of
+generated clicks.
 
-    make quality                               # all parts and seeds 1, 2, 3: an hour or two on 2 cores
+    make quality                               # all parts, seeds 1, 2, 3: the seconds below sum to 6 hours
     make quality PARTS=beauty,adult SEEDS=1,2  # some
     python -m bench.quality.page               # writes this page from the results
 
-Each case runs the product as a user would: landing files, lake, features, training and evaluation over all ranks.
-Training is `headrace train` on Horovod's ranks, or `headrace baseline` for XGBoost.
+Each case is a pipeline of `conf/pipelines`, run as a user would run it: landing files, lake, features, training and
+evaluation over all ranks. Training is `headrace train` on Horovod's ranks, or `headrace baseline` for XGBoost.
 
-- The data sets are not shipped. `make quality` skips a part whose folder in `../shared/data` is missing, and says so.
-- A finished case and seed is a file in `build/quality/results`. It is valid while the case's settings are the same, so
-  the same command resumes where it was stopped.
-- `build/quality/quality.json` has all figures.
-- `bench/quality/__init__.py` says how to write a part.
-
-How to read the tables:
+- **Data** is not shipped. `make quality` names and skips a part whose folder in `../shared/data` is missing.
+- **Results** are files in `build/quality/results`, one for each case and seed. They count while the case's settings are
+  the same, so the same command resumes where it was stopped. `build/quality/quality.json` has all figures.
+- **New parts**: see `bench/quality/__init__.py`.
 
 | column | meaning |
 | --- | --- |
 | mean | the mean over the seeds. A seed decides initial weights, the order of batches and negatives, never the split |
 | sd | the standard deviation over the seeds (divisor n − 1) |
-| floor, aim | what the case is to reach |
+| floor, aim | the figure that the case must reach, and the one that it aims at |
+| reached | the better of the two that the mean reaches |
 | seconds | those of the stage: start of Spark and of the ranks, training, evaluation |
 | peak MiB | peak memory of all processes of the stage, including the JVM: the greatest of the seeds |
 | 95 % interval | bootstrap of the first seed |
 
-The figures were made with `QUALITY_ARGS="--ranks 1 --threads 1"`, at a low priority beside other work. A quiet machine
-takes a half or a third of these seconds. Ranks and threads change a metric only by the rounding of sums.
+The figures were made with `make quality QUALITY_ARGS="--ranks 1 --threads 1"`, at a low priority beside other work. So
+the seconds are longer than those of a quiet machine. Ranks and threads change a metric only by the rounding of sums.
 """
 
 
