@@ -211,6 +211,22 @@ DRAWN: tuple[str, ...] = (
     "tests/spark/test_delta_log.py::test_deletion_vectors",
     "tests/dist/test_train_horovod.py::test_what_a_rank_has_to_say_reaches_the_user",
     "tests/spark/test_delta_log.py::test_small_files_of_a_table_that_only_grows",
+    "tests/spark/test_features_engines.py::test_rows_that_spark_prepared",
+    "tests/spark/test_delta_log.py::test_spark_reads_what_is_committed_without_it",
+    "tests/spark/test_source_damage.py::test_a_damaged_file_of_another_folder_is_named",
+    "tests/spark/test_features_tables.py::test_tables_without_rows",
+    "tests/spark/test_score_stage.py::test_ranks_by_a_product_of_tasks",
+    "tests/spark/test_ingest_reruns.py::test_deleted_rows_stay_deleted",
+    "tests/spark/test_delta_log.py::test_checkpoints",
+    "tests/spark/test_delta_log.py::test_a_dataset_has_no_rows_that_a_deletion_vector_marks",
+    "tests/spark/test_ingest_unsure.py",
+    "tests/spark/test_score_stage.py::test_neural",
+    "tests/spark/test_features_vocabulary.py::test_three_days",
+    "tests/reported/test_26_slices.py",
+    "tests/reported/test_24_small_files.py::test_rows_of_all_files",
+    "tests/reported/test_27_type_change.py::test_features_by_arrow_and_by_spark",
+    "tests/reported/test_17_names.py::test_an_export_takes_and_gives_the_columns",
+    "tests/reported/test_08_shallow_clone.py::test_rows_of_a_clone",
 )
 DRAWN_PARTS = 8
 
