@@ -46,7 +46,7 @@ class ModelStage(StrEnum):
 def models(
     pipeline: Pipeline,
     stage: Annotated[
-        ModelStage | None, typer.Option("--stage", help="Whose models; else those that the gate judges.")
+        ModelStage | None, typer.Option("--stage", help="Whose models; default: those that the gate judges.")
     ] = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -103,8 +103,6 @@ def promote(
     did so, when and why is kept with it and logged.
     """
     if version is None:
-        from headrace.cli.run import run_stages as run_stages
-
         raise typer.Exit(run_stages(pipeline, workspace(home), ds, overrides(overlays, sets), "promote", "promote"))
 
     promote_version(workspace(home), pipeline, version, reason, overrides(overlays, sets), allow_older)
@@ -117,7 +115,7 @@ def promote(
 def rollback(
     pipeline: Pipeline,
     to: Annotated[
-        str | None, typer.Option("--to", help="The version; else the champion before.", metavar="VERSION")
+        str | None, typer.Option("--to", help="The version; default: the previous champion.", metavar="VERSION")
     ] = None,
     reason: Reason = None,
     sets: Sets = None,
@@ -161,23 +159,23 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
     if as_json:
         print_json({"model": name, "versions": records})
         return
-    names = [n for n in _METRICS if any(n in t["metrics"] for t in records)]
-    saved = [facts.saved_rows(t["saved"]) for t in records]
+    names = [n for n in _METRICS if any(n in record["metrics"] for record in records)]
+    saved = [facts.saved_rows(record["saved"]) for record in records]
     embeddings = ["embeddings"] if any(saved) else []
     headings = [*(f">{n}" for n in names), ">on disk", *embeddings, "decided by"]
     rows_table = table("version", "day", "aliases", "verdict", *headings)
-    for t, rows in zip(records, saved, strict=True):
-        status = t["status"] or "–"
-        size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
-        by = f"{t['by']}: {t['reason']}" if t["by"] else ""
+    for record, rows in zip(records, saved, strict=True):
+        status = record["status"] or "–"
+        size = "gone" if record["bytes"] is None else f"{record['bytes'] / 2**20:,.1f} MiB"
+        by = f"{record['by']}: {record['reason']}" if record["by"] else ""
         row = [
-            t["version"],
-            t["ds"] or "–",
-            ", ".join(t["aliases"]),
+            record["version"],
+            record["ds"] or "–",
+            ", ".join(record["aliases"]),
             plain(status, style=_STATUS_STYLES.get(status, "")),
         ]
         more = [size, *([rows] if embeddings else []), by]
-        rows_table.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
+        rows_table.add_row(*row, *(facts.decimals(record["metrics"].get(n)) for n in names), *more)
     out.print(rows_table)
 
 
@@ -261,14 +259,19 @@ def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str
     _show_promotion(ws, spec, name, roll_back(ws, name, to, reason))
 
 
-def _show_promotion(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
+def _show_promotion(ws: Workspace, spec: Spec, name: str, promotion: Promotion) -> None:
     from headrace.models.registry.versions import CHAMPION, versions
 
     by_version = {v.version: v for v in versions(ws, name)}
-    previous = "none" if done.previous is None else f"version {done.previous}, of {by_version[done.previous].ds}"
-    assert done.now is not None
+    previous = (
+        "none"
+        if promotion.previous is None
+        else f"version {promotion.previous}, of {by_version[promotion.previous].ds}"
+    )
+    assert promotion.now is not None
     out.print(
-        f"the alias {CHAMPION} of {name} is at version {done.now}, of {by_version[done.now].ds} (before: {previous})",
+        f"the alias {CHAMPION} of {name} is at version {promotion.now}, of {by_version[promotion.now].ds} "
+        f"(before: {previous})",
         markup=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""Rows of folders of files and of tables: the first of some files."""
+"""Samples of the rows of folders and tables, for `headrace init`: the first rows of some files."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class _File:
 
 
 def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) -> TableSample:
-    """Rows of a folder of data files; `key=value` folders are columns of text.
+    """Sample the rows of a folder of data files; `key=value` folders are columns of text.
 
     Raises:
-        UserError: a file is none.
+        UserError: a file cannot be read in this format.
     """
     return _rows([_File(f, format_, _hive(PurePosixPath(f.below(root)).parent)) for f in files])
 
 
 def delta_rows(folder: Location) -> TableSample:
-    """Rows of the newest version of a Delta table, from its log's files.
+    """Sample the rows of the newest version of a Delta table, from its log's files.
 
     Raises:
         UserError: a table that headrace does not read, or an empty one.
@@ -79,7 +79,7 @@ def delta_rows(folder: Location) -> TableSample:
 
 
 def iceberg_rows(folder: Location) -> TableSample:
-    """Rows of the newest snapshot of an Iceberg table, from its manifests' files.
+    """Sample the rows of the newest snapshot of an Iceberg table, from its manifests' files.
 
     Raises:
         UserError: a table that headrace does not read, one that its catalog alone knows, or an empty one.
