@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.config.workspace import Workspace
-from headrace.lake.landing import arrow_rows, bzip2, write_rows
+from headrace.lake.landing import arrow_rows, compression, write_rows
 from tests.ingest_lines import NAMES, TABLE, csv_lines, json_lines
 from tests.ingest_support import D1, D2, put, run
 
@@ -64,7 +64,7 @@ def loaded(spark: SparkSession, ws: Workspace, days: dict[str, dict[str, bytes]]
 def test_both_ways_commit_the_same(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that a bzip2 file of one block is read by many tasks: one has lines, the others none.
     monkeypatch.setattr(arrow_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(bzip2, "LEAST_BYTES", 500)
+    monkeypatch.setattr(compression, "LEAST_BYTES", 500)
     # So that hashes of keys are compared range by range.
     monkeypatch.setattr(arrow_rows, "_HASHES_AT_ONCE", 16)
     numbers, row_count = count(), 0

@@ -24,8 +24,7 @@ from headrace.errors.stores import StoreError
 from headrace.errors.translate import exit_message
 from headrace.jobs import run_stage
 from headrace.lake.landing.blocks import Part, blocks
-from headrace.lake.landing.bzip2 import UnpackTask
-from headrace.lake.landing.compression import open_plain
+from headrace.lake.landing.compression import UnpackTask, open_plain
 from headrace.lake.landing.files import find_files
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients

@@ -23,8 +23,7 @@ from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, rem
 from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
-from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
-from headrace.lake.landing.compression import ending
+from headrace.lake.landing.compression import LEAST_BYTES, ending, unpack
 from headrace.lake.landing.profile import FileProfile, UnreadableValues
 from headrace.lake.landing.reader import FileDamaged, LandingBatch, reader_of
 from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask, save_array
@@ -479,8 +478,11 @@ def _parts(
     parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores), unsplit))
     large = [i for i, f in enumerate(files) if f.size > LEAST_BYTES and i not in unsplit]
     bzip2 = {i: (files[i].path, files[i].size) for i in large if ending(files[i].name) == ".bz2"}
-    plain = unpack(spark, bzip2, cores, folder)
-    return [part for unsplit in parts for part in plain.get(unsplit.file, [unsplit])]
+    plain = {
+        i: [Part(i, lines.path, 0, lines.size, lines.first_line) for lines in unpacked]
+        for i, unpacked in unpack(spark, bzip2, cores, folder).items()
+    }
+    return [part for packed in parts for part in plain.get(packed.file, [packed])]
 
 
 def _numbered(spark: SparkSession | None, parts: list[Part]) -> list[Part]:
