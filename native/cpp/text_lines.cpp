@@ -1,4 +1,4 @@
-// Ends of lines of text, and counts of control characters: called from headrace.lake.landing.native by ctypes.
+// Ends of lines of text, and counts of control characters: called from headrace.lake.landing.blocks by ctypes.
 #include <cstdint>
 #include <cstring>
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.native import DATASET
-from headrace.lake.landing.native import LINES
+from headrace.lake.landing.convert import LINES
 from tests.native.fuzz import Exact
 
 #: Parquet's numbers of a page's type, and of encodings.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Table
-from headrace.lake.landing import convert, native
+from headrace.lake.landing import convert
 from headrace.lake.landing.arrow_rows import declaration_of
 from headrace.lake.landing.blocks import LineBlock, TimeRange, read_block
 from headrace.lake.landing.json_lines import JsonReader, parse_plain
@@ -22,7 +22,7 @@ from tests.ingest_lines import COLUMNS, TABLE, json_lines, source
 KINDS = {"s": pa.string(), "é": pa.string(), "i": pa.int64(), "d": pa.float64(), "b": pa.bool_()}
 SCALARS = [c for c in COLUMNS if not str(c["type"]).startswith("array")]
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="make native")
+pytestmark = pytest.mark.skipif(convert.lines_library() is None, reason="make native")
 
 PLAIN = {
     "s": st.text(),
@@ -101,6 +101,12 @@ def test_other_keys_may_be_refused() -> None:
     assert parse_plain(np.zeros(0, np.uint8), np.zeros(1, np.int64), {"l": pa.list_(pa.int64())}, True) is None
 
 
+def remove_library(patch: pytest.MonkeyPatch) -> None:
+    """Have lines read as they are where `make native` has built nothing."""
+    for module in ("blocks", "convert", "json_lines"):
+        patch.setattr(f"headrace.lake.landing.{module}.lines_library", lambda: None)
+
+
 @given(st.lists(json_lines(), min_size=1, max_size=40), st.booleans())
 def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) -> None:
     """The same rows, but for lines at which Arrow's parser stops or gives up."""
@@ -108,9 +114,10 @@ def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) 
     declaration = declaration_of(source(format="jsonl"), table, ())
     block = LineBlock(("\n".join(lines) + "\n").encode(), 1)
     results = []
-    for library in (native.library(), None):
+    for has_library in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", lambda library=library: library)
+            if not has_library:
+                remove_library(patch)
             reader = JsonReader(declaration, accept)
             read = read_block(reader, block, declaration, TimeRange(None, 2**62))
             rows = pa.table([pa.array(read.lines), *read.columns], names=["line", *declaration.names]).to_pylist()
@@ -138,24 +145,25 @@ def test_times_are_as_without_the_library(texts: list[str | None]) -> None:
     column = pa.array(["x", *texts], pa.string())[1:]  # an array with an offset
     with_library = convert.timestamps(column, "Europe/Berlin")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "library", lambda: None)
+        remove_library(patch)
         assert with_library.equals(convert.timestamps(column, "Europe/Berlin"))
 
 
 @pytest.mark.parametrize("accept", [False, True])
-@pytest.mark.parametrize("native_library", [True, False])
+@pytest.mark.parametrize("has_library", [True, False])
 @given(
     rows=st.lists(
         st.dictionaries(st.sampled_from(["n", "N", "s", "S", "x"]), st.integers(0, 9), max_size=4), min_size=1
     )
 )
-def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, native_library: bool) -> None:
+def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, has_library: bool) -> None:
     """The parser reads what the rule says, and leaves a row where the block does not tell which key it has."""
     table = Table.model_validate({"columns": [{"name": "n", "type": "bigint"}, {"name": "S", "type": "bigint"}]})
     declaration = declaration_of(source(format="jsonl"), table, ())
     block = LineBlock("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "library", native.library if native_library else lambda: None)
+        if not has_library:
+            remove_library(patch)
         reader = JsonReader(declaration, accept)
         read = read_block(reader, block, declaration, TimeRange(None, 2**62))
     for line, *values in zip(read.lines.tolist(), *(c.to_pylist() for c in read.columns[:2]), strict=True):

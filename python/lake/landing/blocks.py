@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config.schema import EpochUnit, TableColumn
-from headrace.lake.landing import native
 from headrace.lake.landing.compression import ARROW_NAMES, DamagedError, damage_of, ending, open_plain
-from headrace.lake.landing.convert import lengths, zone_offset
+from headrace.lake.landing.convert import lengths, lines_library, zone_offset
 from headrace.lake.landing.spellings import Spelling
 from headrace.storage import Location, StoreError
 
@@ -92,9 +91,9 @@ class LineBlock:
         #: Why lines are no rows, by their places, where that is known already.
         self.faults: Mapping[int, str] = {}
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-        self.control_characters = native.control_characters(self.bytes)
+        self.control_characters = _control_characters_of(self.bytes)
         #: Place of each line's newline. int64 [lines].
-        self.newlines: I64 = native.places_of_newlines(self.bytes, self.control_characters.newlines)
+        self.newlines: I64 = _places_of_newlines(self.bytes, self.control_characters.newlines)
         #: Place of each line's first byte. int64 [lines].
         self.starts: I64 = np.concatenate([[0], self.newlines[:-1] + 1])
 
@@ -143,6 +142,34 @@ class LineBlock:
     def line_of(self, places: npt.NDArray[Any]) -> I64:
         """Return the lines (counted from 0) in which bytes lie."""
         return np.searchsorted(self.newlines, places)
+
+
+class _ControlCharacters(NamedTuple):
+    """Numbers of control characters: bytes below 32, and some of them."""
+
+    all: int
+    tabs: int
+    newlines: int
+
+
+def _control_characters_of(data: npt.NDArray[np.uint8]) -> _ControlCharacters:
+    """Count the control characters of a text."""
+    lib = lines_library()
+    if lib is None:
+        return _ControlCharacters(*(int(np.count_nonzero(x)) for x in (data < 32, data == 9, data == 10)))
+    counts = np.empty(3, np.int64)
+    lib.headrace_control_characters(data.ctypes.data, len(data), counts.ctypes.data)
+    return _ControlCharacters(*counts.tolist())
+
+
+def _places_of_newlines(data: npt.NDArray[np.uint8], count: int) -> I64:
+    """Return the places of a text's newlines, whose number is known. int64 [count]."""
+    lib = lines_library()
+    if lib is None:
+        return np.flatnonzero(data == 10)
+    places = np.empty(count, np.int64)
+    lib.headrace_newlines(data.ctypes.data, len(data), count, places.ctypes.data)
+    return places
 
 
 def blocks(part: Part, size: int) -> Iterator[LineBlock]:

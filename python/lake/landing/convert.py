@@ -4,11 +4,12 @@ Every function gives null for what is not surely the value that headrace.lake.la
 what was present is a row for those rules, not a bad one.
 
 Dates and timestamps are read digit by digit (by native/cpp/times.cpp where it is built), in the spellings that logs
-have.
+have. The C++ library of lines is loaded here.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -20,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.compute import native
 from headrace.config.schema import EpochUnit, decimal_digits
-from headrace.lake.landing import native
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -76,6 +77,31 @@ _SURE_DIGITS = {pa.int8(): 2, pa.int16(): 4, pa.int32(): 9, pa.int64(): 18}
 _INT64_DIGITS = 18
 #: Below it every integer is a double.
 _EXACT = float(1 << 53)
+#: Version of the C++ library. Raise it with that of native/cpp/json_lines.cpp when a function's name, arguments or
+#: meaning change.
+_LINES_VERSION = 1
+_C_INT64, _C_INT, _POINTER = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+#: The C++ loops over lines of text (native/cpp: json_lines, text_lines, times), where `make native` has built them.
+LINES = native.Interface(
+    "libheadrace_lines.so",
+    "headrace_lines_version",
+    {
+        "headrace_json_lines": (_POINTER, (ctypes.c_char_p, _POINTER, _POINTER, _C_INT64)),
+        "headrace_json_lines_free": (None, (_POINTER,)),
+        "headrace_json_lines_column": (None, (_POINTER, _C_INT64, _POINTER, _POINTER, _POINTER)),
+        "headrace_json_lines_parse": (_C_INT64, (_POINTER, _POINTER, _POINTER, _C_INT64, _C_INT, _POINTER)),
+        "headrace_json_lines_other": (_POINTER, (_POINTER, _C_INT64, _POINTER)),
+        "headrace_newlines": (None, (_POINTER, _C_INT64, _C_INT64, _POINTER)),
+        "headrace_control_characters": (None, (_POINTER, _C_INT64, _POINTER)),
+        "headrace_instants": (None, (_POINTER, _POINTER, _C_INT64, _POINTER, _POINTER, _POINTER)),
+    },
+)
+
+
+@cache
+def lines_library() -> ctypes.CDLL | None:
+    """Return the C++ library, or None where it was not built (or from other sources, which is logged)."""
+    return LINES.load(LINES.path(), _LINES_VERSION)
 
 
 def offsets_of(text: pa.StringArray) -> tuple[I64, npt.NDArray[Any]]:
@@ -204,7 +230,7 @@ def _date(matrix: Matrix) -> tuple[I64, Mask]:
 
 def _instants(text: pa.StringArray) -> tuple[I64, Mask, Mask]:
     """Return (microseconds since 1970, whether it is a time, whether it has no offset) of texts."""
-    n, lib = len(text), native.library()
+    n, lib = len(text), lines_library()
     if lib is not None and n:
         micros, flags = np.empty(n, np.int64), np.empty((2, n), np.uint8)
         offsets, data = offsets_of(text)

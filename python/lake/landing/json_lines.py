@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pjson
 
-from headrace.lake.landing import native
 from headrace.lake.landing.blocks import I64, Declaration, LineBlock, Mask, Parsed, SeenColumns, odd_json
-from headrace.lake.landing.convert import bounds, element_type, from_json, list_of
+from headrace.lake.landing.convert import bounds, element_type, from_json, lines_library, list_of
 
 _KINDS = {pa.string(): 0, pa.int64(): 1, pa.float64(): 2, pa.bool_(): 3}
 _DTYPES = {pa.int64(): np.int64, pa.float64(): np.float64, pa.bool_(): np.uint8}
@@ -60,7 +59,7 @@ def parse_plain(
     Returns:
         None where the library is not there, or a kind is another one.
     """
-    lib = native.library()
+    lib = lines_library()
     if lib is None or not kinds.keys() or any(kind not in _KINDS for kind in kinds.values()):
         return None
     names = [name.encode() for name in kinds]
@@ -158,7 +157,7 @@ class JsonReader:
         self._declaration, self._accept = _by_keys(declaration), accept
         self._column_of = {str(c.steps[0]): c.name for c in declaration.columns}
         self.seen = SeenColumns()
-        self.block_size = _ARROW_BLOCK if native.library() is None else _BLOCK
+        self.block_size = _ARROW_BLOCK if lines_library() is None else _BLOCK
         self._kinds: dict[str, pa.DataType] | None = None
         self._declared = {c.name: c.type for c in self._declaration.columns}
         self._by_lower = {name.lower(): name for name in self._declared}
