@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.landing.compression import DamagedError, open_plain
-from headrace.lake.landing.delimited import UNCLOSED, QuotedFields
-from headrace.lake.landing.text_lines import lines_of, whole_records
+from headrace.lake.landing.delimited import UNCLOSED, QuotedFields, lines_of, whole_records
 from headrace.storage import local
 
 FIELD = st.text(alphabet='ab,"\n é', max_size=6)

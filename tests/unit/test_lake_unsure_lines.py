@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.config.schema import TableColumn
 from headrace.lake.faults import BAD
 from headrace.lake.landing.blocks import TOO_LONG, Declaration, LineBlock, Part, TimeRange, read_block
-from headrace.lake.landing.delimited import UNCLOSED, DelimitedForm, QuotedFields
+from headrace.lake.landing.delimited import UNCLOSED, DelimitedForm, QuotedFields, record_blocks
 from headrace.lake.landing.exact_casts import (
     Members,
     cast_texts,
@@ -30,7 +30,6 @@ from headrace.lake.landing.exact_casts import (
     moment_text,
     text_of,
 )
-from headrace.lake.landing.text_lines import record_blocks
 from headrace.lake.landing.unsure_lines import JudgedLines, LineJudge
 from headrace.lake.landing.write_rows import reader_of_lines
 from headrace.storage import local

@@ -18,10 +18,9 @@ from headrace.config import LandingSource, Table
 from headrace.config.schema import match_names
 from headrace.errors import UserError
 from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, open_plain, without_ending
-from headrace.lake.landing.delimited import DelimitedForm, QuotedFields
+from headrace.lake.landing.delimited import DelimitedForm, QuotedFields, lines_of, whole_records
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.reader import FileRefused, LandingBatch, LandingReader
-from headrace.lake.landing.text_lines import lines_of, whole_records
 from headrace.storage import StoreError
 
 #: Bytes of a header that are read. Its names may have fewer (csv.field_size_limit).

@@ -38,10 +38,9 @@ from headrace.lake.landing.blocks import (
     event_micros,
     read_block,
 )
-from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader, LineForm, QuotedFields
+from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader, LineForm, QuotedFields, record_blocks
 from headrace.lake.landing.json_lines import JsonReader
 from headrace.lake.landing.repeats import key_hashes, save_hashes
-from headrace.lake.landing.text_lines import record_blocks
 from headrace.lake.landing.unsure_lines import JudgedCounts, JudgedLines, LineJudge, judged_schema, later
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
