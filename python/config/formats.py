@@ -18,7 +18,7 @@ class FileFormat:
     must not import Spark: that is for the module of `reader`, which is imported when a day is loaded.
     """
 
-    #: `module:Class` of the `headrace.lake.landing.reader.LandingReader` that reads it.
+    #: `module:Class` of the `headrace.lake.landing.formats.LandingReader` that reads it.
     reader: ClassVar[str]
     #: Columns that the spec must declare.
     columns: ClassVar[tuple[str, ...]] = ()

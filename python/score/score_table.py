@@ -23,8 +23,7 @@ from headrace.lake.landing.arrow_rows import arrow_plan, read_by_arrow
 from headrace.lake.landing.compression import without_ending
 from headrace.lake.landing.delimited import QuotedFields
 from headrace.lake.landing.files import LandingDay, LandingFile
-from headrace.lake.landing.formats import declared_names, header_of, separator_of
-from headrace.lake.landing.reader import FileDamaged, LandingBatch
+from headrace.lake.landing.formats import FileDamaged, LandingBatch, declared_names, header_of, separator_of
 from headrace.lake.landing.write_rows import codec_of
 from headrace.lake.scratch import task_folder
 from headrace.lake.spark.exchange import bounded_batches

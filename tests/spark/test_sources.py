@@ -24,7 +24,7 @@ from headrace.errors import UserError
 from headrace.lake.faults import BAD, GOOD
 from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow
 from headrace.lake.landing.files import find_files
-from headrace.lake.landing.reader import LandingBatch, reader_of
+from headrace.lake.landing.formats import LandingBatch, reader_of
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage
 from headrace.storage import local

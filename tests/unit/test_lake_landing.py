@@ -16,7 +16,7 @@ from headrace.config.source import days_of_run, following, midnight
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.landing.files import LandingDay, LandingFile, find_files
-from headrace.lake.landing.reader import LandingReader, reader_of
+from headrace.lake.landing.formats import LandingReader, reader_of
 from headrace.storage import local
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.lake.landing.delimited import DelimitedForm
-from headrace.lake.landing.reader import LandingBatch, LandingReader
+from headrace.lake.landing.formats import LandingBatch, LandingReader
 
 
 class PipesReader(LandingReader):

@@ -33,8 +33,7 @@ from headrace.config.schema import EpochUnit
 from headrace.errors import UserError
 from headrace.lake.faults import GOOD, SKIPPED, WRONG_FIELDS
 from headrace.lake.landing.delimited import DelimitedForm, LineForm, LineRow
-from headrace.lake.landing.formats import with_header
-from headrace.lake.landing.reader import LandingBatch, LandingReader
+from headrace.lake.landing.formats import LandingBatch, LandingReader, with_header
 
 #: Names as the Kaggle page of the Criteo Display Advertising Challenge gives them; the 1 TB logs have the same fields.
 CRITEO = ("label", *(f"I{k}" for k in range(1, 14)), *(f"C{k}" for k in range(1, 27)))

@@ -22,9 +22,9 @@ from headrace.lake.faults import GOOD
 from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, spark_paths, typed_files
 from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE_ENDINGS
 from headrace.lake.landing.files import LandingDay
+from headrace.lake.landing.formats import POSITION, FileRefused, LandingBatch, LandingReader, reader_of
 from headrace.lake.landing.plan import LoadPlan
 from headrace.lake.landing.profile import FileProfile, empty_profiles, recount
-from headrace.lake.landing.reader import POSITION, FileRefused, LandingBatch, LandingReader, reader_of
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of

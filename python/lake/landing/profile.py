@@ -13,7 +13,7 @@ from headrace.config.schema import quoted_names
 from headrace.lake.faults import GOOD, NOT_JSON, NOT_UTF8, SKIPPED, WRONG_FIELDS
 from headrace.lake.landing.blocks import TOO_LONG
 from headrace.lake.landing.delimited import STRAY, UNCLOSED
-from headrace.lake.landing.reader import LandingBatch
+from headrace.lake.landing.formats import LandingBatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Reasons that are about a line as a whole.
