@@ -25,9 +25,9 @@ from headrace.config import LandingSource, Table
 from headrace.config.workspace import Workspace
 from headrace.lake.faults import GOOD
 from headrace.lake.landing.arrow_rows import arrow_plan, read_by_arrow
+from headrace.lake.landing.expectations import empty_profiles
 from headrace.lake.landing.files import find_files
 from headrace.lake.landing.formats import LandingBatch
-from headrace.lake.landing.profile import empty_profiles
 from headrace_datasets.readers import CRITEO
 from tests.ingest_lines import COLUMNS, INTEGERS, NAMES, TABLE, WORDS, csv_lines, json_lines, source
 

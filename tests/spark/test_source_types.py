@@ -23,7 +23,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.features.ops.numbers import decimal_doubles, decimal_texts
 from headrace.lake.faults import BAD, GOOD
-from headrace.lake.landing.profile import empty_profiles
+from headrace.lake.landing.expectations import empty_profiles
 from headrace.lake.tables.declared import table_rows
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.values import extract

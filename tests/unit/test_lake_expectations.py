@@ -12,7 +12,7 @@ from headrace.cli.summary import data_lines
 from headrace.config import Expectations, Table, load_spec
 from headrace.errors import UserError
 from headrace.lake.landing import expectations
-from headrace.lake.landing.profile import FileProfile, UnreadableValues
+from headrace.lake.landing.expectations import FileProfile, UnreadableValues
 from headrace.quality.report.blocks import Cell, Day, ReportTable
 from headrace.quality.report.data import data_quality
 from headrace.stage.manifest import Manifest

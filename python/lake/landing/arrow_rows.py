@@ -24,8 +24,8 @@ from headrace.lake.faults import GOOD
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.blocks import Declaration, Part, TimeRange
 from headrace.lake.landing.compression import LEAST_BYTES, ending, unpack
+from headrace.lake.landing.expectations import FileProfile, UnreadableValues
 from headrace.lake.landing.formats import FileDamaged, LandingBatch, reader_of
-from headrace.lake.landing.profile import FileProfile, UnreadableValues
 from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask, save_array
 from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.landing.unsure_lines import JudgedCounts

@@ -18,13 +18,13 @@ from headrace.errors import UserError
 from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.faults import GOOD
+from headrace.lake.faults import GOOD, SKIPPED
 from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, spark_paths, typed_files
 from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE_ENDINGS
+from headrace.lake.landing.expectations import FileProfile, empty_profiles
 from headrace.lake.landing.files import LandingDay
 from headrace.lake.landing.formats import POSITION, FileRefused, LandingBatch, LandingReader, reader_of
 from headrace.lake.landing.plan import LoadPlan
-from headrace.lake.landing.profile import FileProfile, empty_profiles, recount
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import SourceContext
 from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
@@ -92,7 +92,7 @@ class JudgedRows:
         """Return the profile of each file."""
         files = [self.arrow.profile(i, f) for i, f in enumerate(empty_profiles(self.ctx.table, self.batch))]
         if self.finished is not None:
-            recount(self.finished, self.batch, files)
+            _recount(self.finished, self.batch, files)
         return files
 
     def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
@@ -168,6 +168,32 @@ class JudgedRows:
         near = read_version(self.batch.spark, self.ctx.events, version, _between(first, last, pending))
         near = near.where(F.col("ds").between(first, last) & ~F.col("ds").isin(sorted(pending)))
         return near.select(*(F.col(k) for k in quoted_names(self.ctx.table.keys)), "ds")
+
+
+def _recount(rows: DataFrame, batch: LandingBatch, files: list[FileProfile]) -> None:
+    """Count the rows of files anew that a format has made of judged ones (`LandingReader.finish`); bad rows stay.
+
+    Args:
+        rows: the rows.
+        batch: of the files.
+        files: their profiles, which are changed.
+    """
+    table = batch.table
+    null_columns, columns = list(table.expectations.null_rate), [c.name for c in table.columns]
+    good, is_row = F.col("_state") == GOOD, F.col("_state") != SKIPPED
+    aggregates = [
+        F.count_if(is_row & (F.col("_copy") == 0)).alias("read"),
+        F.count_if(is_row & (F.col("_copy") > 0)).alias("expanded"),
+        F.count_if(good).alias("good"),
+        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted_names(null_columns))),
+        *(F.count_if(is_row & F.col(q).isNotNull()).alias(f"c{i}") for i, q in enumerate(quoted_names(columns))),
+    ]
+    for row in rows.groupBy("_file").agg(*aggregates).collect():
+        profile = files[row["_file"]]
+        profile.read, profile.expanded = row["read"] + profile.forgotten, row["expanded"]
+        profile.good = row["good"]
+        profile.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
+        profile.nulls = {name: row[f"n{i}"] for i, name in enumerate(null_columns)}
 
 
 def read_batch(ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, staging: Location) -> JudgedRows:

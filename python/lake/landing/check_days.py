@@ -24,9 +24,9 @@ from headrace.errors.spark import UnreadableDataFile
 from headrace.errors.translate import own_error
 from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.landing import expectations
+from headrace.lake.landing.expectations import FileProfile
 from headrace.lake.landing.load import commit_files, create_quarantine, forgotten_unless_refused
 from headrace.lake.landing.plan import declaration
-from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.repeats import repeated_rows
 from headrace.lake.landing.source_context import (
     SourceContext,

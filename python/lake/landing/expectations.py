@@ -1,20 +1,23 @@
-"""Expectations of a day and its columns beside their declaration, checked before anything is committed."""
+"""Expectations of a day and its columns beside their declaration, checked before anything is committed.
+
+They are checked by the profiles of the day's files: counts of rows, nulls, reasons and columns.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from headrace.config import Expectations, Table
 from headrace.config.source import following, midnight
 from headrace.errors import UserError
 from headrace.lake.landing.files import file_patterns
+from headrace.lake.landing.formats import LandingBatch
 from headrace.lake.landing.load_history import LoadRecord
 from headrace.lake.landing.plan import DayFiles, LoadPlan, loaded_after
-from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.source_context import SourceContext, declared_rows
 
 #: A column is retyped where more than this share of its values in a file are not of its type.
@@ -24,6 +27,61 @@ _LOG = logging.getLogger("headrace.lake")
 
 #: Characters that Delta refuses in a column's name (without column mapping).
 _NOT_IN_NAMES = set(" ,;{}()\n\t=")
+
+
+@dataclass(frozen=True)
+class UnreadableValues:
+    """Values of one column in one file that are not of its type."""
+
+    count: int
+    example: str
+
+
+@dataclass
+class FileProfile:
+    """Profile of one landing file."""
+
+    ds: str
+    name: str
+    #: Why none of it was read (`expectations.max_bad_files`); None: it was.
+    fault: str | None = None
+    #: Data lines: neither headers nor empty ones.
+    read: int = 0
+    good: int = 0
+    bad: int = 0
+    #: Rows that must not come back (headrace.lake.forgotten), good or not.
+    forgotten: int = 0
+    #: Rows beyond one a line (lists that are exploded, drawn negatives).
+    expanded: int = 0
+    #: Bad rows that do not even read as a line.
+    broken: int = 0
+    #: Declared columns that no row of the file has a key for.
+    absent: frozenset[str] = frozenset()
+    #: Undeclared columns.
+    extra: frozenset[str] = frozenset()
+    #: By column: values, good rows' or not, that are of the type.
+    readable: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, UnreadableValues] = field(default_factory=dict)
+    #: By column: texts of good rows that have U+FFFD for half a surrogate pair.
+    mended: dict[str, int] = field(default_factory=dict)
+    #: By column of `expectations.null_rate`: nulls in good rows.
+    nulls: dict[str, int] = field(default_factory=dict)
+    #: First reason of each bad row.
+    reasons: dict[str, int] = field(default_factory=dict)
+    newest: datetime | None = None
+    #: Greatest value of the column of `source.complete.watermark` in good rows.
+    watermark: datetime | None = None
+
+    @staticmethod
+    def moment(micros: int) -> datetime:
+        """Return a moment by its microseconds since 1970."""
+        return datetime.fromtimestamp(micros / 1e6, UTC)
+
+
+def empty_profiles(table: Table, batch: LandingBatch) -> list[FileProfile]:
+    """Return a profile without rows of each file of a batch, in order."""
+    nulls = dict.fromkeys(table.expectations.null_rate, 0)
+    return [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
 
 
 @dataclass(frozen=True)

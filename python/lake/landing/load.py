@@ -33,12 +33,11 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.delta.with_spark import broken_constraints, read_version, write_checkpoint
 from headrace.lake.landing.batch_rows import JudgedRows, Places, read_batch
-from headrace.lake.landing.expectations import assess_day
+from headrace.lake.landing.expectations import FileProfile, assess_day
 from headrace.lake.landing.files import LandingDay
 from headrace.lake.landing.formats import FileDamaged, FileRefused, LandingBatch, reader_of
 from headrace.lake.landing.load_history import LoadRecord, row_counts
 from headrace.lake.landing.plan import DayFiles, LoadPlan
-from headrace.lake.landing.profile import FileProfile
 from headrace.lake.landing.source_context import SourceContext, behind_watermark, incomplete, warn_left_out
 from headrace.lake.landing.write_rows import QUARANTINE, Dropped
 from headrace.storage import Fence, Location, StoreRefused

@@ -34,8 +34,7 @@ from headrace.lake.faults import (
     span_outside,
     untimely_faults,
 )
-from headrace.lake.landing.expectations import summed
-from headrace.lake.landing.profile import FileProfile
+from headrace.lake.landing.expectations import FileProfile, summed
 from headrace.lake.landing.source_context import SourceContext, incomplete, missing_markers, warn_left_out
 from headrace.lake.spark.session import session
 from headrace.lake.tables.change_feed import DELETE, INSERT, POSTIMAGE, TYPE

@@ -101,7 +101,7 @@ class _Fault:
 
 @dataclass
 class JudgedCounts:
-    """Counts of judged rows; see `headrace.lake.landing.profile.FileProfile`. JSON values, by columns' names."""
+    """Counts of judged rows; see `headrace.lake.landing.expectations.FileProfile`. JSON values, by columns' names."""
 
     skipped: int = 0
     good: int = 0

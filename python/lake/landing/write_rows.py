@@ -68,7 +68,7 @@ class SourceFile:
 
 @dataclass
 class PartCounts:
-    """Counts of the rows of a part; see `headrace.lake.landing.profile.FileProfile`."""
+    """Counts of the rows of a part; see `headrace.lake.landing.expectations.FileProfile`."""
 
     file: int
     lines: int = 0
