@@ -28,7 +28,7 @@ from headrace.features.arrow import fit as arrow_fit
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.spark import fit as spark_fit
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
-from headrace.lake.landing import arrow_rows, batch_rows, compression
+from headrace.lake.landing import arrow_rows, compression, load
 from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.session import session
@@ -185,7 +185,7 @@ def ingest(spec: Spec, ws: Workspace, ds: str) -> Any:
         (arrow_rows, "_DRIVER_ROWS", 0),
         (arrow_rows, "_DRIVER_SORTS", 0),
         (arrow_rows, "_HASHES_AT_ONCE", 16),
-        (batch_rows, "_FEW", 0),
+        (load, "_FEW", 0),
         (compression, "LEAST_BYTES", 500),
     ):
         assert hasattr(module, name)

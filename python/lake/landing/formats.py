@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import LandingSource, Table
-from headrace.config.schema import match_names
+from headrace.config.schema import is_of_list, match_names
 from headrace.config.source import following, midnight
 from headrace.errors import UserError
-from headrace.lake.landing.compression import COMPRESSIONS, DamagedError, open_plain, without_ending
+from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE_ENDINGS, DamagedError, open_plain, without_ending
 from headrace.lake.landing.delimited import DelimitedForm, LineForm, QuotedFields, lines_of, whole_records
 from headrace.lake.landing.files import LandingDay, LandingFile
 from headrace.plugins import import_class
@@ -120,6 +120,38 @@ def reader_of(source: LandingSource) -> LandingReader:
     key = f"source.format {source.format}"
     # What is imported is a subclass; one with abstract methods left raises TypeError here.
     return import_class(source.file_format.reader, LandingReader, key, "reader")()  # type: ignore[type-abstract]
+
+
+def checked_reader(batch: LandingBatch) -> LandingReader:
+    """Return the reader of the batch's landing files, whose format is checked against the declared columns.
+
+    Raises:
+        FileRefused: a file is compressed in a way that cannot be read.
+        UserError: a column that the format needs is not declared, or one is declared as the format has none.
+    """
+    for _, file in batch.files:
+        if (suffix := file.path.suffix.lower()) in UNREADABLE_ENDINGS:
+            raise FileRefused(
+                file,
+                f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "
+                f"as one of {', '.join(COMPRESSIONS)}",
+            )
+    known = batch.source.file_format
+    declared = {c.name for c in batch.table.columns}
+    for name in known.columns:
+        if name not in declared:
+            raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
+    for c in batch.table.columns:
+        if c.path is not None and not known.paths:
+            raise UserError(
+                f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
+            )
+        if not known.list_paths and any(map(is_of_list, c.steps)):
+            raise UserError(
+                f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables and of "
+                f"'jsonl', and not of '{batch.source.format}': have the writer flatten it, or declare the list itself"
+            )
+    return reader_of(batch.source)
 
 
 class CsvReader(LandingReader):
