@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from headrace.errors import UserError
 from headrace.lake.landing.blocks import LINE_BYTES, TOO_LONG, LineBlock, odd_json, whole_lines
 from headrace.lake.landing.delimited import UNCLOSED, QuotedFields, lines_of, whole_records
+from headrace.lake.landing.exact_casts import columns_with_halves, without_halves
 from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
-from headrace.lake.landing.json_paths import columns_with_halves, without_halves
 from headrace.storage import local
 
 TOKENS = ('"', '""', ",", "x", " ", "\n", '"\n', ',"', '",', '5" pipe,"z\n', '"a"b,"\n', 'é,"', "\r\n")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.schema import path_steps
-from headrace.lake.landing.json_paths import Reached, parsed, reach, reached_by_lists, text_of
+from headrace.lake.landing.exact_casts import Reached, parsed, reach, reached_by_lists, spelled_text
 
 EVENT = {
     "items": [{"id": "a", "price": 1.5, "tags": [{"t": 1}, {"t": 2}]}, {"ID": "b", "tags": [{"t": 3}]}, None],
@@ -55,7 +55,7 @@ def test_fields_of_all_records(values: list[Any]) -> None:
     line = json.dumps({"o": [{"v": v} for v in values]})
     paths = {3: path_steps("o[].v")}
     target = reached_by_lists(line.encode(), paths)[3]
-    assert json.loads(text_of(target.value) or "") == values
+    assert json.loads(spelled_text(target.value) or "") == values
     assert target.is_present
     for text in ("[", line[:-1], '{"o": {"v": 1}}'):
         assert reached_by_lists(text.encode(), paths) == {}
@@ -63,6 +63,6 @@ def test_fields_of_all_records(values: list[Any]) -> None:
 
 def test_numbers_and_texts_are_as_they_are_spelled() -> None:
     value = parsed('{"a": [1.50, 12345678901234567890, -0, 1E3, "é\\u0000", true, null]}')
-    assert text_of(value) == '{"a":[1.50,12345678901234567890,-0,1E3,"é\\u0000",true,null]}'
+    assert spelled_text(value) == '{"a":[1.50,12345678901234567890,-0,1E3,"é\\u0000",true,null]}'
     deep = "[" * 100_000 + "]" * 100_000
     assert reached_by_lists(deep.encode(), {0: ("a", "b")}) == {}

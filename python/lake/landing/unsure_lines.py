@@ -43,18 +43,21 @@ from headrace.lake.landing.exact_casts import (
     DeclaredNames,
     Members,
     NamedNumber,
+    Reached,
     cast_texts,
+    columns_with_halves,
     double_text,
     element_text,
     elements_of,
     float_text,
     members_of,
     moment_text,
+    reached_by_lists,
     room_for_levels,
+    spelled_text,
     text_of,
+    without_halves,
 )
-from headrace.lake.landing.json_paths import Reached, columns_with_halves, reached_by_lists, without_halves
-from headrace.lake.landing.json_paths import text_of as spelled_text
 
 _NUL = "\0"
 _EXTRA_TYPE = pa.map_(pa.string(), pa.string())
