@@ -257,7 +257,7 @@ class JudgedRows:
         table = self.ctx.table
         if not table.keys:
             return None
-        near = near_files(self.ctx, self.plan, self.batch.days, left_out)
+        near = _near_files(self.ctx, self.plan, self.batch.days, left_out)
         if near is None or deleted.table.num_rows:
             good_rows = self.good_rows(quoted_names(table.keys))
             if good_rows is None:
@@ -311,7 +311,7 @@ class JudgedRows:
         return rows.where(~F.col("_ds").isin(sorted(left_out))) if left_out else rows
 
     def _loaded(self, left_out: Collection[str]) -> DataFrame | None:
-        """Return the keys of rows of the table that the batch's are compared with (see `near_files`), by Spark."""
+        """Return the keys of rows of the table that the batch's are compared with (see `_near_files`), by Spark."""
         if not self.ctx.source.daily:
             return None
         first, last, pending = _nearby(self.ctx, self.plan, self.batch.days, left_out)
@@ -371,7 +371,7 @@ def read_batch(ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, staging:
     return JudgedRows(ctx, plan, batch, replace(arrow, judged_files=tuple(files)), arrow.judged <= _FEW, finished)
 
 
-def near_files(
+def _near_files(
     ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
 ) -> list[tuple[str, Location]] | None:
     """Return (day, data file) of the rows that those of `days` are compared with: of loaded days nearby that stay.
