@@ -75,7 +75,7 @@ HOROVOD ?= $(or $(patsubst $(VENV_STAMPS)/horovod.%,%,$(firstword $(wildcard $(V
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test test-all test-long test-pythons setup-test setup-test-all downloads-test downloads-test-all lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check docs lock format
+.PHONY: demo setup-demo closed-loop test test-all test-long test-long-here test-pythons setup-test setup-test-all downloads-test downloads-test-all lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check docs lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -234,8 +234,10 @@ export-parity: env onnx
 
 # --- what people run ------------------------------------------------------------------------------------------------
 
-demo:
+# A recipe that calls make does nothing else: `make -n` runs the whole of it.
+setup-demo:
 	@$(MAKE) -j4 env
+demo: setup-demo
 	@$(HEADRACE) generate clicks --home $(HOME_DIR) --until $(DS)
 	@$(HEADRACE) run clicks --home $(HOME_DIR) --ds $(DS)
 
@@ -294,16 +296,17 @@ test: setup-test
 test-all: setup-test-all
 	@HEADRACE_TEST_LANE=all $(PYTEST) $(PYTEST_ARGS)
 # A test may take hours: ten times its examples. A run that was stopped goes on at the same commit.
-test-long: setup-test-all
+test-long: test-long-here test-pythons
+test-long-here: setup-test-all
 	@HEADRACE_TEST_LANE=long HEADRACE_TEST_PASSED=build/test-long/$$(git rev-parse --short=12 HEAD) $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
 	@$(VENV_PYTHON) -m bench.bench_serve --soak --minutes 10
-	@$(MAKE) test-pythons
 
 # PYTHONS="3.12": those alone. Each environment has a Horovod of its own; native libraries and jars are those of .venv.
 PYTHONS ?= $(filter-out $(PYTHON_VERSION),$(PYTHON_VERSIONS))
 test-pythons: $(addprefix test-python-,$(PYTHONS))
-test-python-%: $(QUICK_READS)
+setup-python-%: $(QUICK_READS)
 	@$(MAKE) VENV=build/pythons/$* VENV_STAMPS=$(STAMPS)/$* PYTHON=python$* HOROVOD=gloo $(addprefix $(STAMPS)/$*/,horovod.gloo package plugins serve)
+test-python-%: setup-python-%
 	@HEADRACE_TEST_LANE=quick build/pythons/$*/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS) tests/unit
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(VENV_STAMPS)/package

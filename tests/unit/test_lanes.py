@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from headrace.config.installation import checkout
 from tests.lanes import (
-    DRAWN,
     DRAWN_PARTS,
+    EACH_RUN,
     FIXTURES,
     FOLDERS,
     LANES,
@@ -30,6 +31,19 @@ from tests.lanes import (
     part_of,
     scale_examples,
 )
+
+
+def run_pytest(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the tests of a folder, with the plugins that lanes need alone: they load faster."""
+    plugins = ["_hypothesis_pytestplugin", *(["xdist.plugin"] if "-n" in options else [])]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"-p{p}" for p in plugins), *options, "."],
+        env=os.environ | {"PYTHONPATH": str(checkout()), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **(env or {})},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def lanes_of(markers: set[str]) -> set[str]:
@@ -64,7 +78,7 @@ def test_each_lane_has_its_target() -> None:
 
 def test_what_the_tables_name_is_here() -> None:
     assert [f for f in FOLDERS if not any((checkout() / f).glob("test_*.py"))] == []
-    for prefix in [*QUICK_JVM, *SLOW, *DRAWN]:
+    for prefix in [*QUICK_JVM, *SLOW, *EACH_RUN]:
         file, _, function = prefix.partition("::")
         if not function:
             assert any(checkout().glob(f"{prefix}*" if prefix.endswith(".py") else f"{prefix}*.py")), prefix
@@ -77,17 +91,26 @@ def test_what_the_tables_name_is_here() -> None:
 def test_who_uses_spark_is_slow_unless_it_is_named() -> None:
     quick = next(iter(QUICK_JVM))
     assert markers_of(quick, ["spark"], []) == {"jvm"}
-    assert markers_of("tests/unit/test_any.py", ["spark"], []) == {"jvm", "slow"}
-    assert markers_of("tests/unit/test_any.py", [], ["jvm"]) == {"slow"}
+    assert markers_of("tests/unit/test_any.py", ["spark"], []) == {"jvm", "slow", "drawn"}
+    assert markers_of("tests/unit/test_any.py", [], ["jvm"]) == {"slow", "drawn"}
     assert markers_of("tests/unit/test_any.py", ["tmp_path"], []) == set()
-    assert markers_of("tests/rack/test_any.py", [], []) == {"jvm", "rack", "extra", "slow"}
+    assert markers_of("tests/rack/test_any.py", [], []) == {"jvm", "rack", "extra", "slow", "drawn"}
 
 
-def test_what_is_drawn_is_slow_and_each_part_has_some() -> None:
-    assert all("slow" in markers_of(f"{prefix}::test_any", ["spark"], []) for prefix in DRAWN)
-    assert {part_of(prefix) for prefix in DRAWN} == set(range(DRAWN_PARTS))
-    assert part_of("tests/unit/test_lanes.py::test_what_is_drawn") is None
-    assert not [prefix for prefix in QUICK_JVM if part_of(prefix) is not None]
+def test_slow_tests_are_drawn_unless_each_run_takes_them() -> None:
+    assert all(
+        {"slow", "drawn"} & markers_of(f"{prefix}::test_any", ["spark"], ["jvm"]) == {"slow"} for prefix in EACH_RUN
+    )
+    assert markers_of("tests/spark/test_any.py::test_any", [], []) == {"jvm", "slow", "drawn"}
+    assert markers_of("tests/unit/test_any.py::test_any", [], ["slow"]) == {"drawn"}
+    assert all(markers_of(prefix, [], []) >= {"slow", "drawn"} for prefix in SLOW if not prefix.startswith(EACH_RUN))
+    assert not [prefix for prefix in QUICK_JVM if "drawn" in markers_of(prefix, ["spark"], [])]
+
+
+def test_a_file_is_in_one_part_and_each_part_has_some() -> None:
+    files = [str(path.relative_to(checkout())) for path in (checkout() / "tests" / "spark").glob("test_*.py")]
+    assert {part_of(f"{file}::test_any[a::b]") for file in files} == set(range(DRAWN_PARTS))
+    assert all(part_of(f"{file}::test_any") == part_of(f"{file}::test_other") for file in files)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +164,7 @@ def test_lacks_a_gpu(): pytest.skip("no GPU")
         ("", {"passed": 6, "skipped": 2, "examples": 20}),
         ("quick", {"passed": 4, "skipped": 1, "failed": 1, "deselected": 2, "examples": 6}),
         ("all", {"passed": 5, "skipped": 1, "failed": 1, "deselected": 1, "examples": 6}),
-        ("long", {"passed": 3, "deselected": 5}),
+        ("long", {"passed": 4, "deselected": 4}),
     ],
 )
 def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) -> None:
@@ -150,15 +173,8 @@ def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) ->
         "import os\nfrom tests.lanes import LanePlugin\n"
         f"def pytest_configure(config): config.pluginmanager.register(LanePlugin({lane!r}))\n"
     )
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    long\n    jvm\n")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(checkout())},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    long\n    jvm\n    drawn\n")
+    ran = run_pytest(tmp_path, "-s", env={SEED: str(part_of("test_some.py"))})
     counted = {word: int(n) for n, word in re.findall(r"(\d+) (passed|skipped|failed|deselected)", ran.stdout)}
     if examples := re.search(r"examples (\d+) \1", ran.stdout):
         counted["examples"] = int(examples[1])
@@ -167,32 +183,26 @@ def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) ->
 
 
 def test_seeds_one_after_the_other_take_each_drawn_test_once(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('n', range(7))\ndef test_drawn(n): pass\ndef test_each_run(): pass\n"
-    )
+    for n in range(7):
+        (tmp_path / f"test_{n}.py").write_text(
+            "import pytest\n@pytest.mark.slow\ndef test_drawn(): pass\ndef test_each_run(): pass\n"
+        )
     (tmp_path / "conftest.py").write_text(
-        "from tests import lanes\nlanes.DRAWN = tuple(f'test_some.py::test_drawn[{n}' for n in range(7))\n"
+        "from tests import lanes\nlanes.DRAWN_PARTS = 3\n"
         "def pytest_configure(config): config.pluginmanager.register(lanes.LanePlugin('all'))\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    drawn\n    slow\n    long\n")
     taken: list[str] = []
-    for seed in range(100, 100 + DRAWN_PARTS):
-        ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "no:xdist", "."],
-            env=os.environ | {"PYTHONPATH": str(checkout()), SEED: str(seed)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        tests = re.findall(r"test_some.py::(\S+)", ran.stdout)
-        assert "test_each_run" in tests, ran.stdout + ran.stderr
-        taken += [test for test in tests if test != "test_each_run"]
-    assert sorted(taken) == [f"test_drawn[{n}]" for n in range(7)]
+    for seed in range(100, 103):
+        ran = run_pytest(tmp_path, "--collect-only", env={SEED: str(seed)})
+        tests = re.findall(r"test_(\d)\.py::(\S+)", ran.stdout)
+        assert [n for n, test in tests if test == "test_each_run"] == [*"0123456"], ran.stdout + ran.stderr
+        taken += [n for n, test in tests if test == "test_drawn"]
+    assert sorted(taken) == [*"0123456"]
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_run_goes_on_where_another_stopped(processes: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_a_run_goes_on_where_another_stopped(processes: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import os, pytest\n\n"
         "def test_passes(): pass\n\n"
@@ -209,14 +219,7 @@ def test_a_run_goes_on_where_another_stopped(processes: str, tmp_path: Path) -> 
     passed_file = tmp_path / "of a commit" / "passed.txt"
     runs = []
     for mended in ({}, {"MENDED": "1"}, {}):
-        ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider", "."],
-            env=os.environ | {"PYTHONPATH": str(checkout()), PASSED: str(passed_file)} | mended,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = run_pytest(tmp_path, *processes, env={PASSED: str(passed_file)} | mended)
         counts = re.findall(r"(\d+) (passed|skipped|failed|error)", ran.stdout)
         runs.append((ran.returncode, {word: int(n) for n, word in counts}))
     assert runs == [(1, {"passed": 2, "skipped": 1, "failed": 1, "error": 1}), (0, {"passed": 2}), (0, {})]
@@ -226,13 +229,10 @@ def test_a_run_goes_on_where_another_stopped(processes: str, tmp_path: Path) -> 
 
 
 def test_a_lane_that_there_is_not(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "tests/unit/test_lanes.py"],
-        env=os.environ | {VARIABLE: "fast"},
-        cwd=checkout(),
-        capture_output=True,
-        text=True,
-        check=False,
+    (tmp_path / "conftest.py").write_text(
+        "import os\nfrom tests.lanes import VARIABLE, LanePlugin\n"
+        "def pytest_configure(config): config.pluginmanager.register(LanePlugin(os.environ[VARIABLE]))\n"
     )
+    ran = run_pytest(tmp_path, "--collect-only", env={VARIABLE: "fast"})
     assert ran.returncode == 4
     assert "HEADRACE_TEST_LANE=fast: there is no such lane; lanes: quick, all, long" in ran.stderr

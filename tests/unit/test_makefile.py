@@ -189,6 +189,14 @@ def test_everything_that_tests_import_is_installed_for_them() -> None:
     assert needed - graph().made_before("test") <= {"clickhouse"}
 
 
+def test_a_recipe_that_calls_make_does_nothing_else() -> None:
+    """Because of .ONESHELL `make -n` runs all lines of such a recipe: the day of a demo, or hours of tests."""
+    calls = {target: [line for line in recipe.splitlines() if line] for target, recipe in graph().recipes.items()}
+    assert {"setup-demo", "setup-test-all"} <= {t for t, lines in calls.items() if any("$(MAKE)" in x for x in lines)}
+    mixed = [t for t, lines in calls.items() if len({"$(MAKE)" in x for x in lines if not x.startswith("\t#")}) > 1]
+    assert mixed == []
+
+
 def test_what_a_contributor_waits_for_fetches_nothing_large() -> None:
     large = {"rapids", "cuda", "native-cuda", "hadoop", "s3", "s3proxy", "iceberg", "clickhouse"}
     assert graph().made_before("test") & large == set()
