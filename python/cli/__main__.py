@@ -1,4 +1,4 @@
-"""`python -m headrace.cli`: the console script, by module."""
+"""Entry point of `python -m headrace.cli`, the same as the command `headrace`."""
 
 from headrace.cli import main
 

@@ -62,17 +62,21 @@ def show(repository: _Repository) -> None:
 
 
 def folders_by_model(pairs: Sequence[str]) -> dict[str, Location]:
-    """Return folders by model from `MODEL=DIR`. Raises UserError: another form, or no folder."""
+    """Return the folders by model from texts `MODEL=DIR`.
+
+    Raises:
+        UserError: a text has another form, a model is named twice, or a folder does not exist.
+    """
     from headrace.storage import local
 
     folders: dict[str, Location] = {}
     for pair in pairs:
-        model, is_pair, folder = pair.partition("=")
-        if not is_pair or not model or model in folders:
+        model, separator, folder = pair.partition("=")
+        if not separator or not model or model in folders:
             raise UserError(f"'{pair}': expected MODEL=DIR, each model once")
-        if not (place := local(folder)).is_dir():
+        if not (location := local(folder)).is_dir():
             raise UserError(f"{folder}, for model '{model}', is no folder")
-        folders[model] = place
+        folders[model] = location
     return folders
 
 
@@ -81,8 +85,9 @@ def push_folders(repository: Path, pairs: Sequence[str], deltas: bool, keep: int
     from headrace.export.serve.repository import push, push_deltas
     from headrace.storage import local
 
-    version = (push_deltas if deltas else push)(local(repository), folders_by_model(pairs), keep)
-    out.print(f"version {version} of {', '.join(folders_by_model(pairs))} is released in {repository}")
+    folders = folders_by_model(pairs)
+    version = (push_deltas if deltas else push)(local(repository), folders, keep)
+    out.print(f"version {version} of {', '.join(folders)} is released in {repository}")
 
 
 def make_delta(base: Path, new: Path, delta: Path) -> None:
@@ -91,7 +96,7 @@ def make_delta(base: Path, new: Path, delta: Path) -> None:
     from headrace.storage import local
 
     if delta.exists() and not (delta / "delta.json").is_file():
-        raise UserError(f"{delta} is there and is no delta: choose another folder")
+        raise UserError(f"{delta} exists and is not a delta: choose another folder")
     size = write_delta(local(base), local(new), local(delta))
     full_size = sum(f.size() for f in local(new).files())
     out.print(f"{delta}: {size / 2**20:,.2f} MiB, for {full_size / 2**20:,.2f} MiB in {new}")
@@ -119,7 +124,9 @@ def show_repository(repository: Path) -> None:
         out.print(f"{model}: versions {', '.join(map(str, versions)) or 'none'}")
     releases = read_releases(local(repository))
     out.print(
-        f"released: {_release_text(releases.now)}" if releases.now else "nothing is released: the newest are served"
+        f"released: {_release_text(releases.current)}"
+        if releases.current
+        else "nothing is released: the newest are served"
     )
     if releases.earlier:
         out.print(f"before: {_release_text(releases.earlier[0])}")

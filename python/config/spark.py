@@ -17,17 +17,17 @@ from headrace.logs import holds_secret
 
 LOOPBACK = "127.0.0.1"
 
-#: The catalog by which Spark reads Iceberg tables that are given by their paths. (By its class a session's jars are
-#: chosen: headrace.lake.spark.session.)
+#: The catalog by which Spark reads Iceberg tables by path. `headrace.lake.spark.session` adds Iceberg's jar where a
+#: property names its class.
 ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 
-#: The name of a variable as the value of a property of a REST catalog of Iceberg, which looks it up itself
-#: (EnvironmentUtil of Iceberg, as RESTSessionCatalog asks it).
+#: Value of a property of an Iceberg REST catalog that names an environment variable. Iceberg looks it up itself
+#: (RESTSessionCatalog, by EnvironmentUtil).
 _VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Spark(Section):
-    """The Spark application of each stage: a profile of conf/spark and what this pipeline changes in it."""
+    """The Spark application of each stage: a profile of conf/spark, and this pipeline's changes to it."""
 
     #: Profile of Spark's settings, a file of conf/spark: cpu or gpu.
     profile: str = "cpu"
@@ -35,13 +35,12 @@ class Spark(Section):
     master: str = "local[*]"
     #: Heap of the driver, in Spark's notation.
     driver_memory: str = "3g"
-    #: MiB that the driver's Python process may take of values and tables by key where their statistics are merged by
-    #: Spark (`scratch: own`, `features.engine: spark`): where there are more, Spark gives the codes and tasks make the
-    #: tables. What the process imports takes some 300 besides.
+    #: MiB of values and tables by key that the driver's Python process may hold where Spark merges their statistics
+    #: (`scratch: own`, `features.engine: spark`). Beyond that, Spark assigns the codes and tasks make the tables. The
+    #: libraries of the process take about 300 MiB more.
     driver_python_mib: int = Field(default=1024, ge=256)
-    #: Whether the executors share a disk for what tasks hand to each other: `shared`, one scratch folder at one path;
-    #: `own`, each host has its own, and it goes through Spark's shuffle or the lake; `auto`: `own` where executors are
-    #: on other machines.
+    #: How tasks exchange files. `shared`: by one scratch folder, which all hosts see at one path; `own`: each host has
+    #: its own scratch folder, so by Spark's shuffle or the lake; `auto`: `own` where executors are on other machines.
     scratch: Literal["auto", "shared", "own"] = "auto"
     #: Further properties, highest priority.
     properties: Mapping[str, str] = Field(default_factory=dict)
@@ -102,7 +101,7 @@ def read_properties(path: Path) -> dict[str, str]:
 def with_slots(spark: Spark, ranks: int) -> Spark:
     """Return the session's settings with a task slot for each rank, where the master is this machine.
 
-    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
+    Ranks must run at the same time. They are processes of their own, so more slots than cores are possible.
     """
     slots = local_slots(spark.master)
     return spark if slots is None else spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
@@ -117,9 +116,9 @@ def local_slots(master: str) -> int | None:
 
 
 def settings_agree(first: Spark, second: Spark) -> bool:
-    """Return whether one application can serve the stages with these settings.
+    """Return whether one application can run the stages with these settings.
 
-    Not where a plugin is loaded: what RAPIDS takes of a GPU, an application keeps to its end.
+    False with a plugin: RAPIDS keeps its GPU memory until the application ends.
     """
     if "spark.plugins" in (read_properties(spark_profile(first.profile)) | dict(first.properties)):
         return False

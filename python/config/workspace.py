@@ -1,4 +1,4 @@
-"""Paths of a workspace: one method a place, so that each path is spelled once."""
+"""Paths of a workspace: one method for each folder or file, so that no other module spells a path."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace.storage.uri import SCRATCH, server_fault
 if TYPE_CHECKING:
     from headrace.storage.host_scratch import HostScratch
 
-#: First parts of names in manifests that are below the lake; all other names are below the store.
+#: First folder of the names in manifests that are below the lake; all other names are below the store.
 _LAKE = ("lake", "landing")
 
 
 class Roots(Protocol):
-    """Places that a pipeline may set: see Workspace."""
+    """Roots and external tables that a pipeline may set; see Workspace."""
 
     @property
     def lake(self) -> str | None: ...
@@ -45,16 +45,16 @@ class Roots(Protocol):
 
 @dataclass(frozen=True)
 class Workspace:
-    """Places of one installation; folders are created by their writers.
+    """Folders and stores of one installation; each folder is created by its writer.
 
     There are three roots, each of them `home` unless set: `lake` (landing files, Delta tables), `store` (datasets,
     models, manifests, reports, leases) and `scratch` (of one host; may vanish between two runs).
 
-    A relative `home` is made absolute, so that Spark's executors see the same place.
+    A relative `home` is made absolute, so that Spark's executors see the same folder.
     """
 
     home: Path
-    #: A path, or a URI of `headrace.storage.location`; None: `home`. `scratch_folder` is a path.
+    #: A path, or a URI that `headrace.storage.location` opens; None: `home`. `scratch_folder` is a path.
     lake_uri: str | None = None
     store_uri: str | None = None
     scratch_folder: str | None = None
@@ -62,8 +62,8 @@ class Workspace:
     registry_server: str | None = None
     #: URIs of tables and files outside lake and store that the pipeline reads; they may be patterns.
     reads: tuple[str, ...] = ()
-    #: `scratch` of this host alone, from HEADRACE_SCRATCH, where the pipeline names no folder for every host
-    #: (`scratch_folder`); None: `home`.
+    #: `scratch` of this host alone (HEADRACE_SCRATCH); used where the pipeline sets no `scratch_folder` for all hosts.
+    #: None: `home`.
     host_scratch: str | None = None
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Workspace:
             ) from e
 
     @property
-    def written(self) -> tuple[Path, ...]:
+    def written_folders(self) -> tuple[Path, ...]:
         """Folders of this host that runs write to, including the folder of temporary files."""
         places = (local(self.home), self.lake, self.store, self._scratch_root)
         folders = (Path(place.path) for place in places if place.scheme == "file")
@@ -231,7 +231,7 @@ class Workspace:
         """Return the folder in the lake for rows in transit, seen by all hosts; its files belong to running stages."""
         return self.lake / "staging" / pipeline
 
-    def handed_on(self, pipeline: str, stage: str, local_scratch: bool) -> Location:
+    def exchange_folder(self, pipeline: str, stage: str, local_scratch: bool) -> Location:
         """Return the folder of files that tasks of a stage exchange.
 
         It is in scratch, or in the lake where each host has its own scratch (`local_scratch`).

@@ -145,7 +145,7 @@ def _run(args: argparse.Namespace) -> int:
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
         ws = Workspace.from_environment(local_folder(args.home, "--home"), os.environ).of(spec)
-        written = ws.written
+        written = ws.written_folders
         days = days_of(spec, ds, args.until)
         with (
             closing(Observation(spec, ws)) as observation,

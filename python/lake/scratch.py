@@ -1,4 +1,4 @@
-"""A folder for what tasks of a stage hand to each other as files, and to the driver."""
+"""Files that the tasks of a stage exchange with each other and with the driver."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import contextmanager
 from headrace.stage import Context
 from headrace.storage import Location
 
-#: The folder of the rows that table operators made, which several stages read (`headrace.features.build.rows`).
+#: Folder of the rows that table operators return, which several stages read (`headrace.features.build.rows`).
 PREPARED = "prepared"
-#: The stages that have such folders, and that of prepared rows.
-HANDING = ("ingest", "features", "score", PREPARED)
-#: Below `Workspace.spark_local`, and there by pipeline: what the stage `features` has of vocabularies and of tables by
-#: key.
+#: Names of the exchange folders: the stages that have one, and `PREPARED`.
+EXCHANGING_STAGES = ("ingest", "features", "score", PREPARED)
+#: Folders below `Workspace.spark_local` in which the stage `features` has vocabularies and tables by key, by pipeline.
 VOCABULARIES, KEYED_TABLES = "vocabulary", "tables"
-#: All folders of stages there; a run that is killed leaves files in them.
-STAGE_FOLDERS = (*HANDING, VOCABULARIES, KEYED_TABLES)
+#: All these folders; a run that is killed leaves files in them.
+STAGE_FOLDERS = (*EXCHANGING_STAGES, VOCABULARIES, KEYED_TABLES)
 
 
 @contextmanager
 def task_folder(ctx: Context, stage: str, name: str | None = None) -> Iterator[Location]:
-    """Give the folder, where there is nothing; it is removed at the end.
+    """Give the empty exchange folder of a stage's tasks, and remove it at the end.
 
-    What a killed run left goes before. Where hosts share no scratch folder, it is in the lake, and a new one for each
-    run: one that was paused until another took its lease has tasks that may go on writing, and not into the other's.
-    Tasks put whole files there, and say which: one that was lost, and ran again elsewhere, may have left others.
+    The remains of a killed run are removed first. Where hosts share no scratch folder, the folder is in the lake, and
+    each run has a new one: tasks of a run that was paused and lost its lease may still write, but not into the next
+    run's folder. Tasks report the files that they have completed: a task that was lost and ran again elsewhere may
+    have left other files.
 
     Args:
         ctx: the run.
-        stage: whose tasks; one of HANDING.
-        name: of a part of the stage that comes after others.
+        stage: the stage of the tasks; one of EXCHANGING_STAGES.
+        name: subfolder of a later part of the stage; None: the first part.
     """
     is_own_scratch = ctx.spec.spark.own_scratch
-    folder = ctx.ws.handed_on(ctx.spec.pipeline, stage, is_own_scratch)
+    folder = ctx.ws.exchange_folder(ctx.spec.pipeline, stage, is_own_scratch)
     if name is not None:
         folder /= name
     folder.remove()

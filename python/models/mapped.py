@@ -1,9 +1,9 @@
-"""Mapped tables of a saved model: files of this host's disk that all processes map, one copy in the page cache.
+"""Mapped tables of a saved model: files on this host's disk that all processes map, one copy in the page cache.
 
-A saved model has its rows in files of bounded size, as many ranks wrote them. Here they are put side by side once, as a
-lookup wants them, stored as they were saved (fp32, fp16, bf16, int8). A process then has the dense weights in its own
-memory, and of the tables the pages that it looks at, which it shares with the others. Tables whose rows are joined in
-(headrace.models.joined) are left out.
+A saved model has its rows in files of bounded size, as many ranks wrote them. The first process of a host writes them
+once in the order of a lookup, in their saved type (fp32, fp16, bf16, int8). Each process has the dense weights in its
+own memory. It shares the pages of the tables that it reads with all others. Tables whose rows are joined
+(headrace.models.joined) are not mapped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from headrace.errors import UserError
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway
-from headrace.storage.host_scratch import made_once
+from headrace.storage.host_scratch import create_once
 
 #: Storage types by safetensors' names.
 _STORAGES: Mapping[str, Storage] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "U8": "int8"}
-#: The workflow's files that each process reads to compare their checksums; larger ones (vocabularies) the first alone.
+#: Largest file of the workflow whose checksum each process compares. Only the first process reads larger ones
+#: (vocabularies).
 _CHECKED_BYTES = 16 << 20
 
 
@@ -39,17 +40,19 @@ def load_mapped(folder: Location, maps: Location, joined: Collection[str] = ()) 
 
     Args:
         folder: written by `save_model`.
-        maps: a folder of this model's alone; the first process of the host puts the tables' files there.
-        joined: tables that are not mapped; they have no rows until some are brought (`joined.set_rows`).
+        maps: a folder for this model alone; the first process of the host writes the tables' files there.
+        joined: tables that are not mapped; they have no rows until `joined.set_rows` sets some.
 
     Raises:
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
-    stored = storages(folder / EMBEDDINGS)
+    storage_by_table = storages(folder / EMBEDDINGS)
     suffix = f"-without-{hashlib.sha256(repr(sorted(joined)).encode()).hexdigest()[:16]}" if joined else ""
-    tables = made_once(maps / f"tables{suffix}", lambda building: _write(folder, card, stored, joined, building))
-    model = _model(card, stored, joined, tables, write=False)
+    tables = create_once(
+        maps / f"tables{suffix}", lambda building: _write(folder, card, storage_by_table, joined, building)
+    )
+    model = _model(card, storage_by_table, joined, tables, write=False)
     restore_dense(model, folder, card)
     if model.dynamic is not None:
         _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / f"raw_ids{suffix}", joined)
@@ -64,25 +67,29 @@ def _map_raw_ids(dynamic: DynamicEmbeddings, saved: Location, maps: Location, jo
         for number, spec in mapped.items():
             write_mapped(spec, number, saved, building)
 
-    folder = made_once(maps, write)
+    folder = create_once(maps, write)
     for number, spec in mapped.items():
         dynamic.tables[number] = open_mapped(spec, number, folder)
 
 
 def _write(
-    folder: Location, card: ModelCard, stored: Mapping[str, Storage], joined: Collection[str], building: Location
+    folder: Location,
+    card: ModelCard,
+    storage_by_table: Mapping[str, Storage],
+    joined: Collection[str],
+    building: Location,
 ) -> None:
     check_workflow(folder, card)
-    model = _model(card, stored, joined, building, write=True)
+    model = _model(card, storage_by_table, joined, building, write=True)
     check_tables(load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer=False), folder)
 
 
 def _model(
-    card: ModelCard, stored: Mapping[str, Storage], joined: Collection[str], folder: Location, write: bool
+    card: ModelCard, storage_by_table: Mapping[str, Storage], joined: Collection[str], folder: Location, write: bool
 ) -> ShardedModel:
     def plan(tables: Sequence[Table], lookups: Sequence[Lookup], ranks: int) -> Plan:
-        stored_so = [replace(t, storage=stored.get(t.name, "fp32"), joined=t.name in joined) for t in tables]
-        return row_wise(stored_so, lookups, ranks)
+        planned = [replace(t, storage=storage_by_table.get(t.name, "fp32"), joined=t.name in joined) for t in tables]
+        return row_wise(planned, lookups, ranks)
 
     def matrix(fused: FusedTable) -> Tensor:
         file = folder / f"table-{fused.number}.rows"

@@ -30,7 +30,7 @@ from headrace.lake.spark.tasks import run_tasks
 from headrace.score.items import ItemTable
 from headrace.score.loaded_model import Columns, PairFeatures, loaded_workflow
 from headrace.storage import Location, release_copy
-from headrace.storage.host_scratch import HostPlace, RunFolder, made_once
+from headrace.storage.host_scratch import HostPlace, RunFolder, create_once
 
 #: Items in memory at once.
 _ROWS = 65_536
@@ -127,7 +127,7 @@ class ItemFeatures:
         if self.hosts is None:
             return self.folder
         name = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
-        return made_once(self.hosts.of_run().transient() / f"item-features-{name}", self._join_here)
+        return create_once(self.hosts.of_run().transient() / f"item-features-{name}", self._join_here)
 
     def _join_here(self, building: Location) -> None:
         join = _Join(self.files, self.ends, self.parts, self.folder, building)

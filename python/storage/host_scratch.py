@@ -22,13 +22,13 @@ _LOG = logging.getLogger("headrace.storage")
 _POLL_SECONDS = 0.05
 
 
-def made_once(folder: Location, make: Callable[[Location], None]) -> Location:
-    """Return the folder, made by this process or by the first of several; it appears when it is complete.
+def create_once(folder: Location, make: Callable[[Location], None]) -> Location:
+    """Return the folder, created by the first process that needs it; it appears when it is complete.
 
-    A process that dies while it makes the folder leaves none, and the next one makes it.
+    A process that dies meanwhile leaves no folder, and the next process creates it.
 
     Args:
-        folder: named after its contents: one that is there is taken as it is, if its files have their sizes.
+        folder: named after its contents; an existing one is used if its files have their sizes.
         make: fills an empty folder, which becomes `folder`.
     """
     while _fault(folder) is not None:
@@ -115,7 +115,7 @@ class RunFolder:
             if tidy is not None:
                 tidy()
 
-        return made_once(home / f"{RUN}{self.run}", make)
+        return create_once(home / f"{RUN}{self.run}", make)
 
     def _remove_others(self, home: Location) -> None:
         """Remove what earlier runs left and this one does not need. Other tasks of the run on this host wait."""

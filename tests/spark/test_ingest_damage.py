@@ -94,7 +94,7 @@ def test_a_day_that_finds_no_room_says_so_and_heals(spark: SparkSession, small_d
     with pytest.raises(Exception) as raised:  # noqa: PT011  (Python's, Spark's or ours, by who met it)
         run(spec, ws, D1)
     assert isinstance(raised.value, Exception)
-    message, code = exit_message(raised.value, ws.written) or ("", 0)
+    message, code = exit_message(raised.value, ws.written_folders) or ("", 0)
     assert code == EXIT_INCOMPLETE, repr(raised.value)
     assert "No space left on device" in message
     assert f"bytes are free in {small_disk}" in message

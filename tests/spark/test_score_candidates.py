@@ -133,7 +133,7 @@ class Shop:
         types = {"item": pa.string(), "price": pa.float64(), "lands": pa.list_(pa.string()), "events": pa.int64()}
         items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": timestamp_type}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
-        folder, maps = self.ws.handed_on("shop", "score", local_scratch=False) / "run", self.ws.mapped("shop")
+        folder, maps = self.ws.exchange_folder("shop", "score", local_scratch=False) / "run", self.ws.mapped("shop")
         return CandidateContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model, folder, maps)
 
     # Whole orders of items by plain Python.

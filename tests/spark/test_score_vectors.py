@@ -131,7 +131,7 @@ def _check_vector_items(
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
     remaining_items = rows.where(F.col(ITEM_ROW) != 3)
-    folder, maps = ws.handed_on("shop", "score", local_scratch=False) / "vectors", ws.mapped("shop")
+    folder, maps = ws.exchange_folder("shop", "score", local_scratch=False) / "vectors", ws.mapped("shop")
     fields = SimpleNamespace(
         ctx=ctx, spark=spark, users=users, items=remaining_items, model=scoring_model(ctx), run_folder=folder, maps=maps
     )

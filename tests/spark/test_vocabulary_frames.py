@@ -56,7 +56,7 @@ def stored(path: Location) -> list[dict[str, object]]:
 def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 4)
     monkeypatch.setattr(keyed_tables, "_GROUP_ROWS", 5)
-    monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
+    monkeypatch.setattr(delta_table, "_FILE_ROWS", 7)
     driver_path, spark_path = local(tmp_path / "here"), local(tmp_path / "there")
 
     def both(ds: str, seed: int, version: int | None = None) -> None:
@@ -101,7 +101,7 @@ def test_lost_files_are_made_again_with_what_spark_counts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several files of one commit: each has a place again, and the counts of the day's own values are as they were."""
-    monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
+    monkeypatch.setattr(delta_table, "_FILE_ROWS", 7)
     monkeypatch.setattr(delta_table, "driver_python_bytes", lambda spark: -1)
     path, saved = local(tmp_path / "v"), dict[str, dict[str, pa.Table]]()
     copies = SavedCopies(

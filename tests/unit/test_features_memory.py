@@ -232,7 +232,7 @@ def write(mib: int, length: int) -> None:
 
         memory_before = anonymous_mib()
         with AnonymousPeak() as peak:
-            limits = delta_table._ROWS_A_FILE, delta_table._BYTES_A_FILE
+            limits = delta_table._FILE_ROWS, delta_table._FILE_BYTES
             writer = VocabularyWriter(Path(name), ["a", "b"], data_file, *limits)
             for batch in batches(mib, length):
                 writer.add(batch)

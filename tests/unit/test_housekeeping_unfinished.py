@@ -53,7 +53,7 @@ def unfinished(spec: Spec, ws: Workspace, now: datetime, delete: bool = False) -
 def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> None:
     names = set()
     for stage in ("ingest", "prepared", "score"):
-        place = ws.handed_on("clicks", stage, local_scratch=True) / "run"
+        place = ws.exchange_folder("clicks", stage, local_scratch=True) / "run"
         (place / "rows.parquet").put_text("x")
         begin(place / "items", "t", "x")
         names.add(f"staging/clicks/{stage}")

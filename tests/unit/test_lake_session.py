@@ -50,7 +50,7 @@ def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> N
 def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline's own lake and store are on a disk."""
     monkeypatch.delenv("HEADRACE_CACHE", raising=False)
-    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr(copies, "_workspace_folder", [])
     environ = dict(os.environ)
     monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
     monkeypatch.setattr(spark_session, "class_archive", lambda *, with_s3: tmp_path / f"{with_s3}.jsa")

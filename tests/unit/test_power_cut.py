@@ -37,7 +37,7 @@ from headrace.score.stage import ScoreCandidates
 from headrace.stage import Context, Stage, run_stage
 from headrace.stage.manifest import Manifest, Output
 from headrace.storage import Location, local, system
-from headrace.storage.host_scratch import made_once
+from headrace.storage.host_scratch import create_once
 from tests.unit.test_delta_transaction import FIELDS, add
 from tests.unit.test_stage import DS, Fake
 
@@ -298,11 +298,11 @@ def test_a_mapped_folder_with_a_short_file_is_made_again(tmp_path: Path, caplog:
 
     place = local(tmp_path / "maps" / "tables")
     for _ in range(2):
-        assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
+        assert (create_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
     assert runs == [1]
     file = place.local_path() / "deep" / "rows"
     file.write_bytes(b"1234")
-    assert (made_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
+    assert (create_once(place, make) / "deep" / "rows").read_bytes() == b"12345678"
     assert runs == [1, 1]
     assert f"{file} has 4 bytes, not 8: {place} is made again" in caplog.text
 

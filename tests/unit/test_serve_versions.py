@@ -98,7 +98,7 @@ def test_thousands_of_requests_over_switches_each_of_one_version(server: Server,
     with ThreadPoolExecutor(6) as pool:
         loads = [pool.submit(load, n) for n in range(6)]
         try:
-            start = max(read_releases(local(server.repository)).now.values())
+            start = max(read_releases(local(server.repository)).current.values())
             for version in range(start + 1, start + 7):
                 folder = local(export(tmp_path / str(version), version))
                 assert push(local(server.repository), {"a": folder, "b": folder}) == version
@@ -115,7 +115,7 @@ def test_thousands_of_requests_over_switches_each_of_one_version(server: Server,
 
 
 def test_all_graphs_and_models_of_a_release_flip_and_roll_back_together(server: Server, tmp_path: Path) -> None:
-    served_version = read_releases(local(server.repository)).now["a"]
+    served_version = read_releases(local(server.repository)).current["a"]
     folder = local(export(tmp_path / "new", served_version + 1))
     version = push(local(server.repository), {"a": folder, "b": folder})
     server.wait_for_version("a", version)
@@ -146,7 +146,7 @@ def test_all_graphs_and_models_of_a_release_flip_and_roll_back_together(server: 
 
 
 def test_a_delta_is_taken_without_a_restart(server: Server, tmp_path: Path) -> None:
-    released = read_releases(local(server.repository)).now
+    released = read_releases(local(server.repository)).current
     base = server.repository / "a" / str(released["a"])
     table = np.arange(40_000, dtype=np.float32)
     table[[5, 777, 39_999]] = -1
@@ -161,7 +161,7 @@ def test_a_delta_is_taken_without_a_restart(server: Server, tmp_path: Path) -> N
     assert {f.name: f.read_bytes() for f in version_folder.iterdir()} == {f.name: f.read_bytes() for f in new.iterdir()}
     with pytest.raises(UserError, match="another base"):
         push_deltas(local(server.repository), {"a": local(tmp_path / "delta")})
-    assert read_releases(local(server.repository)).now == {**released, "a": version}
+    assert read_releases(local(server.repository)).current == {**released, "a": version}
 
 
 def test_files_that_are_the_same_are_shared(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_the_first_push_leaves_other_models_served(tmp_path: Path) -> None:
     (repository / ".staged" / "1" / "model.onnx").put_text("")
     (repository / "python" / "config.pbtxt").put_text("")
     assert push(repository, {"mine": local(export(tmp_path / "new", 2))}) == 4
-    assert read_releases(repository).now == {"mine": 4, "old": 10}
+    assert read_releases(repository).current == {"mine": 4, "old": 10}
     # What a release leaves out is not taken up again.
     write_release(repository, {"mine": 4})
     push(repository, {"mine": local(tmp_path / "new")})
-    assert read_releases(repository).now == {"mine": 5}
+    assert read_releases(repository).current == {"mine": 5}
 
 
 def test_one_process_at_a_time_changes_a_repository(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_one_process_at_a_time_changes_a_repository(tmp_path: Path) -> None:
             result = CliRunner().invoke(app, ["repository", *command])
             assert result.exit_code == 69, result.output
             assert "another process changes" in " ".join(result.output.split())
-    assert read_releases(repository).now == {"a": 2}
+    assert read_releases(repository).current == {"a": 2}
     assert CliRunner().invoke(app, ["repository", *commands[1]]).exit_code == 0
-    assert read_releases(repository).now == {"a": 1}
+    assert read_releases(repository).current == {"a": 1}
 
 
 @settings(max_examples=60)

@@ -167,7 +167,7 @@ def test_what_killed_writers_left_goes_after_a_day(how: str, tmp_path: Path, mon
         age(path.parent, _DAY + _HOUR)
     os.utime(slow)  # it is still written to
     if how == "gc":
-        copies.remove_abandoned()
+        copies.remove_abandoned_uploads()
     else:
         (home / "file").put_text("x")
         fill(monkeypatch)
@@ -205,5 +205,5 @@ def test_a_host_that_knows_its_scratch_alone_has_its_copies_there(
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "scratch"))
     assert (home / "file").local_path().is_relative_to(tmp_path / "given")
     monkeypatch.delenv("HEADRACE_CACHE")
-    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr(copies, "_workspace_folder", [])
     assert (home / "file").local_path().is_relative_to(tmp_path / "scratch" / "cache")

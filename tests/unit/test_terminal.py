@@ -143,7 +143,7 @@ def test_the_first_and_the_last_day_have_neighbours(ds: str, tmp_path: Path) -> 
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (copies.VARIABLE, copies.SCRATCH):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr(copies, "_workspace_folder", [])
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     return tmp_path / f"headrace-cache-{os.getuid()}"
 

@@ -25,7 +25,7 @@ STORE = "s3://bucket/folder"
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """HEADRACE_SCRATCH of this process, of which no workspace has said yet where its copies are."""
     monkeypatch.delenv(copies.VARIABLE, raising=False)
-    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr(copies, "_workspace_folder", [])
     monkeypatch.setenv(copies.SCRATCH, str(tmp_path / "scratch"))
     return tmp_path / "scratch"
 
@@ -71,7 +71,7 @@ def test_a_rank_of_a_host_that_says_nothing_writes_nothing_below_the_drivers_hom
     assert job.ws.store.scheme == "s3"
     assert copies.folder() == Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
     # On the driver's host, and where its home is shared, it does as the driver.
-    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr(copies, "_workspace_folder", [])
     job.home.mkdir(parents=True)
     place_copies(job)
     assert job.ws.store.scheme == "s3"

@@ -161,7 +161,7 @@ def _release(file: Path) -> tuple[dict[str, int] | None, str | None]:
 class Releases:
     """Content of `release.json`: released versions by model, and earlier releases, newest first."""
 
-    now: Mapping[str, int]
+    current: Mapping[str, int]
     earlier: tuple[Mapping[str, int], ...] = ()
 
 
@@ -184,7 +184,7 @@ def _models(versions: Any) -> dict[str, int]:
 def write_release(repository: Location, models: Mapping[str, int]) -> None:
     """Have these versions served together from now on, by one step."""
     releases = read_releases(repository)
-    earlier = [releases.now, *releases.earlier][:_EARLIER] if releases.now else []
+    earlier = [releases.current, *releases.earlier][:_EARLIER] if releases.current else []
     _put(repository, models, earlier)
 
 
@@ -251,7 +251,7 @@ def push(repository: Location, folders: Mapping[str, Location], keep: int = KEEP
 
 def push_deltas(repository: Location, deltas: Mapping[str, Location], keep: int = KEEP) -> int:
     """Push deltas since the released versions, as `push` does whole folders; see `headrace.export.serve.repository`."""
-    if new := [m for m in deltas if m not in read_releases(repository).now]:
+    if new := [m for m in deltas if m not in read_releases(repository).current]:
         raise UserError(f"{repository} has no release of {', '.join(new)}: push it whole first")
 
     def fill(delta: Location) -> _Fill:
@@ -266,7 +266,7 @@ def _push(repository: Location, fills: Mapping[str, _Fill], keep: int) -> int:
             raise UserError(f"'{model}' cannot be a model's name: it is a folder's")
     repository.make_dir()
     with writing(repository):
-        released = read_releases(repository).now if (repository / RELEASE).is_file() else _newest(repository)
+        released = read_releases(repository).current if (repository / RELEASE).is_file() else _newest(repository)
         version = 1 + max((v for model in fills for v in _versions(repository / model)), default=0)
         for model, fill in fills.items():
             base = repository / model / str(released.get(model, 0))

@@ -42,7 +42,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.exchange import ExchangedBlock, exchange, small_batches
 from headrace.lake.spark.tasks import cores_of, executors_of
 from headrace.storage import Location
-from headrace.storage.host_scratch import made_once
+from headrace.storage.host_scratch import create_once
 from headrace.udfs.arrow import xxhash64_strings
 
 #: Largest statistic of a file to merge, in bytes: long keys may exceed the memory, and what an array holds.
@@ -133,7 +133,7 @@ class SharedKeyedTable:
 
 @lru_cache(maxsize=16)
 def _mapped(file: Location, folder: Location) -> KeyedTable:
-    return MappedKeyedTable(made_once(folder, partial(_write, file)))
+    return MappedKeyedTable(create_once(folder, partial(_write, file)))
 
 
 def _write(file: Location, folder: Location) -> None:

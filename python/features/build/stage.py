@@ -96,7 +96,7 @@ class BuildFeatures(Stage):
         # Late: a day that is done is found out without Spark.
         from headrace.features.build.rows import day_rows
         from headrace.features.build.run import append_day, build, day_events
-        from headrace.features.vocabulary.delta_table import again_if_overtaken
+        from headrace.features.vocabulary.delta_table import retry_if_overtaken
         from headrace.lake.spark.session import session
 
         workflow = checked_workflow(ctx.spec)
@@ -106,8 +106,8 @@ class BuildFeatures(Stage):
         ):
             count = self._counting(ctx.spec)
             if ctx.spec.features.append is not None:
-                return again_if_overtaken(lambda: append_day(ctx, workflow, rows, spark, count, self.version))
-            return again_if_overtaken(lambda: build(ctx, workflow, rows, spark, count, self._after))
+                return retry_if_overtaken(lambda: append_day(ctx, workflow, rows, spark, count, self.version))
+            return retry_if_overtaken(lambda: build(ctx, workflow, rows, spark, count, self._after))
 
     def _counting(self, spec: Spec) -> CountStatistics:
         if spec.drift is None:

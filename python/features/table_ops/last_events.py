@@ -12,23 +12,24 @@ from headrace.features.types import ValueType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Helper columns: the place of a row among its user's events, the newest first, and the number of these.
-_PLACE, _EVENTS, _ALONE = "__place", "__events", "__last_alone"
+#: Helper columns: the position of a row among its user's events, the newest first; the number of these events; and a
+#: key that spreads the other rows over the partitions.
+_POSITION, _EVENTS, _SPREAD_KEY = "__position", "__events", "__spread_key"
 
 
 class LastEvents(TableOp):
-    """Adds a column with the split of each row: each user's last events are held out, all others train.
+    """Adds a column with the split of each row: each user's last events are held out; all other rows train.
 
         prepare: [{last_events: {user: user_id}}]
         split: {by: column, column: split}
 
-    A user's newest `test` events are of the split `test`, the `rank` ones before them of `rank`, the `valid` ones
-    before those of `valid`. Events are ordered by their time, then by the columns of `order`, then by source file and
-    line; without `table.event_time` the time is left out. A user with no more events than are held out stays in `train`
-    whole, and so does a row without a user or without a time. Labels do not matter. Query rows are of `train`.
+    A user's newest `test` events are in the split `test`, the `rank` events before them in `rank`, and the `valid`
+    events before those in `valid`. Events are ordered by time (with `table.event_time`), then by the columns of
+    `order`, then by source file and line. A user with no more events than are held out has all of them in `train`.
+    Rows without a user or a time, and query rows, are in `train`. Labels do not matter.
 
-    Rows that are scored do not pass through it: lists are made for all users, and `score.exclude_seen` leaves out what
-    they have had in any split.
+    The operator does not apply to rows that are scored: lists are made for all users, and `score.exclude_seen` leaves
+    out the items that they have seen, in any split.
 
     Input: a user string, int, bigint, boolean or date; columns of `order` are single values. Source: the leave-one-out
     split of He et al., Neural Collaborative Filtering (2017), and of Kang and McAuley, SASRec (2018).
@@ -39,11 +40,12 @@ class LastEvents(TableOp):
 
     #: The column of users.
     user: str
-    #: Events of each user that validate.
+    #: Events of each user in the split `valid`.
     valid: int = Field(default=1, ge=0, le=1_000)
-    #: Events of each user that make lists (`train.rank_group`); newer than those of `valid`.
+    #: Events of each user in the split `rank`, whose lists are measured (`train.rank_group`); newer than those of
+    #: `valid`.
     rank: int = Field(default=0, ge=0, le=1_000)
-    #: Events of each user that are evaluated once, at the end; the newest ones.
+    #: Events of each user in the split `test`, which is evaluated once, at the end; the newest ones.
     test: int = Field(default=0, ge=0, le=1_000)
     #: Columns that order the events of one time, such as a time of day beside a date.
     order: tuple[str, ...] = ()
@@ -83,18 +85,18 @@ class LastEvents(TableOp):
             micros = spark_micros(col(schema.time), schema.types[schema.time])
             is_event &= micros.isNotNull()
             newest_first = [micros.desc(), *newest_first]
-        # Rows that are no user's events do not all meet in one partition.
-        frame = frame.withColumn(_ALONE, F.when(~is_event, F.xxhash64(FILE, LINE)))
-        of_user = Window.partitionBy(col(self.user), F.col(_ALONE))
+        # Without this key all rows without a user would meet in one partition.
+        frame = frame.withColumn(_SPREAD_KEY, F.when(~is_event, F.xxhash64(FILE, LINE)))
+        of_user = Window.partitionBy(col(self.user), F.col(_SPREAD_KEY))
         frame = frame.withColumns(
-            {_PLACE: F.row_number().over(of_user.orderBy(*newest_first)), _EVENTS: F.count(F.lit(1)).over(of_user)}
+            {_POSITION: F.row_number().over(of_user.orderBy(*newest_first)), _EVENTS: F.count(F.lit(1)).over(of_user)}
         )
-        place = F.col(_PLACE)
+        position = F.col(_POSITION)
         split = (
-            F.when(F.col(_ALONE).isNotNull() | (F.col(_EVENTS) <= self.held_out), "train")
-            .when(place <= self.test, "test")
-            .when(place <= self.test + self.rank, "rank")
-            .when(place <= self.held_out, "valid")
+            F.when(F.col(_SPREAD_KEY).isNotNull() | (F.col(_EVENTS) <= self.held_out), "train")
+            .when(position <= self.test, "test")
+            .when(position <= self.test + self.rank, "rank")
+            .when(position <= self.held_out, "valid")
             .otherwise("train")
         )
-        return frame.withColumn(self.to, split).drop(_ALONE, _PLACE, _EVENTS)
+        return frame.withColumn(self.to, split).drop(_SPREAD_KEY, _POSITION, _EVENTS)

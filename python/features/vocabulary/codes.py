@@ -36,7 +36,7 @@ class VocabularyRule:
         return OOV_CODE + self.oov_buckets
 
 
-def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
+def assign_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
     """Return the counted values that are not known, with codes that go on after the highest: (value, code, count).
 
     Args:
@@ -105,7 +105,7 @@ class VocabulariesInMemory:
         counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
         for name, rule in rules.items():
             known = self._known.get(name, lookup.SCHEMA.empty_table())
-            new = give_codes(name, counted.filter(pc.equal(counted.column("name"), name)), known, rule)
+            new = assign_codes(name, counted.filter(pc.equal(counted.column("name"), name)), known, rule)
             parts = [known, new.select(["value", "code"]).cast(lookup.SCHEMA)]
             self._known[name] = pa.concat_tables(parts).sort_by("code").combine_chunks()
         return {name: self._known[name] for name in rules}

@@ -1,4 +1,4 @@
-"""Vocabularies that only grow: a Delta table of (name, value) -> code, codes given once and never changed."""
+"""Vocabularies that only grow: a Delta table of (name, value) -> code, in which no code ever changes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headrace.compute import pc
 from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
-from headrace.features.vocabulary.codes import VocabularyRule, give_codes
+from headrace.features.vocabulary.codes import VocabularyRule, assign_codes
 from headrace.features.vocabulary.keyed_tables import Pieces, VocabularyWriter, write_table
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
-from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
+from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, restore_rows
 from headrace.lake.delta.data_files import data_file
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken
@@ -35,7 +35,7 @@ from headrace.udfs.arrow import xxhash64_strings
 
 _LOG = logging.getLogger("headrace.features")
 
-#: The Delta table.
+#: Schema of the Delta table.
 _ROWS = pa.schema(
     [
         ("name", pa.string()),
@@ -45,32 +45,32 @@ _ROWS = pa.schema(
         ("added_ds", pa.string()),
     ]
 )
-#: Of a data file at most: rows, and bytes of their values.
-_ROWS_A_FILE, _BYTES_A_FILE = 2_000_000, 64 << 20
-#: Vocabularies that are given codes at once.
+#: Most rows of a data file, and most bytes of their values.
+_FILE_ROWS, _FILE_BYTES = 2_000_000, 64 << 20
+#: Vocabularies whose codes are assigned at the same time.
 _THREADS = 4
-#: What giving a code takes of this process, of each value, known or counted: bytes beside its text, and how many times
-#: its text.
+#: Memory of this process for each value, known or counted, while codes are assigned: a fixed number of bytes, and so
+#: many times the bytes of its text.
 _VALUE_BYTES, _TEXTS = 80, 6
-#: Bytes of all texts, of which Arrow's columns have 2 GiB at most.
+#: Most bytes of text that this process assigns codes to; a column of Arrow holds 2 GiB.
 MOST_TEXT_IN_DRIVER = 3 << 29
-#: Commits that may come in between before a run gives up.
+#: Commits of other runs after which a run gives up.
 _ATTEMPTS = 5
-#: In the table's log, Delta keeps the last version that an application wrote by its name.
+#: Name of the application in the table's log, with which Delta records the last version that it wrote.
 _APPLICATION = "headrace-vocabulary"
 
 T = TypeVar("T")
 
 
 class CodesOvertaken(UserError):
-    """Another run gave codes between this one's read and its commit, so nothing was committed: fit again."""
+    """Another run committed codes between this run's read and its commit. Nothing was committed: fit again."""
 
 
-def again_if_overtaken(work: Callable[[], T]) -> T:
-    """Work that gives codes, done again where another run came in between.
+def retry_if_overtaken(work: Callable[[], T]) -> T:
+    """Return the result of work that assigns codes; repeat it where another run has committed codes meanwhile.
 
     Raises:
-        CodesOvertaken: it did so every time.
+        CodesOvertaken: other runs committed codes during every attempt.
     """
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -83,15 +83,15 @@ def again_if_overtaken(work: Callable[[], T]) -> T:
 class VocabularyTable:
     """All vocabularies of a pipeline in one append-only Delta table (name, value, code, count, added_ds).
 
-    Codes start at 2 (behind the out-of-vocabulary buckets, if there are more than one) and have no gaps in the table;
-    new ones go on where the highest ended, in order of (first day seen, count, most first, value). All that one fit
-    adds is one commit. Repeating a fit adds nothing, since its values are there: a run that was killed after the commit
-    heals by itself. The commit is refused where the table has got codes since it was read, by a run on another machine
-    that does not see this one's lock; then codes are given anew.
+    Codes start at 2 (or after the out-of-vocabulary buckets, if there are several) and have no gaps. New codes follow
+    the highest, in order of first day, count (descending) and value. One fit is one commit. A fit that is repeated adds
+    nothing, since its values are present; so a run that was killed after its commit needs no repair. The commit is
+    refused if another run, on a machine that does not see this lock, has added codes since the table was read. Codes
+    are then assigned again.
 
-    What a fit of day `ds` sees is the values added by fits up to `ds`, and those it counted itself: it learns nothing
-    from the days after it. A day that is made again sees what it saw if it is read at the version that it left, which
-    its manifest names: an older day may have been made since, and have added values of its own.
+    A fit of day `ds` sees the values that fits up to `ds` have added and those that it counted itself, none of later
+    days. To fit a day again with the same result, read the version that its manifest names: an older day may have been
+    fitted since, and have added values of its own.
     """
 
     def __init__(
@@ -104,28 +104,28 @@ class VocabularyTable:
         fence: Fence | None = None,
         copies: SavedCopies | None = None,
     ) -> None:
-        """Open it.
+        """Open the table.
 
         Args:
             spark: the session.
-            path: of the table.
+            path: the table's folder.
             ds: the day that is fitted.
-            version: that a finished fit of the same rows left; then nothing is added. None: the newest.
+            version: the version after a finished fit of the same rows; then nothing is added. None: the newest.
             scratch: a local folder for vocabularies that are too large for this process, as long as the table is used.
-                None: one for temporary files.
-            fence: of the holder of the lease under which the table is written.
-            copies: where rows that are damaged or gone can be read; None: damage is refused.
+                None: a temporary folder.
+            fence: the fencing token of the lease under which the table is written.
+            copies: copies of the codes, from which damaged rows are restored; None: damage is refused.
         """
         self._copies = copies
         self._scratch = scratch
-        #: Of counted values that were given as a table, for Spark.
+        #: Folder of the counted values, where they came as a table and Spark assigns the codes.
         self._counts: TemporaryDirectory[str] | None = None
         self._spark, self._path, self._ds, self._pinned, self._fence = spark, path, ds, version, fence
         #: The last version that `_APPLICATION` had written when the table was read.
         self._written = -1
-        #: The table's version that the last `update` read, or made.
+        #: The version that the last `update` read or committed.
         self.version: int | None = None
-        #: Values in each vocabulary that were added by this day's fits.
+        #: Number of values that fits of this day have added, by vocabulary.
         self.added: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
@@ -135,22 +135,23 @@ class VocabularyTable:
     ) -> Mapping[str, pa.Table | Lookup]:
         """See `headrace.features.vocabulary.codes.Vocabularies.update`.
 
-        Codes are given out here, in Arrow; where a frame and the table have more values than this process may hold
-        (`spark.driver_python_mib`), or more text than Arrow, by Spark, and this process sees them go by on their way to
-        files.
+        Arrow assigns the codes in this process. Spark assigns them where a frame and the table have more values than
+        this process may hold (`spark.driver_python_mib`), or more text than an Arrow column; this process then streams
+        them to files.
 
         Raises:
-            UserError: the table holds a code or a value twice, a vocabulary began with other buckets, the pinned
-                version is gone, or the table is damaged and nothing else has its codes.
-            CodesOvertaken: other runs came in between every time; in the background, the first time (see `wait`).
+            UserError: the table holds a code or a value twice, a vocabulary began with another number of buckets, the
+                pinned version is missing, or the table is damaged and nothing else has its codes.
+            CodesOvertaken: other runs committed codes during every attempt; in the background, during the first one
+                (see `wait`).
         """
         if self._copies is not None:
             self._restore(self._copies, counts, rules)
         rows, size = self._known_size()
         if isinstance(counts, pa.Table):
-            # Who gives a table has the memory for its values.
+            # The caller holds the table, so this process has the memory for its values.
             if counts.column("value").nbytes + size <= MOST_TEXT_IN_DRIVER:
-                return self._updated(lambda: self._update(counts, rules))
+                return self._retried(lambda: self._update(counts, rules))
             frame = self._frame_of(counts)
         else:
             frame = counts
@@ -160,14 +161,14 @@ class VocabularyTable:
             taken = rows * _VALUE_BYTES + size * _TEXTS
             if taken <= driver_python_bytes(self._spark) and size <= MOST_TEXT_IN_DRIVER:
                 values = counts.toArrow()
-                return self._updated(lambda: self._update(values, rules))
-        return self._updated(lambda: self._update_by_spark(frame, rules))
+                return self._retried(lambda: self._update(values, rules))
+        return self._retried(lambda: self._update_by_spark(frame, rules))
 
-    def _updated(self, work: Callable[[], T]) -> T:
-        return again_if_overtaken(work) if self._pool is None else work()
+    def _retried(self, work: Callable[[], T]) -> T:
+        return retry_if_overtaken(work) if self._pool is None else work()
 
     def _restore(self, copies: SavedCopies, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> None:
-        """Make again what a power cut or a bad disk took of the table. The counts of other days' values are null."""
+        """Restore rows that a power cut or a bad disk has damaged. The counts of other days' values are null."""
         named = max((v for v in (copies.version, self._pinned) if v is not None), default=None)
         damage = damage_of(self._path, self._pinned, named)
         if damage is None:
@@ -184,7 +185,7 @@ class VocabularyTable:
         if not is_complete:
             self._pinned = None
         if damage.adds:
-            put_back(damage, _with_counts(rows, counts, self._spark, self._ds), self._fence)
+            restore_rows(damage, _with_counts(rows, counts, self._spark, self._ds), self._fence)
         elif rows.num_rows:
             self._open()
             self._append(_with_counts(rows, counts, self._spark, self._ds))
@@ -193,12 +194,12 @@ class VocabularyTable:
         stored = self._read()
 
         def assign(name: str) -> tuple[pa.Table, pa.Table, int]:
-            """(rows to append, value and code of all that this day sees, how many of them are this day's)."""
-            counted_values, known = _named(counted, name), _named(stored, name)
+            """Return the rows to append, (value, code) of all values of this day, and how many this day has added."""
+            counted_values, known = _rows_of(counted, name), _rows_of(stored, name)
             _check_unique(name, known, str(self._path))
-            new = give_codes(name, counted_values, known, rules[name])
+            new = assign_codes(name, counted_values, known, rules[name])
             if self._pinned is not None:
-                # A value that got no code then gets none now.
+                # A value without a code in the pinned version gets none now.
                 new = new.slice(0, 0)
             # Known before this day, or counted now (a later day may have given the code).
             seen = known.filter(
@@ -208,11 +209,11 @@ class VocabularyTable:
                 )
             )
             parts = [t.select(["value", "code"]).cast(lookup.SCHEMA) for t in (seen, new)]
-            # A rerun finds its own values there; they are this day's all the same.
+            # Values that an earlier run of this day has added count as this day's.
             earlier_count = int(pc.sum(pc.equal(known.column("added_ds"), self._ds)).as_py() or 0)
             # New codes go on after the known ones, and are in order.
             vocabulary = pa.concat_tables([parts[0].sort_by("code"), parts[1]]).combine_chunks()
-            return _rows(name, new, self._ds), vocabulary, earlier_count + new.num_rows
+            return _table_rows(name, new, self._ds), vocabulary, earlier_count + new.num_rows
 
         pinned, appended = {}, []
         # Ordering a million texts takes a second; Arrow does it without Python's lock.
@@ -231,7 +232,7 @@ class VocabularyTable:
         return pinned
 
     def _update_by_spark(self, counted: DataFrame, rules: Mapping[str, VocabularyRule]) -> Mapping[str, Lookup]:
-        """`_update` where no process holds all values: the same codes, the same rows, the same files of them."""
+        """Update by Spark, for more values than one process holds: the same codes, rows and data files as `_update`."""
         known = self._known_frame().where(F.col("name").isin(list(rules)))
         self._check_unique_frame(known)
         scratch, pinned = self._new_folder(), self._pinned is not None
@@ -239,11 +240,11 @@ class VocabularyTable:
         from headrace.features.vocabulary.frame_codes import codes_of
 
         with codes_of(counted, known, rules, self._ds, pinned=pinned) as codes:
-            written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE, _BYTES_A_FILE)
+            written = VocabularyWriter(folder, list(rules), self._data_file, _FILE_ROWS, _FILE_BYTES)
             for batch in streamed(codes.rows):
                 written.add(batch)
             files, adds = written.finish()
-        # They live as long as who looks into them.
+        # Each lookup refers to the folder, which is removed with the last of them.
         lookups = {name: FileLookup(path, scratch) for name, path in files.items()}
         for name in rules:
             self.added[name] = codes.earlier.get(name, 0) + written.new.get(name, 0)
@@ -263,10 +264,10 @@ class VocabularyTable:
         return TemporaryDirectory(prefix="vocabulary-", dir=scratch)
 
     def _frame_of(self, counts: pa.Table) -> DataFrame:
-        """Return counted values as a frame: of a file, for which the JVM needs no memory."""
+        """Return counted values as a frame that reads a file, so that the JVM does not hold them."""
         self._counts = self._new_folder()
         path = Path(self._counts.name) / "counts.parquet"
-        # Of long values a row group has few rows: Spark holds up to 4,096 of them at once, in 2 GiB at most.
+        # A row group of long values has few rows: Spark reads up to 4,096 rows at once, into 2 GiB at most.
         write_table(counts, path, "value")
         return self._spark.read.parquet(str(path))
 
@@ -275,7 +276,7 @@ class VocabularyTable:
         return data_file(self._path, rows.append_column("added_ds", pa.repeat(self._ds, rows.num_rows)).cast(_ROWS))
 
     def _known_size(self) -> tuple[int, int]:
-        """(rows, bytes of their values) of the version that is read."""
+        """Return the number of rows in the version that is read, and the bytes of their values."""
         files = self._open()
         if files is None:
             totals = self._delta_frame().agg(F.count("value"), F.sum(F.octet_length("value"))).first()
@@ -294,7 +295,7 @@ class VocabularyTable:
         return self._delta_frame()
 
     def _delta_frame(self) -> DataFrame:
-        """Return all rows of `version` as Delta reads them: where not every row of the files is there any more."""
+        """Return all rows of `version` by Delta's reader, which leaves out rows that were deleted from its files."""
         table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
         return table.select(_ROWS.names)
 
@@ -320,10 +321,10 @@ class VocabularyTable:
                 self._pool = None
 
     def wait(self) -> None:
-        """Until what `update` added is committed and `version` is its version. Raises what went wrong there.
+        """Wait until the rows of `update` are committed and `version` is that commit. Raises the commit's error.
 
         Raises:
-            CodesOvertaken: the codes that `update` returned are not those of the table; give them again.
+            CodesOvertaken: another run has committed codes, so those that `update` returned are void; update again.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -332,13 +333,13 @@ class VocabularyTable:
     def _read(self) -> pa.Table:
         files = self._open()
         if files is not None:
-            # Without a Spark job: a day's fit is short.
+            # Read without a Spark job, which would take longer than a small day's fit.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
             return pa.concat_tables(tables) if tables else _ROWS.empty_table()
         return self._delta_frame().toArrow().cast(_ROWS)
 
     def _open(self) -> list[DataFile] | None:
-        """Return the data files of the version that is read, which is `version` then; None: Spark must read it."""
+        """Set `version` to the version that is read, and return its data files; None: only Delta's reader can."""
         log = DeltaLog(self._path)
         self.version = log.version if self._pinned is None else self._pinned
         if self.version is None:
@@ -364,13 +365,13 @@ class VocabularyTable:
             self._commit(lambda: adds)
 
     def _commit(self, files: Callable[[], list[dict[str, Any]]]) -> None:
-        """One commit of data files. (There is none where there is nothing to add to a table that is there.)
+        """Commit data files.
 
         Raises:
-            CodesOvertaken: the table has got codes since `version`.
+            CodesOvertaken: another run has added codes since `version`.
         """
-        # An append alone conflicts with nothing. One that is a version of an application does: it is refused where
-        # another one's commit, or a removal of rows, came after the version that was read.
+        # A plain append conflicts with nothing. With an application's version it is refused if another such commit, or
+        # a removal of rows, came after the version that was read.
         application, message = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
             self.version = append(
@@ -384,14 +385,14 @@ class VocabularyTable:
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
     """Yield new values by data file, as VocabularyWriter writes them."""
-    pieces = Pieces(rows.schema, "value", _ROWS_A_FILE, _BYTES_A_FILE)
+    pieces = Pieces(rows.schema, "value", _FILE_ROWS, _FILE_BYTES)
     yield from pieces.add(rows)
     if (rest := pieces.rest()).num_rows:
         yield rest
 
 
 def _with_counts(lost: pa.Table, counts: DataFrame | pa.Table, spark: SparkSession, ds: str) -> pa.Table:
-    """Return lost rows (name, value, code, added_ds) as rows of the table; of day `ds` with what was counted now."""
+    """Return lost rows (name, value, code, added_ds) as rows of the table, those of day `ds` with today's counts."""
     keys = ["name", "value"]
     if not isinstance(counts, pa.Table):
         counts = counts.join(F.broadcast(spark.createDataFrame(lost.select(keys))), keys).toArrow()
@@ -402,13 +403,13 @@ def _with_counts(lost: pa.Table, counts: DataFrame | pa.Table, spark: SparkSessi
     return rows.set_column(rows.schema.get_field_index("count"), "count", count).select(_ROWS.names).cast(_ROWS)
 
 
-def _named(table: pa.Table, name: str) -> pa.Table:
+def _rows_of(table: pa.Table, name: str) -> pa.Table:
     return table.filter(pc.equal(table.column("name"), name))
 
 
 def _check_unique(name: str, known: pa.Table, path: str) -> None:
     """Raise UserError where a vocabulary's table has a code or a value twice."""
-    # A set of texts takes a second a million, so their hashes are looked at first.
+    # Compare hashes first: a set of a million texts takes a second.
     hashes = {
         "code": known.column("code").to_numpy(),
         "value": xxhash64_strings(known.column("value").combine_chunks()),
@@ -429,7 +430,7 @@ def _check_unique(name: str, known: pa.Table, path: str) -> None:
         )
 
 
-def _rows(name: str, new: pa.Table, ds: str) -> pa.Table:
+def _table_rows(name: str, new: pa.Table, ds: str) -> pa.Table:
     """Return new values as rows of the Delta table."""
     n = new.num_rows
     columns = {

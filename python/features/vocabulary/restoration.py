@@ -137,7 +137,7 @@ def lost_rows(damage: Damage, copies: SavedCopies, first_codes: Mapping[str, int
     return lost.sort_by([("name", "ascending"), ("code", "ascending")])
 
 
-def put_back(damage: Damage, rows: pa.Table, fence: Fence | None) -> None:
+def restore_rows(damage: Damage, rows: pa.Table, fence: Fence | None) -> None:
     """Put rows (with the columns of the table) in the places of the damaged files, in one commit that changes no row.
 
     Raises:

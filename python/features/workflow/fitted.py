@@ -36,7 +36,7 @@ from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, Keyed
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import Location, StoreAway, local
-from headrace.storage.host_scratch import made_once
+from headrace.storage.host_scratch import create_once
 
 #: Bytes of values, above which neither a vocabulary nor a keyed table is taken into memory: Arrow's texts have 2 GiB.
 MOST_TEXT = 3 << 29
@@ -131,7 +131,7 @@ def read_saved(
         size = _text_bytes(file, "value")
         if maps is not None and (rows > MAPPED_VALUES or size > MAPPED_TEXT):
             write = partial(_write_mapped, file)
-            vocabularies[name] = MappedLookup(made_once(maps / quote(name, safe=""), write))
+            vocabularies[name] = MappedLookup(create_once(maps / quote(name, safe=""), write))
         else:
             vocabularies[name] = FileLookup(file.local_path()) if size > MOST_TEXT else Lookup(_read(file))
     tables: dict[str, KeyedTable] = {}
@@ -144,7 +144,7 @@ def read_saved(
         elif maps is not None and (rows > MAPPED_VALUES or size > MAPPED_TEXT):
             # No vocabulary's quoted name has this sign.
             write = partial(_write_mapped_table, file)
-            tables[name] = MappedKeyedTable(made_once(maps / f"table={quote(name, safe='')}", write))
+            tables[name] = MappedKeyedTable(create_once(maps / f"table={quote(name, safe='')}", write))
         elif size > MOST_TEXT:
             tables[name] = FileKeyedTable(file.local_path())
         else:

@@ -24,7 +24,7 @@ from headrace.jobs.housekeeping.workspace_state import (
     remove_all,
     size_of,
 )
-from headrace.lake.scratch import HANDING, STAGE_FOLDERS
+from headrace.lake.scratch import EXCHANGING_STAGES, STAGE_FOLDERS
 from headrace.models.predictor import maps_of, needed_models
 from headrace.models.registry.promotion import IN_USE, age
 from headrace.models.registry.versions import CHAMPION, Version, aliases, old_records, remove_records, versions
@@ -32,7 +32,7 @@ from headrace.publish.target import table_name
 from headrace.storage import Location
 from headrace.storage.host_scratch import OF_WORKSPACE
 from headrace.storage.lease import HeldFolder
-from headrace.storage.objects.copies import abandoned, remove_abandoned
+from headrace.storage.objects.copies import abandoned_uploads, remove_abandoned_uploads
 from headrace.storage.store import Unfinished
 from headrace.train.setup.earlier_days import replay_days
 
@@ -262,7 +262,7 @@ def scratch_steps(state: WorkspaceState) -> Iterator[CleanupStep]:
     """Yield temporary files of this pipeline's stages, on this host and in the lake, and of ended Spark processes."""
     ws, pipeline = state.ws, state.pipeline
     places = [ws.spark_local / kind / pipeline for kind in STAGE_FOLDERS]
-    places += [ws.handed_on(pipeline, stage, local_scratch=True) for stage in HANDING]
+    places += [ws.exchange_folder(pipeline, stage, local_scratch=True) for stage in EXCHANGING_STAGES]
     yield from _idle(state, "unfinished", places, "a run that has ended left it")
     yield from _idle(state, "unfinished", _without_process(ws, pipeline), "a process that has ended left it")
 
@@ -296,33 +296,33 @@ def _idle(state: WorkspaceState, kind: str, places: Iterable[Location], cause: s
 
 
 def unfinished_steps(state: WorkspaceState) -> Iterator[CleanupStep]:
-    """Yield unfinished files in lake and store that are old, and this host's on their way to a store.
+    """Yield steps for old unfinished files in lake and store, and for this host's abandoned uploads.
 
-    Of the pipeline, whose lock whoever removes them holds; of its searches where none is at work.
+    They cover the pipeline, whose lock the caller holds to remove them, and its searches where none is running.
     """
     for folder, left in _old(state, chain(_unfinished_in(_folders(state)), _without_lock(state))):
         name = f"{state.ws.name_of(folder)}/{left.path.name}"
         reason = f"its writer was killed; not written for {state.keep.unfinished_days:g} days"
         yield CleanupStep("unfinished", name, reason, left.size, left.remove)
-    if not state.ws.is_local and (on_their_way := abandoned()):
+    if not state.ws.is_local and (uploads := abandoned_uploads()):
         reason = "their writers were killed; not written for a day"
         yield CleanupStep(
             "unfinished",
-            f"{len(on_their_way)} uploads of this host",
+            f"{len(uploads)} uploads of this host",
             reason,
-            sum(on_their_way.values()),
-            remove_abandoned,
+            sum(uploads.values()),
+            remove_abandoned_uploads,
         )
 
 
 def discard_unfinished(state: WorkspaceState) -> None:
-    """Remove those of lake and store, however young. Under the pipeline's lock.
+    """Remove unfinished files in lake and store, of any age. Call it under the pipeline's lock.
 
-    Of landing files, promotions and stopped arms those go that are old: who writes such does not hold that lock.
-    Of this host's on their way to a store those go that nobody has written to for a day: all pipelines have one folder
-    for them, and no lock says who is at work there.
+    Of landing files, promotions and stopped arms only old ones are removed: their writers do not hold that lock. Of
+    this host's uploads only those are removed that nobody has written to for a day: all pipelines share one folder for
+    them, and no lock names their writers.
     """
-    remove_abandoned()
+    remove_abandoned_uploads()
     # Staged files belong to ended runs: `headrace gc` removes all of them.
     folders = chain(_folders(state), _below(state.ws.staging(state.pipeline), 3))
     for _, left in chain(_unfinished_in(folders), _old(state, _without_lock(state))):

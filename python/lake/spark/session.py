@@ -230,14 +230,14 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     if active is None:
         spark = _start(conf, ws, name)
         try:
-            with own_errors(ws.written):
+            with own_errors(ws.written_folders):
                 yield spark
         finally:
             _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
     settings = {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES
-    with spark_settings(active, settings), own_errors(ws.written):
+    with spark_settings(active, settings), own_errors(ws.written_folders):
         yield active
 
 

@@ -1,8 +1,8 @@
 """Files of a store as local files, for memory maps and native readers: a cache of this host, which may vanish.
 
-A copy is named after its object's key and tag, so it never is of another content. It is fetched once, whoever of this
-host asks for it at the same time. Where the disk is nearly full, or copies take more than the environment allows them,
-those that were released, then those that were not asked for lately are removed; whoever has one open keeps it.
+A copy is named after its object's key and tag, so its content never changes. Processes of this host that ask for it at
+the same time fetch it once. Copies are removed where the disk is nearly full, or where they take more than the
+environment allows: first those that were released, then the least recently used. A process that has one open keeps it.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ _FREE = 0.05
 #: Seconds for which a copy stays after its last use.
 _KEPT_SECONDS = 600
 #: Seconds without a write after which a partial file is taken for one of a killed writer.
-_WRITTEN_SECONDS = 86_400
+_ABANDONED_SECONDS = 86_400
 #: Characters of a copy's digest that name its lock: they bound the number of lock files, which are never removed.
 _LOCK_CHARS = 3
 #: Subfolders: copies of files, and folders of hard links to these.
 _FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 
-#: The first argument of `use_folder`, if it was called.
-_of_workspace: list[Path] = []
+#: The folder that `use_folder` has set; empty: none.
+_workspace_folder: list[Path] = []
 
 
 def use_folder(path: Path) -> None:
-    """Place this process's copies in a folder, unless its environment names one. The first call counts."""
-    if not _of_workspace:
-        _of_workspace.append(path)
+    """Keep this process's copies in a folder, unless its environment names one. Later calls change nothing."""
+    if not _workspace_folder:
+        _workspace_folder.append(path)
 
 
 def folder() -> Path:
     """Return the folder of this host's copies, and of files on their way to a store.
 
     Raises:
-        UserError: no environment variable names a folder, and that of this user among the temporary files is another
-            user's, or a link.
+        UserError: no environment variable names a folder, and the user's folder below the system's temporary folder
+            belongs to another user or is a link.
     """
     named, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
     if named:
         return Path(named)
-    if _of_workspace:
-        return _of_workspace[0]
+    if _workspace_folder:
+        return _workspace_folder[0]
     if scratch:
         return Path(scratch) / "cache"
     return _private(Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}")
 
 
 def _private(path: Path) -> Path:
-    """Return a folder that belongs to this user alone, made where there is none.
+    """Return a folder that belongs to this user alone; create it where it is missing.
 
-    Others can write beside it, and know its name.
+    Other users know its name and can write to the folder above, so a link or their folder may stand there.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
@@ -101,43 +101,43 @@ def new_path(name: str) -> Path:
 
 
 def drop(path: Path) -> None:
-    """Remove what `new_path` gave."""
-    _remove(path.parent)
+    """Remove a file of `new_path` and its folder."""
+    _remove_quietly(path.parent)
 
 
-def abandoned() -> dict[Path, int]:
-    """Return the places of `new_path` without a write for a day, and their bytes: their writers were killed."""
-    limit = time.time() - _WRITTEN_SECONDS
-    return {place: size for place, written, size in _on_their_way() if written < limit}
+def abandoned_uploads() -> dict[Path, int]:
+    """Return the folders of `new_path` that nobody has written to for a day, and their bytes: the writer was killed."""
+    limit = time.time() - _ABANDONED_SECONDS
+    return {place: size for place, written, size in _uploads() if written < limit}
 
 
-def young() -> dict[Path, tuple[int, float]]:
-    """Return the places of `new_path` whose writers are at work, or were killed less than a day ago.
+def recent_uploads() -> dict[Path, tuple[int, float]]:
+    """Return the folders of `new_path` whose writers are at work, or were killed less than a day ago.
 
     Returns:
-        by place: its bytes, and from when on it is `abandoned` if nobody writes to it, in seconds since 1970.
+        by folder: its bytes, and the time (seconds since 1970) from which it counts as abandoned, without more writes.
     """
-    limit = time.time() - _WRITTEN_SECONDS
-    places = _on_their_way()
-    return {place: (size, written + _WRITTEN_SECONDS) for place, written, size in places if written >= limit}
+    limit = time.time() - _ABANDONED_SECONDS
+    places = _uploads()
+    return {place: (size, written + _ABANDONED_SECONDS) for place, written, size in places if written >= limit}
 
 
-def _on_their_way() -> Iterator[tuple[Path, float, int]]:
-    """Yield the places of `new_path`, when each was last written to (seconds since 1970), and its bytes."""
+def _uploads() -> Iterator[tuple[Path, float, int]]:
+    """Yield the folders of `new_path`, the time of each one's last write (seconds since 1970), and its bytes."""
     for place in sorted((folder() / "new").glob("*")):
         with suppress(FileNotFoundError):  # its writer has published it since
             stats = [p.stat() for p in (place, *place.rglob("*"))]
             yield place, max(s.st_mtime for s in stats), sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
 
 
-def remove_abandoned() -> None:
-    """Remove what is `abandoned`; what is `young` stays: who writes it cannot be told from who was killed."""
-    for place in abandoned():
-        _remove(place)
+def remove_abandoned_uploads() -> None:
+    """Remove the folders of `abandoned_uploads`; the writers of `recent_uploads` may still be at work."""
+    for place in abandoned_uploads():
+        _remove_quietly(place)
 
 
 def cached_files() -> dict[Path, int]:
-    """All files of this host's copies, also parts of fetches that were killed, and their bytes."""
+    """Return all files of this host's copies and their bytes; files of killed fetches are among them."""
     sizes = dict[Path, int]()
     for part in _COPIES:
         for path in sorted((folder() / part).rglob("*")):
@@ -149,16 +149,16 @@ def cached_files() -> dict[Path, int]:
 
 
 def remove_cached_files() -> None:
-    """Remove all copies, also those that were asked for lately: whoever has one open keeps it.
+    """Remove all copies, recently used ones too. A process that has one open keeps it.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: a copy cannot be removed.
     """
     for old in (folder() / _FOLDERS).glob("*"):
         with suppress(FileNotFoundError):  # another process was first
-            _take_away(old)
+            _remove_at_once(old)
     for old in (folder() / _FILES).glob("*"):
-        # Under the lock, so that no process fetches it meanwhile.
+        # The lock keeps other processes from fetching it meanwhile.
         with exclusive(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
             system.remove_tree(old)
 
@@ -167,20 +167,20 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
     """Return a local file with an object's content.
 
     Args:
-        bucket: where it is.
+        bucket: the object's bucket.
         store: the bucket's name among all stores.
         stored: the object.
 
     Raises:
-        FileNotFoundError: the object is gone.
-        ChangedInPlace: it is not the one that was asked for.
+        FileNotFoundError: the object does not exist any more.
+        ChangedInPlace: the object has another tag or size than `stored`.
     """
     digest = hashlib.sha256(f"{store}\n{stored.key}\n{stored.tag}\n{stored.size}".encode()).hexdigest()[:32]
     path = folder() / _FILES / digest / stored.key.rsplit("/", 1)[-1]
-    if _asked_for(path):
+    if _touch_existing(path):
         return path
     with exclusive(folder() / "locks" / digest[:_LOCK_CHARS]):
-        if _asked_for(path):  # another process has fetched it meanwhile
+        if _touch_existing(path):  # another process has fetched it meanwhile
             return path
         _make_room(path, stored.size)
         system.make_folder(path.parent)
@@ -200,17 +200,14 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
 
 
 def release(path: Path) -> None:
-    """Say of a file that it is not read soon again: it is the first to go where there is no room for another one.
-
-    Whoever asks for it afterwards has it for as long as any other.
-    """
+    """Mark a copy as not needed soon: it is among the first to be removed for another. A later request clears that."""
     if path.is_relative_to(folder() / _FILES):
         with suppress(FileNotFoundError):
             os.utime(path, (0, 0))
 
 
-def _asked_for(path: Path) -> bool:
-    """Return whether the copy exists; if so, keep it for a while."""
+def _touch_existing(path: Path) -> bool:
+    """Return whether the copy exists; if so, note its use, which keeps it for `_KEPT_SECONDS`."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -243,7 +240,7 @@ def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
 
 
 def _make_room(path: Path, size: int) -> None:
-    """Remove copies until there is room for one more, as far as there are any that nobody asked for lately."""
+    """Remove copies that nobody has used lately until there is room for `size` bytes more, or none is left."""
     root = folder()
     system.make_folder(root)
     usage = shutil.disk_usage(root)
@@ -254,17 +251,17 @@ def _make_room(path: Path, size: int) -> None:
         needed = max(needed, taken + size - limit)
     if needed <= 0:
         return
-    remove_abandoned()
+    remove_abandoned_uploads()
     oldest = time.time() - _KEPT_SECONDS
     for old in (root / _FOLDERS).glob("*"):
         with suppress(FileNotFoundError):  # another process was first
             if old.stat().st_mtime < oldest:
-                _take_away(old)
+                _remove_at_once(old)
     copies = [(info, p) for info, p in _files(root) if p != path]
     for info, old in sorted(copies, key=lambda f: f[0].st_mtime):
         if needed <= 0 or info.st_mtime > oldest:
             return
-        if info.st_nlink > 1:  # a folder of links that stays has it: removing it would free nothing
+        if info.st_nlink > 1:  # a remaining folder links to it: removing it would free nothing
             continue
         system.unlink(old)
         needed -= info.st_size
@@ -278,10 +275,10 @@ def _files(root: Path) -> Iterator[tuple[os.stat_result, Path]]:
 
 
 def _limit() -> int | None:
-    """Bytes that copies may take; None: as many as the disk has.
+    """Return the bytes that copies may take; None: no limit but the disk's size.
 
     Raises:
-        UserError: the environment says no number.
+        UserError: the environment variable is not a number above 0.
     """
     text = os.environ.get(LIMIT)
     if not text:
@@ -295,15 +292,15 @@ def _limit() -> int | None:
     return int(gib * (1 << 30))
 
 
-def _take_away(tree: Path) -> None:
-    """Remove a folder that others may be asking for: it is there whole, or not at all."""
-    moved = new_path("gone")
+def _remove_at_once(tree: Path) -> None:
+    """Remove a folder in one step: other processes see all of it or nothing."""
+    moved = new_path("removed")
     try:
         system.replace(tree, moved)
     finally:
         drop(moved)
 
 
-def _remove(tree: Path) -> None:
+def _remove_quietly(tree: Path) -> None:
     with suppress(OSError):
         system.remove_tree(tree)

@@ -153,7 +153,7 @@ def host_places(state: WorkspaceState) -> Iterator[Place]:
         yield Place(
             "cache", name, removed=len(copied_files), size=sum(copied_files.values()), note=note, act=_remove_copies
         )
-    for place, (size, until) in copies.young().items():
+    for place, (size, until) in copies.recent_uploads().items():
         left = (
             f"files on their way to the store, written to less than a day ago by a stage that is at work or killed: "
             f"the same command removes them from {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC on; or "
