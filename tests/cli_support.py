@@ -16,7 +16,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
 from headrace.jobs import stages, submit
 from headrace.jobs.output import StageEvent
-from headrace.jobs.stages import days_of, turns
+from headrace.jobs.stages import days_of, execution_order
 from headrace.stage import Context, Result, RunPlan, run_stage
 from headrace.stage.manifest import Input, Manifest, Output
 from tests.support import CLICKS_STAGES
@@ -100,7 +100,7 @@ class Yard:
         self.overrides.append(list(overrides))
         if self.interrupt:
             raise self.interrupt
-        for stage, day in turns(stages, days_of(spec, ds, until), spec):
+        for stage, day in execution_order(stages, days_of(spec, ds, until), spec):
             on_event(StageEvent(stage, "check", ds=day))
 
             def announce(plan: RunPlan, stage: str = stage, day: str = day) -> None:

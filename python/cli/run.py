@@ -196,7 +196,7 @@ def run_stages(
     # Late: a misspelt key should be told at once.
     from headrace.jobs.observe.application import whole_run
     from headrace.jobs.output import StageEvent
-    from headrace.jobs.stages import applications, load_stage, submissions, turns
+    from headrace.jobs.stages import applications, execution_order, load_stage, submissions
     from headrace.jobs.submit import submit
     from headrace.stage import check_stage
 
@@ -217,7 +217,7 @@ def run_stages(
                 raise
             if not pending:
                 continue
-            progress.stage, progress.day = next(turns(pending, group_days, spec))
+            progress.stage, progress.day = next(execution_order(pending, group_days, spec))
             last_day = group_days[-1] if len(group_days) > 1 else None
             observed.start()
             code = submit(pending, pipeline, spec, ws, group_days[0], overrides, progress.show, until=last_day)
@@ -385,11 +385,11 @@ def dry_run(
     if not offline:
         warnings += check_connections(spec, ws, stages)
     # Late: jobs bring the stages, and with them pyspark (no JVM).
-    from headrace.jobs.stages import applications, load_stage, submissions, turns
+    from headrace.jobs.stages import applications, execution_order, load_stage, submissions
 
     planned: list[PlannedStage] = []
     for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
-        for name, of_day in turns(group, group_days, spec):
+        for name, of_day in execution_order(group, group_days, spec):
             planned.append(_plan(load_stage(name, spec), spec, ws, of_day, planned))
     running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run", markup=False)

@@ -93,10 +93,10 @@ def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
 
 def warning_lines(spec: Spec, ws: Workspace, manifests: Mapping[str, Manifest]) -> list[str]:
     """Return the warnings about a finished day's results, as its report has them."""
-    from headrace.quality.report.warnings import day_warnings, read_days
+    from headrace.quality.report.warnings import day_warnings, event_days
     from headrace.stage.manifest import Manifest
 
-    days = read_days(spec, manifests.get("features"))
+    days = event_days(spec, manifests.get("features"))
     ingests: dict[str, Manifest] = {}
     if days is not None and spec.source.daily:
         for ds in ws.days(spec.pipeline):

@@ -25,7 +25,7 @@ def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
-    ws, conf = workspace(home), _embedded(pipeline)
+    ws, conf = workspace(home), _embedded_warehouse(pipeline)
     state = embedded.start(ws, conf.port, conf.database, conf.user)
     out.print(f"PostgreSQL runs on 127.0.0.1:{state.port} (process {state.pid}); data: {state.data}", soft_wrap=True)
     out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
@@ -47,7 +47,7 @@ def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     from headrace.publish.postgres import embedded
     from headrace.publish.postgres.server import psql_info
 
-    ws, conf = workspace(home), _embedded(pipeline)
+    ws, conf = workspace(home), _embedded_warehouse(pipeline)
     state = embedded.status(ws)
     if not state.running:
         out.print(f"PostgreSQL does not run (data: {state.data}). Start it: headrace warehouse start", soft_wrap=True)
@@ -72,15 +72,15 @@ def warehouse_sample(
     ws = workspace(home).of(spec)
     if spec.publish is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
-    day = parse_ds(ds) if ds else _newest(ws, spec)
-    again = f"Run: headrace run {spec.argument} --ds {day}"
+    day = parse_ds(ds) if ds else _newest_published_day(ws, spec)
+    advice = f"Run: headrace run {spec.argument} --ds {day}"
     with open_target(spec, ws) as target:
         try:
             sampled_rows = target.sample(day, rows)
         except UserError as e:
-            raise UserError(f"{e}. {again}") from None
+            raise UserError(f"{e}. {advice}") from None
     if not sampled_rows:
-        raise UserError(f"{target.label} has no scores of {day}. {again}")
+        raise UserError(f"{target.label} has no scores of {day}. {advice}")
     out.print(f"SELECT * FROM {target.label} WHERE ds = '{day}' LIMIT {rows};", markup=False)
     print_rows(sampled_rows)
 
@@ -110,14 +110,14 @@ def _warehouse_of(pipeline: str | None) -> Warehouse:
     return spec.publish.warehouse if spec and spec.publish else Warehouse()
 
 
-def _newest(ws: Workspace, spec: Spec) -> str:
+def _newest_published_day(ws: Workspace, spec: Spec) -> str:
     days = [d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, "publish").is_file()]
     if not days:
         raise UserError(f"'{spec.pipeline}' has published nothing yet. Run: headrace run {spec.argument} --ds DATE")
     return days[-1]
 
 
-def _embedded(pipeline: str | None) -> Warehouse:
+def _embedded_warehouse(pipeline: str | None) -> Warehouse:
     conf = _warehouse_of(pipeline)
     if conf.kind != "embedded":
         kind = f"the PostgreSQL at {conf.host}" if conf.kind == "postgres" else f"a warehouse of kind {conf.kind}"

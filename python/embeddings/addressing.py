@@ -1,8 +1,8 @@
-"""Addressing: from a batch of codes, padded or jagged, to the rows that each part of the output is pooled from.
+"""Addresses of rows: from a batch of codes to the indices that each output piece is pooled from; owners of raw ids.
 
-Raw ids in messages have an owner each, requests between ranks, and an encoding. Ids are divided by even ranges of their
-hash, so sorting a batch's hashes both removes duplicates and groups them by owner, as sorting indices does for planned
-tables (headrace.embeddings.layout).
+Each rank owns one range of the hashes of raw ids, and all ranges are of equal size. So sorting a batch's hashes both
+removes duplicates and groups the ids by owner, as sorting indices does for planned tables (headrace.embeddings.layout).
+Requests for raw ids travel between ranks in the encoding of `pack`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from headrace.embeddings.kernels.id_map import Ids, mix
 from headrace.embeddings.layout import Layout, TableGroup
 from headrace.errors import UserError
 
-#: A batch: codes of all lookups side by side, int64 [B, S], or of each lookup those of [B], [B, L] or a JaggedTensor.
+#: A batch: codes of all lookups side by side, int64 [B, S]; or for each lookup a tensor [B], [B, L] or a JaggedTensor.
 CodeBatch = Tensor | Sequence[Tensor | JaggedTensor]
 
 
 @dataclass(frozen=True)
 class JaggedIndices:
-    """Indices that a group of output pieces is pooled from, in the form of embedding_bag.
+    """Indices that a group of output pieces is pooled from, in the form of torch's embedding_bag.
 
-    Bags are the rows of [B * pieces, width], samples in order; of a sequence each code counts as a sample.
+    Bag i is row i of the output [B * pieces, width], in order of the samples. In a sequence each code is a sample.
     """
 
     #: Indices into the fused table, bag by bag: [N].
@@ -43,7 +43,7 @@ class JaggedIndices:
     bag_ids: Tensor | None = None
     #: First index of each bag: int64 [bags].
     offsets: Tensor | None = None
-    #: float32 [N]: a weighted sum.
+    #: Weight of each index in the sum: float32 [N]; None: 1.
     weights: Tensor | None = None
     #: Divisor of each bag's sum: float32 [bags, 1]; None: no division.
     divisor: Tensor | None = None
@@ -83,7 +83,7 @@ class BatchIndexer:
             raise ValueError("weights are given exactly where a lookup is weighted")
         if weights is not None and (weights.shape != codes.shape or weights.dtype != torch.float32):
             raise ValueError(f"weights must be float32 {list(codes.shape)}, not {weights.dtype} {list(weights.shape)}")
-        if self._has_lists or weights is not None:  # a sample's codes of a list are read from one place
+        if self._has_lists or weights is not None:  # C++ reads a sample's codes side by side
             codes, weights = codes.contiguous(), None if weights is None else weights.contiguous()
         features = []
         for x, slot in zip(self._plan.lookups, self._slots, strict=False):
@@ -93,10 +93,10 @@ class BatchIndexer:
         return self._indices(features)
 
     def jagged(self, batch: Sequence[Tensor | JaggedTensor]) -> list[JaggedIndices]:
-        """Return the indices, by group, of codes by lookup, int32 or int64: [B], one each, [B, L], L each, or any
-        number.
+        """Return the indices, by group, of codes by lookup, int32 or int64: one a sample [B], L a sample [B, L], or
+        jagged.
 
-        A sequence may be of other samples than the others: each of its codes has a vector of its own.
+        A sequence may have another number of samples than the pooled lookups: each of its codes has its own vector.
 
         Raises:
             UserError: a code is outside its table.
@@ -147,7 +147,7 @@ class BatchIndexer:
 
 
 class _GroupIndexer:
-    """Pieces of one group: the lookup of each and where its rows are; computed once."""
+    """Conversion for one group: the lookup and the rows of each of its pieces, computed once."""
 
     def __init__(self, layout: Layout, group: TableGroup) -> None:
         self._fused = layout.fused_tables[group.fused]
@@ -174,7 +174,7 @@ class _GroupIndexer:
         features = self._features(features)
         arrays = cpu.jagged_indices(
             features[0].samples,
-            torch.tensor([f.described() for f in features]),
+            torch.tensor([f.native_piece() for f in features]),
             self._blocks,
             self._fused.shard_offsets,
             self._fused.index_dtype,
@@ -193,11 +193,11 @@ class _GroupIndexer:
             if bool(((codes < 0) | (codes >= self._blocks[:, 0])).any()):
                 return None
             return JaggedIndices(self._fused.indices(codes, self._block_numbers).reshape(-1), codes.numel())
-        # Indices are computed piece by piece, then moved to their order: by sample, and there by piece.
-        counted = [f.counted() for f in features]
-        lengths = torch.stack([x.lengths for x in counted])
-        sizes = [x.values.numel() for x in counted]
-        codes = torch.cat([x.values.long() for x in counted])
+        # Compute the indices piece by piece, then move them to the order by sample and piece.
+        jagged = [f.without_padding() for f in features]
+        lengths = torch.stack([x.lengths for x in jagged])
+        sizes = [x.values.numel() for x in jagged]
+        codes = torch.cat([x.values.long() for x in jagged])
         total = codes.numel()
         piece = torch.repeat_interleave(torch.arange(pieces), torch.tensor(sizes), output_size=total)
         outside = ((codes < 0) | (codes >= self._blocks[:, 0][piece])).any()
@@ -205,14 +205,14 @@ class _GroupIndexer:
             return None
         flat_lengths, counts = lengths.reshape(-1), lengths.T.reshape(-1)
         starts = counts.cumsum(0) - counts
-        moved = starts.view(samples, pieces).T.reshape(-1) - (flat_lengths.cumsum(0) - flat_lengths)
-        place = torch.repeat_interleave(moved, flat_lengths, output_size=total) + torch.arange(total)
+        shift = starts.view(samples, pieces).T.reshape(-1) - (flat_lengths.cumsum(0) - flat_lengths)
+        position = torch.repeat_interleave(shift, flat_lengths, output_size=total) + torch.arange(total)
         indices = torch.empty(total, dtype=self._fused.index_dtype)
-        indices[place] = self._fused.indices(codes, self._block_numbers[piece])
+        indices[position] = self._fused.indices(codes, self._block_numbers[piece])
         weights = torch.ones(total) if self._weighted else None
         if weights is not None:
-            ones = (torch.ones(n) if x.weights is None else x.weights for x, n in zip(counted, sizes, strict=True))
-            weights[place] = torch.cat(list(ones))
+            ones = (torch.ones(n) if x.weights is None else x.weights for x, n in zip(jagged, sizes, strict=True))
+            weights[position] = torch.cat(list(ones))
         bag = torch.repeat_interleave(torch.arange(counts.numel()), counts, output_size=total)
         return self._jagged(indices, bag, starts, weights, samples)
 
@@ -241,14 +241,12 @@ NO_PADDING = -1
 
 @dataclass(frozen=True, eq=False)
 class FeatureCodes:
-    """Codes of one feature for B samples, int32 or int64: padded, [B, L] (each sample's side by side), or jagged,
-    [N].
-    """
+    """Codes of one feature for B samples, int32 or int64: padded [B, L], contiguous for each sample, or jagged [N]."""
 
     values: Tensor
     #: int64 [B + 1]: sample i has values[offsets[i]:offsets[i + 1]]; None: values is [B, L].
     offsets: Tensor | None
-    #: float32, of the values' shape and strides.
+    #: float32, with the values' shape and strides; None: not weighted.
     weights: Tensor | None
     #: The code that is ignored.
     padding: int
@@ -272,7 +270,7 @@ class FeatureCodes:
         weights = None if self.weights is None else self.weights.reshape(-1)
         return JaggedTensor(self.values.reshape(-1), offsets, weights)
 
-    def counted(self) -> JaggedTensor:
+    def without_padding(self) -> JaggedTensor:
         """Return `flat` without padding."""
         return self.flat() if self.padding == NO_PADDING else self.flat().without(self.padding)
 
@@ -282,7 +280,7 @@ class FeatureCodes:
         weights = None if flat.weights is None else flat.weights.unsqueeze(1)
         return FeatureCodes(flat.values.unsqueeze(1), None, weights, self.padding)
 
-    def described(self) -> tuple[int | None, ...]:
+    def native_piece(self) -> tuple[int | None, ...]:
         """Return the fields of `Piece` of native/cpp/embeddings.cpp. The tensors must outlive its use."""
         values = self.values
         length, stride = (0, 0) if self.offsets is not None else (values.shape[1], values.stride(0))
@@ -292,10 +290,10 @@ class FeatureCodes:
 
 
 def feature_codes(name: str, ids: Tensor | JaggedTensor, *, weighted: bool, padding_idx: int | None) -> FeatureCodes:
-    """Check and wrap the codes of a feature: int32 or int64 [B], one each, [B, L], L each, or a JaggedTensor.
+    """Check and wrap the codes of a feature: int32 or int64 [B], [B, L] or a JaggedTensor.
 
     Raises:
-        ValueError: another shape or type, or weights where there should be none, or none where there should be.
+        ValueError: another shape or type; weights for a lookup without weights, or no weights for one with them.
     """
     prefix, jagged = f"feature '{name}': ", ids if isinstance(ids, JaggedTensor) else None
     values = ids.values if isinstance(ids, JaggedTensor) else ids
@@ -344,22 +342,20 @@ def _range_starts(ranks: int) -> Ids:
 
 @dataclass(frozen=True)
 class RawIdRequest:
-    """Ids of one table that a rank requests or answers, in order of the other side's ranks."""
+    """Ids of one table that a rank requests from others, or that others request from it, in order of their ranks."""
 
     #: int64 [N].
     ids: Tensor
     #: Number of lookups of each: int64 [N].
     counts: Tensor
     #: Number of ids of each rank, [W].
-    of_rank: list[int]
+    ids_per_rank: list[int]
 
     def bucketized(self, ranks: Sequence[int], groups: int) -> RawIdRequest:
-        """Return the ids of some ranks, in that order; consecutive ranks form `groups` groups, each of which counts as
-        one rank.
-        """
-        ids, counts = torch.split(self.ids, self.of_rank), torch.split(self.counts, self.of_rank)
+        """Return the ids of `ranks`, in that order, as a request of `groups` groups of consecutive ranks."""
+        ids, counts = torch.split(self.ids, self.ids_per_rank), torch.split(self.counts, self.ids_per_rank)
         each = len(ranks) // groups
-        sizes = [sum(self.of_rank[r] for r in ranks[i * each : (i + 1) * each]) for i in range(groups)]
+        sizes = [sum(self.ids_per_rank[r] for r in ranks[i * each : (i + 1) * each]) for i in range(groups)]
         return RawIdRequest(torch.cat([ids[r] for r in ranks]), torch.cat([counts[r] for r in ranks]), sizes)
 
 
@@ -377,29 +373,29 @@ class UniqueRawIds(RawIdRequest):
         Args:
             ids: any 64-bit numbers.
             ranks: owners.
-            counts: how often each was looked up, int64 [N]; None: once.
+            counts: number of lookups of each id, int64 [N]; None: one each.
         """
         duplicates = find_duplicates(ids if ranks == 1 else _hashes_of(ids))
         times = torch.diff(duplicates.starts, append=torch.tensor([ids.numel()], device=ids.device))
         if counts is not None:
             times = torch.zeros_like(times).index_add_(0, duplicates.group, counts.index_select(0, duplicates.order))
         cuts = torch.searchsorted(duplicates.unique, torch.from_numpy(_range_starts(ranks)[1:]).to(ids.device)).tolist()
-        of_rank = [end - start for start, end in pairwise([0, *cuts, duplicates.unique.numel()])]
+        ids_per_rank = [end - start for start, end in pairwise([0, *cuts, duplicates.unique.numel()])]
         return UniqueRawIds(
-            ids.index_select(0, duplicates.order.index_select(0, duplicates.starts)), times, of_rank, duplicates
+            ids.index_select(0, duplicates.order.index_select(0, duplicates.starts)), times, ids_per_rank, duplicates
         )
 
 
 def pack(tables: Sequence[RawIdRequest], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """Encode requests as one vector of `dtype` (int32 or int64); return it and its length for each rank.
 
-    For each rank, how many ids of each table; then by table the ids, 64 bits each, and their counts.
+    The part of each rank has the number of ids of each table, then for each table the ids (64 bits each) and counts.
     """
-    split = [(torch.split(t.ids, t.of_rank), torch.split(t.counts, t.of_rank)) for t in tables]
+    split = [(torch.split(t.ids, t.ids_per_rank), torch.split(t.counts, t.ids_per_rank)) for t in tables]
     pieces: list[Tensor] = []
     lengths = []
-    for rank in range(len(tables[0].of_rank)):
-        message = [torch.tensor([t.of_rank[rank] for t in tables], dtype=dtype)]
+    for rank in range(len(tables[0].ids_per_rank)):
+        message = [torch.tensor([t.ids_per_rank[rank] for t in tables], dtype=dtype)]
         for ids, counts in split:
             message += [ids[rank].view(dtype), counts[rank].to(dtype)]
         pieces += message
@@ -411,12 +407,12 @@ def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[R
     """Decode requests of `pack` from each sender's part of a message.
 
     Args:
-        message: of int32 or int64, senders in order; each part begins with what `pack` wrote.
-        lengths: of the parts.
-        tables: how many there are.
+        message: int32 or int64 [M], the senders' parts in order; each part begins with an encoding of `pack`.
+        lengths: lengths of the parts.
+        tables: number of tables.
 
     Returns:
-        By table what was asked, in order of the senders; what follows in each part, and its lengths.
+        (requests by table, in order of the senders; the rest of all parts; the lengths of these rests).
     """
     words = 8 // message.element_size()
     by_table: list[tuple[list[Tensor], list[Tensor], list[int]]] = [([], [], []) for _ in range(tables)]

@@ -142,7 +142,7 @@ class RowExchange:
             message, lengths = pack(raw, self._dtype)
             local.insert(0, message)
             counts.insert(0, lengths)
-            sent += [r.of_rank for r in raw]
+            sent += [r.ids_per_rank for r in raw]
         wait = self._collective.start_all_to_all(_by_rank(local, counts), [sum(n) for n in zip(*counts, strict=True)])
         wait_for_weights = None
         if weighted_parts:
@@ -164,7 +164,7 @@ class RowExchange:
                 return RowRequest(
                     sent,
                     [local_rows],
-                    [ends] + [r.of_rank for r in raw_requests],
+                    [ends] + [r.ids_per_rank for r in raw_requests],
                     [RequestedBags(starts, part, weight)],
                     raw_requests,
                 )
@@ -185,7 +185,7 @@ class RowExchange:
             requested = [
                 None if b is None else RequestedBags.from_begins(b, w) for b, w in zip(begins, weights, strict=True)
             ]
-            return RowRequest(sent, rows, received + [r.of_rank for r in raw_requests], requested, raw_requests)
+            return RowRequest(sent, rows, received + [r.ids_per_rank for r in raw_requests], requested, raw_requests)
 
         return answer
 

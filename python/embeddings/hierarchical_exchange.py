@@ -134,7 +134,7 @@ class HierarchicalRowExchange:
             parts = torch.split(unique, of_owner)
             local.append(torch.cat([parts[o] + int(s) for o, s in zip(self._owners, shift, strict=True)]))
             counts.append(of_owner)
-        counts += [r.of_rank for r in raw]
+        counts += [r.ids_per_rank for r in raw]
         wait = self._inside.send_ids(local, [r.bucketized(self._owners, self._ranks_per_node) for r in raw])
 
         def answer() -> HierarchicalRequest:

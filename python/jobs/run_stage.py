@@ -29,7 +29,7 @@ from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.observe.application import Observation
 from headrace.jobs.process import when_parent_ends
-from headrace.jobs.stages import days_of, turns
+from headrace.jobs.stages import days_of, execution_order
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage, stage_entry
 from headrace.storage import local_folder
@@ -153,7 +153,7 @@ def _run(args: argparse.Namespace) -> int:
             import_ahead(args.stages[1:]) as begin,
         ):
             previous = None
-            for number, (name, day) in enumerate(turns(args.stages, days, spec)):
+            for number, (name, day) in enumerate(execution_order(args.stages, days, spec)):
                 if previous is not None and stage_entry(spec, previous).spark:
                     tidy()
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)

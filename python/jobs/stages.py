@@ -1,7 +1,7 @@
-"""Stages of a run: loaded by name, grouped into Spark applications, in the order of their days.
+"""Stages of a run: loaded by name, grouped into Spark applications, and ordered over the days of a range.
 
-A stage is imported when asked for, so that whoever needs one does not pay for all. Consecutive stages whose Spark
-settings agree share an application.
+A stage's module is imported when it is loaded, so that a command pays only for the stages that it needs. Consecutive
+stages with equal Spark settings share an application.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def features_stage() -> Stage:
 
 
 def require_stage(spec: Spec, name: str) -> None:
-    """See that a pipeline has a stage.
+    """Check that a pipeline has a stage.
 
     Raises:
-        UserError: it has not.
+        UserError: it does not.
     """
     entry = stage_entry(spec, name)
     if not entry.applies(spec):
@@ -70,14 +70,14 @@ def spark_settings_of(stage: str, spec: Spec) -> Spark | None:
 
 
 def applications(stages: Sequence[str], spec: Spec, isolated: bool = False) -> list[tuple[str, ...]]:
-    """Stages by application, in order.
+    """Return the stages of each application, in order.
 
-    A stage without a session goes with those before it.
+    A stage without a session joins the application before it.
 
     Args:
-        stages: in the day's order.
-        spec: has all their sections.
-        isolated: an application for each.
+        stages: names in the day's order.
+        spec: the pipeline, which has all their sections.
+        isolated: give each stage an application of its own.
     """
     groups: list[list[str]] = []
     shared: Spark | None = None
@@ -93,10 +93,10 @@ def applications(stages: Sequence[str], spec: Spec, isolated: bool = False) -> l
 
 
 def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
-    """Return the days from one to another, both included; `until` None: the one day.
+    """Return the days from `ds` to `until`, both included; `until` None: `ds` alone.
 
     Raises:
-        UserError: they are the wrong way round, or the source has no days.
+        UserError: `until` is before `ds`, or the source has no days.
     """
     if until is None:
         return (ds,)
@@ -112,14 +112,14 @@ def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
 def submissions(
     groups: Sequence[Sequence[str]], days: Sequence[str], spec: Spec
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(stages, days) of each application of a range, in order.
+    """Yield (stages, days) of each application of a range, in order.
 
-    Each group is served for all days at once, but where the stages that go day by day (see `turns`) are of several:
-    what comes before them is done for all days, then these a day at a time.
+    One application runs a group of stages for all days. But if stages that run day by day (see `execution_order`) are
+    in several groups, the other stages run first, for all days; then these groups run, one day after another.
 
     Args:
-        groups: stages by application (headrace.jobs.stages).
-        days: oldest first.
+        groups: the stages of each application (`applications`).
+        days: the range, oldest day first.
         spec: the pipeline.
     """
     by_day = [tuple(stage for stage in group if _waits_for_the_day_before(stage, spec)) for group in groups]
@@ -135,13 +135,13 @@ def submissions(
             yield group, (ds,)
 
 
-def turns(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tuple[str, str]]:
-    """(stage, day) in the order in which an application runs them: each stage for all days, oldest first.
+def execution_order(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield (stage, day) in the order in which an application runs them: each stage for all days, oldest first.
 
-    A stage of a day stands on the stages before it of that day and on days before it, and on nothing after. `ingest`
-    begins with the days whose catch-up covers the others: these are then loaded together, in one pass. With a gate or a
-    challenger a day's training stands on what became of the models of the day before, so that from there on each day is
-    done as a whole: a range then gives what its days give one by one.
+    A stage of a day depends on earlier stages of that day and on earlier days, never on later ones. `ingest` begins
+    with the days whose catch-up covers the others, which are then loaded together in one pass. With a gate or a
+    challenger, a day's training depends on whether the models of the day before were promoted. So the stages from
+    `train` on run day by day: a range has the same result as its days one by one.
     """
     by_day = [stage for stage in stages if _waits_for_the_day_before(stage, spec)]
     for stage in stages:
@@ -162,8 +162,8 @@ def _waits_for_the_day_before(stage: str, spec: Spec) -> bool:
 
 
 def _loading_order(spec: Spec, days: Sequence[str]) -> list[str]:
-    """Return the order of loading: the first day, which catches up on days before it; days that cover the gaps; the
-    rest.
+    """Return the days in the order of loading: the first, which catches up on earlier days; those whose catch-up
+    covers the days in between; the rest.
     """
     covered = 1 + min(s.catch_up_days for s in (spec.source, *(named.source for named in spec.sources.values())))
     covering = [days[0], *days[covered::covered], days[-1]]

@@ -1,4 +1,4 @@
-"""The train stage: launch the ranks, register what they made."""
+"""The train stage: launch the ranks, and register the model that they have trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("headrace.train")
 
 
 class Train(Stage):
-    """Petastorm into Horovod on Spark: train the model with sharded embeddings, evaluate it, register it."""
+    """Training by Horovod on Spark from Petastorm: a model with sharded embeddings, its evaluation and registration."""
 
     name = "train"
     version = 1
@@ -47,24 +47,25 @@ class Train(Stage):
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         train = keys_with(spec.train, OF_RUNS)
         if spec.retrain is not None:
-            # How a model is saved, and what else it is measured on, changes nothing in it.
+            # These keys change how a model is saved, or what it is measured on, but not its weights.
             train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days", "forgetting_day"})
         return {"model": keys_with(spec.model, OF_RUNS), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """Return the starting models (the saved model of an earlier day, or those of other pipelines), and the datasets
-        of older days whose rows the run replays.
+        """Return the models that training starts from, and the datasets of older days whose rows it replays.
+
+        It starts from the model of an earlier day, or from models of other pipelines.
         """
         schema = ctx.upstream["features"].dataset_schema
         if schema is None:
             return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
-        earlier_inputs = self._begun_with(ctx)
+        earlier_inputs = self._inputs_of_finished_run(ctx)
         start = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, earlier_inputs) if ctx.spec.train.warm_start else None
         starts = find_pretrained(ctx.ws, ctx.spec, ctx.ds) if start is None else (start.input,)
         return (*starts, *find_replay(ctx.ws, ctx.spec, ctx.ds, schema, earlier_inputs))
 
-    def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
-        """Return the inputs of a finished run of this day, of the same spec and dataset; empty without one."""
+    def _inputs_of_finished_run(self, ctx: Context) -> tuple[Input, ...]:
+        """Return the inputs of this day's finished run with the same spec and dataset; empty without such a run."""
         done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, self.name))
         dataset = Input(kind="stage", name="features", version=identity(ctx.upstream["features"]))
         if done is None or done.removed or done.spec_hash != fingerprint(self.spec_part(ctx.spec)):
@@ -108,9 +109,9 @@ class Train(Stage):
                     }
                 ),
                 **({} if spec.train.monitor == "log_loss" else {"monitor": spec.train.monitor}),
-                # Below the workspace's home, as in the inputs: manifests move with their workspace.
+                # A name relative to the workspace, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
-                **_forgetting(ctx, report),
+                **_forgetting_facts(ctx, report),
                 **({"saved": report.saved} if report.saved else {}),
                 **({"replayed": list(job.replayed)} if job.replayed else {}),
                 **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
@@ -122,8 +123,8 @@ class Train(Stage):
         )
 
     def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> TrainingReport:
-        """Have the ranks do the job; a subclass may do it elsewhere."""
-        # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
+        """Train by the ranks on Spark; a subclass may run them elsewhere."""
+        # Imported here, since Horovod loads pyspark's pickling of functions: a dry run needs neither.
         from headrace.lake.spark.session import session
         from headrace.train.launch.horovod_spark import launch
 
@@ -136,7 +137,7 @@ class Train(Stage):
                 s,
                 ranks=spec.train.ranks,
                 retries=spec.train.retries,
-                on_progress=_preload_at_the_end(ctx.ws) if ctx.registers else lambda tick: None,
+                on_progress=_preload_registry(ctx.ws) if ctx.registers else lambda event: None,
                 phase_ends=phase_ends,
                 check_lease=ctx.check_lease,
             )
@@ -188,13 +189,13 @@ def make_job(ctx: Context) -> Job:
 
 
 def check_dataset(job: Job) -> None:
-    """Find out what the ranks would stumble over, before any is started.
+    """Check the dataset before ranks are started.
 
     Raises:
-        UserError: a split is missing or damaged, too few row groups, or something that the sections `model` and `train`
-            ask for and the dataset does not have.
+        UserError: a split is missing or damaged, a split has too few row groups, or the dataset lacks something that
+            the sections `model` and `train` need.
     """
-    # Late: a day that is trained already is found out without it.
+    # Imported here: a day that is trained already does not need it.
     from headrace.train.evaluation.request import Request
 
     schema = job.features.dataset_schema
@@ -207,7 +208,7 @@ def check_dataset(job: Job) -> None:
     carried = check_requirements(job.model, job.train, schema, job.ds, job.decay, new_rows)
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     if job.pretrained:
-        # Imports torch: not for the driver of every training.
+        # Imported here, since it imports torch, which most drivers do not need.
         from headrace.train.setup.initial_weights import check_pretrained
 
         check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
@@ -225,10 +226,10 @@ def summary(report: TrainingReport) -> str:
     return f"{report.steps} steps: {show_metrics(report.metrics)} on {report.rows['valid']:,} rows"
 
 
-def _preload_at_the_end(ws: Workspace) -> Any:
-    """Return a callback that imports the slow registry while the ranks evaluate, save and leave.
+def _preload_registry(ws: Workspace) -> Any:
+    """Return a callback that imports the registry, which is slow, while the ranks evaluate and save.
 
-    An import that fails there fails again after it.
+    It hides errors of the import: registering the model raises them again.
     """
 
     def load() -> None:
@@ -237,16 +238,16 @@ def _preload_at_the_end(ws: Workspace) -> Any:
 
     started: list[threading.Thread] = []
 
-    def on_progress(tick: ProgressEvent) -> None:
-        if tick.phase in ("evaluate", "save") and not started:
+    def on_progress(event: ProgressEvent) -> None:
+        if event.phase in ("evaluate", "save") and not started:
             started.append(threading.Thread(target=load, name="preload", daemon=True))
             started[0].start()
 
     return on_progress
 
 
-def _forgetting(ctx: Context, report: TrainingReport) -> dict[str, Any]:
-    """Null: it was asked for, and could not be measured."""
+def _forgetting_facts(ctx: Context, report: TrainingReport) -> dict[str, Any]:
+    """Return the fact `forgetting`: null where the spec requests it and it could not be measured."""
     day = forgetting_day(ctx.spec, ctx.ds)
     if day is None or not ctx.registers:
         return {}

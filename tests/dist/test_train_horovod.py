@@ -108,7 +108,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         if faults and tick.step > faults[0][0]:
             faults.pop(0)[1]()
 
-    monkeypatch.setattr(module, "_preload_at_the_end", lambda ws: disturb)
+    monkeypatch.setattr(module, "_preload_registry", lambda ws: disturb)
     # A message each step, so that the driver hears of it in time.
     monkeypatch.setattr(module, "make_job", _impatient(module.make_job))
     caplog.set_level("INFO", "headrace")

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec, build_spec, load_spec
 from headrace.config.workspace import Workspace
 from headrace.features.build.stage import BuildFeatures
-from headrace.jobs.stages import days_of, turns
+from headrace.jobs.stages import days_of, execution_order
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing.stage import Ingest
 from headrace.stage import Stage, run_stage
@@ -131,7 +131,7 @@ def compare(
         for stage in STAGES.values():
             run_stage(stage, spec, one_by_one, ds)
     loads = []
-    for name, ds in turns(list(STAGES), days_of(spec, days[0], days[-1]), spec):
+    for name, ds in execution_order(list(STAGES), days_of(spec, days[0], days[-1]), spec):
         run_stage(STAGES[name], spec, together, ds)
         if name == "ingest":
             loads.append((ds, DeltaLog(together.events(spec.pipeline)).version))

@@ -198,7 +198,7 @@ def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) 
     for ids, w in zip(tables, requests, strict=True):
         assert dict(zip(w.ids.tolist(), w.counts.tolist(), strict=True)) == Counter(ids)
         assert w.ids[w.duplicates.inverse()].tolist() == ids
-        assert owners(w.ids.numpy(), ranks).tolist() == [r for r, n in enumerate(w.of_rank) for _ in range(n)]
+        assert owners(w.ids.numpy(), ranks).tolist() == [r for r, n in enumerate(w.ids_per_rank) for _ in range(n)]
     dtype = torch.int64 if long else torch.int32
     message, lengths = pack(requests, dtype)
     trailing = [torch.arange(r, dtype=dtype) for r in range(ranks)]
@@ -206,7 +206,11 @@ def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) 
     received, rest, sizes = unpack(torch.cat(parts), [p.numel() for p in parts], len(tables))
     assert (rest.tolist(), sizes) == (torch.cat(trailing).tolist(), list(range(ranks)))
     for w, a in zip(requests, received, strict=True):
-        assert (a.ids.tolist(), a.counts.tolist(), a.of_rank) == (w.ids.tolist(), w.counts.tolist(), w.of_rank)
+        assert (a.ids.tolist(), a.counts.tolist(), a.ids_per_rank) == (
+            w.ids.tolist(),
+            w.counts.tolist(),
+            w.ids_per_rank,
+        )
         # Asked by two, an id is wanted once, as often as both together.
         again = UniqueRawIds.from_ids(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
         assert (again.ids.tolist(), again.counts.tolist()) == (w.ids.tolist(), (2 * w.counts + 1).tolist())

@@ -15,7 +15,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import BusyError, UserError
 from headrace.export.record import read_record
 from headrace.export.triton.config import Batching, EnsembleStep, ModelConfig
-from headrace.export.triton.publish import Model, publish
+from headrace.export.triton.publish import RepositoryModel, publish
 from headrace.models.predictor import load_predictor
 from headrace.models.registry.versions import register, registered_name
 from headrace.storage import local
@@ -110,7 +110,7 @@ def test_versions_come_go_and_go_back(tmp_path: Path) -> None:
 def test_versions_that_any_ensemble_names_stay(tmp_path: Path) -> None:
     """Two ensembles share a model; one of them stays at its first version."""
     repo, batching = local(tmp_path / "repo"), Batching()
-    shared = Model(
+    shared = RepositoryModel(
         ModelConfig("shared", (), (), batching, "onnxruntime"), lambda to: (to / "model.onnx").put_text(str(to))
     )
 

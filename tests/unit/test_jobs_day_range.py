@@ -14,7 +14,7 @@ from headrace.config import load_spec
 from headrace.config.stages import STAGES
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.jobs.stages import days_of, submissions, turns
+from headrace.jobs.stages import days_of, execution_order, submissions
 from headrace.jobs.submit import command
 from headrace.stage import Context, Result
 from tests.cli_support import DS, Fake, Yard, make_yard
@@ -43,7 +43,7 @@ def test_days_are_loaded_in_few_passes_and_all_else_follows_in_order(count: int,
     spec = load_spec("clicks", [f"source.catch_up_days={catch_up}"])
     first = date(2026, 1, 1)
     days = days_of(spec, first.isoformat(), (first + timedelta(days=count - 1)).isoformat())
-    order = list(turns(["ingest", "features", "train"], days, spec))
+    order = list(execution_order(["ingest", "features", "train"], days, spec))
     assert [step for step in order if step[0] != "ingest"] == [(s, ds) for s in ("features", "train") for ds in days]
     loading = [ds for stage, ds in order if stage == "ingest"]
     assert order[: len(days)] == [("ingest", ds) for ds in loading]
@@ -80,11 +80,11 @@ def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, sect
     later = [s for s in ("train", "challenger", "evaluate", "gate", "promote", "score") if STAGES[s].applies(spec)]
     for_all = [(s, ds) for s in first for ds in days]
     expected = [*for_all, *((s, ds) for ds in days for s in later)]
-    assert list(turns([*first, *later], days, spec)) == expected
+    assert list(execution_order([*first, *later], days, spec)) == expected
     # As well where they need several applications: what stands on nothing later is done for all days at once.
     for groups in ([[*first, later[0]], later[1:]], [[s] for s in (*first, *later)]):
         jobs = list(submissions(groups, days, spec))
-        assert [step for group, group_days in jobs for step in turns(group, group_days, spec)] == expected
+        assert [step for group, group_days in jobs for step in execution_order(group, group_days, spec)] == expected
         assert [group_days for group, group_days in jobs if "train" in group] == [("2026-01-03",), ("2026-01-04",)]
         assert all(group_days == days for group, group_days in jobs if group[0] in first)
     assert list(submissions([[*first, *later]], days, spec)) == [((*first, *later), days)]
@@ -94,7 +94,9 @@ def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, sect
     plain = load_spec("clicks")
     groups = [first, ["train", "promote"]]
     assert list(submissions(groups, days, plain)) == [(tuple(group), days) for group in groups]
-    assert list(turns(["train", "promote"], days, plain)) == [(s, ds) for s in ("train", "promote") for ds in days]
+    assert list(execution_order(["train", "promote"], days, plain)) == [
+        (s, ds) for s in ("train", "promote") for ds in days
+    ]
 
     yard.fakes |= {name: Judging(name) for name in ("challenger", "evaluate", "gate")}
     result = yard.run("--until", "2026-01-04", "--from", "ingest", "--to", "promote", "--isolated", "--set", section)

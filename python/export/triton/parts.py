@@ -28,7 +28,7 @@ from headrace.export.triton.config import (
     graph_tensor,
     without_reshape,
 )
-from headrace.export.triton.publish import Model
+from headrace.export.triton.publish import RepositoryModel
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.storage import Location, local
 
@@ -40,7 +40,7 @@ _ITEMS_OF_A_CELL, _PROBES = 64, 16
 
 def features_model(
     name: str, workflow: FittedWorkflow, folder: Location, batching: Batching, only: Collection[str]
-) -> tuple[Model, tuple[RawColumn, ...]]:
+) -> tuple[RepositoryModel, tuple[RawColumn, ...]]:
     """Return the model from raw columns to features: an ONNX graph, or Python if ONNX lacks an operator.
 
     Args:
@@ -68,13 +68,15 @@ def features_model(
             parameters=parameters,
             kind="KIND_CPU",
         )
-        return Model(config, lambda to: _fill_python(to, folder)), step.columns
+        return RepositoryModel(config, lambda to: _fill_python(to, folder)), step.columns
 
     def fill(to: Location) -> None:
         write_features(workflow, to, GRAPH_FILE, only)
 
     # Texts and look-ups gain nothing from a GPU.
-    return Model(ModelConfig(name, inputs, outputs, batching, "onnxruntime", kind="KIND_CPU"), fill), step.columns
+    return RepositoryModel(
+        ModelConfig(name, inputs, outputs, batching, "onnxruntime", kind="KIND_CPU"), fill
+    ), step.columns
 
 
 def _fill_python(to: Location, workflow: Location) -> None:
@@ -90,7 +92,7 @@ def put_backend(to: Location, name: str) -> None:
 
 def graph_model(
     name: str, graph: ExportedGraph, exported: Location, schema: DatasetSchema, batching: Batching
-) -> Model:
+) -> RepositoryModel:
     """Return the model of an export's graph."""
 
     def fill(to: Location) -> None:
@@ -100,7 +102,7 @@ def graph_model(
                 (to / file).copy_from(exported / file, share=True)
 
     inputs, outputs = tuple(map(graph_tensor, graph.inputs)), tuple(map(graph_tensor, graph.outputs))
-    return Model(
+    return RepositoryModel(
         ModelConfig(name, inputs, outputs, batching, "onnxruntime", parameters=input_descriptions(graph, schema)), fill
     )
 
@@ -121,7 +123,7 @@ def input_descriptions(graph: ExportedGraph, schema: DatasetSchema) -> Mapping[s
     }
 
 
-def features_step(model: Model, version: int) -> EnsembleStep:
+def features_step(model: RepositoryModel, version: int) -> EnsembleStep:
     """Return the features' step of an ensemble, whose tensors have the columns' and the features' own names."""
     config = model.config
     return EnsembleStep(
@@ -129,7 +131,7 @@ def features_step(model: Model, version: int) -> EnsembleStep:
     )
 
 
-def graph_step(model: Model, version: int) -> EnsembleStep:
+def graph_step(model: RepositoryModel, version: int) -> EnsembleStep:
     """Return the step of a graph that takes features; its outputs have the graph's names."""
     inputs, outputs = model.config.inputs, model.config.outputs
     return EnsembleStep(
@@ -141,7 +143,7 @@ def ensemble(
     name: str,
     inputs: tuple[TritonTensor, ...],
     steps: tuple[EnsembleStep, ...],
-    last: Model,
+    last: RepositoryModel,
     batching: Batching,
     version: int,
 ) -> ModelConfig:
@@ -176,7 +178,7 @@ def item_keys(
     return table.column("value").to_pylist(), vectors[codes]
 
 
-def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], options: Options) -> Model:
+def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], options: Options) -> RepositoryModel:
     """Return the model from `query_vector` [rows, D] to `item`, `item_row`, `item_score` [rows, k], best first.
 
     Where there are fewer items they end with "", -1 and minus infinity.
@@ -213,7 +215,7 @@ def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], option
         if not exact:
             _write_faiss(to / "index.faiss", np.ascontiguousarray(vectors, np.float32))
 
-    return Model(config, fill)
+    return RepositoryModel(config, fill)
 
 
 def save_array(file: Location, values: NDArray[Any]) -> None:

@@ -1,17 +1,17 @@
-"""Models put into a repository that a server may be polling: whole, or not there.
+"""Atomic publication of models in a repository that a server may be polling.
 
-Triton takes each folder of a repository for a model, and each folder with a number in a model's for a version. So what
-is new is filled in a folder beside the repository, on its file system, and renamed into it:
+Triton takes each folder of a repository for a model, and each numbered folder in a model's folder for a version. So new
+files are written to a folder beside the repository, on the same file system, and renamed into it:
 
-- a version appears by one rename, after all of its files are on the disk; no file of a version that an ensemble names
-  changes afterwards;
-- a new model's folder appears by one rename, with its configuration and its first version;
-- an ensemble's configuration names the versions of its steps, and is replaced after these have appeared: it is the one
-  step by which requests get the new version of everything, and by which they get the old one back.
+- A version appears by one rename, after all of its files are on disk. Files of a version that an ensemble names never
+  change afterwards.
+- A new model's folder appears by one rename, with its configuration and its first version.
+- An ensemble's configuration names the versions of its steps. It is replaced after they have appeared. This one step
+  switches requests to the new version of every model, or back to the old one.
 
-A process that is killed leaves versions that no ensemble names yet; the rerun goes on with them. `.NAME.staging` beside
-the repository is removed by the next run. One process at a time changes a repository: the file `.push` in it, which
-Triton does not look at, is its lease, and that of `headrace repository push`.
+A process that is killed leaves versions that no ensemble names yet; the rerun uses them. The next run removes
+`.NAME.staging` beside the repository. One process at a time changes a repository: the file `.push` in it is the lease,
+also for `headrace repository push`. Triton ignores that file.
 """
 
 from __future__ import annotations
@@ -25,35 +25,39 @@ from headrace.storage import Location
 from headrace.storage.lease import Held
 
 CONFIG = "config.pbtxt"
-#: An ensemble has one version; its steps name theirs.
+#: The only version of an ensemble; its steps name the versions of the models.
 ENSEMBLE_VERSION = "1"
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model of the repository. `fill`: puts the files of a version into a folder."""
+class RepositoryModel:
+    """A model of the repository: its configuration, and a function that writes a version's files to a folder."""
 
     config: ModelConfig
     fill: Callable[[Location], None]
 
 
 def publish(
-    repository: Location, models: Sequence[Model], ensembles: Sequence[ModelConfig], version: int, keep: int = 2
+    repository: Location,
+    models: Sequence[RepositoryModel],
+    ensembles: Sequence[ModelConfig],
+    version: int,
+    keep: int = 2,
 ) -> None:
-    """Add a version of models, then let ensembles take it.
+    """Add a version of models, then switch the ensembles to it.
 
     Args:
-        repository: made where it is not.
-        models: those that ensembles are made of.
-        ensembles: whose steps name the version.
-        version: of all of them, at least 1.
-        keep: versions of the models that stay, the newest; this one, the one before, and those that an ensemble names
-            are always among them.
+        repository: the folder; created where it is missing.
+        models: the models of the ensembles' steps.
+        ensembles: configurations whose steps name the version.
+        version: number of the version of all models, at least 1.
+        keep: number of newest versions of each model to keep. This version, the one before it, and versions that an
+            ensemble names are always kept.
 
     Raises:
-        UserError: a model in the repository has another configuration, or the version is there with other files and is
-            named by an ensemble.
+        UserError: a model in the repository has another configuration, or an ensemble names the version and its files
+            differ.
         BusyError: another process changes the repository.
     """
     repository.make_dir()
@@ -65,7 +69,7 @@ def publish(
 
 
 def _publish(
-    repository: Location, models: Sequence[Model], ensembles: Sequence[ModelConfig], version: int, keep: int
+    repository: Location, models: Sequence[RepositoryModel], ensembles: Sequence[ModelConfig], version: int, keep: int
 ) -> None:
     for model in models:
         _check_config(repository, model.config)
@@ -73,9 +77,9 @@ def _publish(
     staging.remove()
     try:
         for model in models:
-            _put(repository, staging, model, version)
+            _publish_version(repository, staging, model, version)
         for ensemble in ensembles:
-            _put_ensemble(repository, staging, ensemble)
+            _publish_ensemble(repository, staging, ensemble)
     finally:
         staging.remove_quietly()
     for model in models:
@@ -98,7 +102,7 @@ def _check_config(repository: Location, config: ModelConfig) -> None:
         )
 
 
-def _put(repository: Location, staging: Location, model: Model, version: int) -> None:
+def _publish_version(repository: Location, staging: Location, model: RepositoryModel, version: int) -> None:
     target = repository / model.config.name
     if not target.is_dir():
         with (staging / model.config.name).new_folder() as folder:
@@ -111,7 +115,7 @@ def _put(repository: Location, staging: Location, model: Model, version: int) ->
     staged, existing = staging / model.config.name / str(version), target / str(version)
     if not existing.is_dir():
         staged.move_to(existing)
-    elif not _same(staged, existing):
+    elif not _have_same_files(staged, existing):
         if _is_in_ensemble(repository, model.config.name, version):
             raise UserError(
                 f"{existing} is there with other files, and an ensemble names it: such a version is never changed. "
@@ -122,7 +126,7 @@ def _put(repository: Location, staging: Location, model: Model, version: int) ->
         staged.move_to(existing)
 
 
-def _put_ensemble(repository: Location, staging: Location, config: ModelConfig) -> None:
+def _publish_ensemble(repository: Location, staging: Location, config: ModelConfig) -> None:
     target = repository / config.name
     if target.is_dir():
         (target / CONFIG).put_text(config.text())
@@ -142,7 +146,7 @@ def _is_in_ensemble(repository: Location, model: str, version: int) -> bool:
 
 
 def _remove_old(repository: Location, name: str, staging: Location, version: int, keep: int) -> None:
-    """Take old versions away that no ensemble names: out of the repository in one step, then removed."""
+    """Remove old versions that no ensemble names: each leaves the repository by one rename, then its files go."""
     older = [v for v in versions(repository / name) if v < version]
     for old in older[: max(0, len(older) - max(1, keep - 1))]:
         if _is_in_ensemble(repository, name, old):
@@ -152,13 +156,13 @@ def _remove_old(repository: Location, name: str, staging: Location, version: int
     staging.remove_quietly()
 
 
-def _same(a: Location, b: Location) -> bool:
+def _have_same_files(a: Location, b: Location) -> bool:
     """Return whether two folders have the same files."""
     names = [file.below(a) for file in a.files()]
-    return names == [file.below(b) for file in b.files()] and all(_same_file(a / n, b / n) for n in names)
+    return names == [file.below(b) for file in b.files()] and all(_is_same_file(a / n, b / n) for n in names)
 
 
-def _same_file(a: Location, b: Location) -> bool:
+def _is_same_file(a: Location, b: Location) -> bool:
     if a.size() != b.size():
         return False
     with a.open() as left, b.open() as right:

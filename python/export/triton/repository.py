@@ -1,6 +1,6 @@
 """Exported models as a model repository of Triton.
 
-Of a pipeline NAME, each with the same version:
+The repository has these models for a pipeline NAME, all with the same version:
 
     NAME.features           raw columns to features: ONNX, or the Python back end where ONNX lacks an operator
     NAME.model              features to predictions: ONNX; trees: ONNX, or NAME.matrix and NAME.trees (FIL)
@@ -39,7 +39,7 @@ from headrace.export.triton.parts import (
     item_keys,
     load_workflow,
 )
-from headrace.export.triton.publish import Model, publish
+from headrace.export.triton.publish import RepositoryModel, publish
 from headrace.models.predictor import ONLY_TASK
 from headrace.storage import Location
 
@@ -47,40 +47,40 @@ from headrace.storage import Location
 def write_repository(
     exported: Location, saved: Location, repository: Location, *, name: str, version: int, options: Options = DEFAULTS
 ) -> None:
-    """Add a version to a model repository (made where it is not); see headrace.export.triton.publish.
+    """Add a version to a model repository, created where it is missing; see headrace.export.triton.publish.
 
     Args:
         exported: an export of format ONNX, on the repository's file system: its files are shared.
         saved: the saved model, with its fitted workflow.
-        repository: the folder that Triton is given.
-        name: of the ensemble; that of its models begins with it.
-        version: of all of them.
+        repository: the folder that Triton serves.
+        name: name of the ensemble, and prefix of its models' names.
+        version: version of the ensemble's models.
         options: see Options.
 
     Raises:
-        UserError: no export; see `publish`.
+        UserError: the folder holds no export of ONNX graphs; see also `publish`.
     """
     record = read_record(exported)
     if record.format != "onnx":
         raise UserError(f"{exported} is of the format {record.format}: a model repository is made of ONNX graphs")
-    models, ensembles = ranking(exported, record, saved, name, version, options)
+    models, ensembles = ranking_models(exported, record, saved, name, version, options)
     if record.items is not None:
-        retrieval_models, retrieve = retrieval(exported, record, saved, name, version, options)
-        models, ensembles = [*models, *retrieval_models], [*ensembles, retrieve]
+        retrieval, retrieve = retrieval_models(exported, record, saved, name, version, options)
+        models, ensembles = [*models, *retrieval], [*ensembles, retrieve]
     publish(repository, models, ensembles, version, options.keep)
 
 
-def ranking(
+def ranking_models(
     exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
-) -> tuple[list[Model], list[ModelConfig]]:
-    """Return the models and the ensemble that predict rows from raw columns."""
+) -> tuple[list[RepositoryModel], list[ModelConfig]]:
+    """Return the models, and the ensemble of them that predicts rows from raw columns."""
     workflow, folder = load_workflow(saved)
     graph, batching = record.graphs[MODEL], options.batching
     features, columns = features_model(f"{name}.features", workflow, folder, batching, [t.name for t in graph.inputs])
     schema = record.dataset_schema
     if record.kind == "xgboost" and options.trees == "fil":
         matrix, trees = fil_models(saved, record, name, batching)
-        last = Model(ModelConfig(name, (), (graph_tensor(graph.outputs[0]),), batching), lambda to: None)
+        last = RepositoryModel(ModelConfig(name, (), (graph_tensor(graph.outputs[0]),), batching), lambda to: None)
         steps: tuple[EnsembleStep, ...] = (
             features_step(features, version),
             graph_step(matrix, version),
@@ -94,10 +94,10 @@ def ranking(
     return models, [ensemble(name, column_tensors(columns), steps, last, batching, version)]
 
 
-def retrieval(
+def retrieval_models(
     exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
-) -> tuple[list[Model], ModelConfig]:
-    """Return the models that find the items nearest to a user among all of the vocabulary."""
+) -> tuple[list[RepositoryModel], ModelConfig]:
+    """Return the models, and the ensemble of them that finds the items of the vocabulary nearest to a user."""
     workflow, _ = load_workflow(saved)
     models, columns, steps = query_models(exported, record, saved, name, version, options)
     keys, vectors = item_keys(workflow, exported, record)
@@ -109,8 +109,8 @@ def retrieval(
 
 def query_models(
     exported: Location, record: ExportRecord, saved: Location, name: str, version: int, options: Options
-) -> tuple[list[Model], Any, tuple[EnsembleStep, ...]]:
-    """Return the models, the columns and the steps from raw columns of users to their vectors."""
+) -> tuple[list[RepositoryModel], Any, tuple[EnsembleStep, ...]]:
+    """Return the models that make vectors of users, their raw columns, and the ensemble's steps."""
     workflow, folder = load_workflow(saved)
     graph = record.graphs[QUERY]
     names = [t.name for t in graph.inputs]
@@ -119,14 +119,16 @@ def query_models(
     return [features, query], columns, (features_step(features, version), graph_step(query, version))
 
 
-def index_step(index: Model, version: int) -> EnsembleStep:
+def index_step(index: RepositoryModel, version: int) -> EnsembleStep:
     """Return the step that finds the items of a query's vector."""
     outputs = {t.name: t.name for t in index.config.outputs}
     return EnsembleStep(index.config.name, version, {t.name: t.name for t in index.config.inputs}, outputs)
 
 
-def fil_models(saved: Location, record: ExportRecord, name: str, batching: Batching) -> tuple[Model, Model]:
-    """Return the trees' matrix as a graph, and XGBoost's own JSON for the FIL back end (which takes `input__0`)."""
+def fil_models(
+    saved: Location, record: ExportRecord, name: str, batching: Batching
+) -> tuple[RepositoryModel, RepositoryModel]:
+    """Return the graph of the trees' input matrix, and the trees as XGBoost's JSON for the back end FIL."""
     import xgboost as xgb
 
     booster = xgb.Booster()
@@ -156,8 +158,8 @@ def fil_models(saved: Location, record: ExportRecord, name: str, batching: Batch
         parameters=parameters,
     )
     matrix = ModelConfig(f"{name}.matrix", inputs, (output,), batching, "onnxruntime", kind="KIND_CPU")
-    return Model(matrix, fill_matrix), Model(trees, fill_trees)
+    return RepositoryModel(matrix, fill_matrix), RepositoryModel(trees, fill_trees)
 
 
-def _fil_step(trees: Model, version: int) -> EnsembleStep:
+def _fil_step(trees: RepositoryModel, version: int) -> EnsembleStep:
     return EnsembleStep(trees.config.name, version, {"input__0": MATRIX}, {"output__0": ONLY_TASK})

@@ -35,8 +35,8 @@ from headrace.export.triton.config import (
     without_reshape,
 )
 from headrace.export.triton.parts import index_model, load_workflow, put_backend, save_array
-from headrace.export.triton.publish import Model, publish
-from headrace.export.triton.repository import index_step, query_models, ranking
+from headrace.export.triton.publish import RepositoryModel, publish
+from headrace.export.triton.repository import index_step, query_models, ranking_models
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.storage import Location, StoreAway
@@ -137,7 +137,7 @@ def write_two_stage(
     known, vectors = item_vectors(retrieval, retrieval_record, catalogue)
     known_items = Catalogue(catalogue.table.take(pa.array(known)), catalogue.key)
     index = index_model(f"{ranker.name}.index", known_items.keys, vectors, options)
-    ranking_models, (ensemble,) = ranking(ranker.folder, ranker_record, ranker.saved, ranker.name, version, options)
+    ranking, (ensemble,) = ranking_models(ranker.folder, ranker_record, ranker.saved, ranker.name, version, options)
     columns = _ranking_columns(load_workflow(ranker.saved)[0], ranker_record)
     item_columns = tuple(c for c in columns if c.name in catalogue.table.column_names)
     rank_user_columns = tuple(c for c in columns if c.name not in catalogue.table.column_names)
@@ -176,9 +176,7 @@ def write_two_stage(
         steps=_without_unused(steps),
         parameters={"version": str(version), "retrieval": retrieval_record.key, "ranking": ranker_record.key},
     )
-    publish(
-        repository, [*models, index, candidates, *ranking_models, order], [ensemble, two_stage], version, options.keep
-    )
+    publish(repository, [*models, index, candidates, *ranking, order], [ensemble, two_stage], version, options.keep)
 
 
 def item_vectors(
@@ -228,7 +226,7 @@ def _candidates_model(
     item_columns: Sequence[RawColumn],
     ranker: str,
     options: Options,
-) -> Model:
+) -> RepositoryModel:
     """Return a model without batches: its output has other rows than its input."""
     users, items = without_reshape(column_tensors(user_columns)), without_reshape(column_tensors(item_columns))
     row = TritonTensor("item_row", "int64", (options.candidates,))
@@ -252,10 +250,10 @@ def _candidates_model(
             save_array(to / names[tensor], wide.astype(np.str_) if wide.dtype == object else wide)
         (to / "columns.json").put_text(json.dumps(names, ensure_ascii=False) + "\n")
 
-    return Model(config, fill)
+    return RepositoryModel(config, fill)
 
 
-def _order_model(name: str, keys: list[str], list_length: int, options: Options) -> Model:
+def _order_model(name: str, keys: list[str], list_length: int, options: Options) -> RepositoryModel:
     inputs = with_rows(
         (*PAIRS, TritonTensor("score", "float32", (1,)), TritonTensor("item_row", "int64", (options.candidates,)))
     )
@@ -271,7 +269,7 @@ def _order_model(name: str, keys: list[str], list_length: int, options: Options)
         put_backend(to, "order")
         save_array(to / "keys.npy", np.array(keys, np.str_))
 
-    return Model(config, fill)
+    return RepositoryModel(config, fill)
 
 
 def _renamed(step: EnsembleStep, pairs: Mapping[str, str], score: str) -> EnsembleStep:

@@ -1,10 +1,14 @@
-"""Statistics by Spark: plain aggregates, so that Catalyst and RAPIDS see all of them, and the tables that Arrow makes.
+"""Statistics by Spark: plain aggregates, which Catalyst and RAPIDS can optimize, and partial tables by Arrow.
 
-Before a double is cut into digits its range must be known: one pass for the ranges of all numbers that need it (none
-for integers), one for all statistics of ungrouped rows, one for all that count values or the label by text, one for
-those that count numbers, and one for each other.
+The passes over the frame are:
 
-Small statistics are collected on the driver; large ones stay a frame, of which tasks make tables by key.
+- one for the ranges of doubles, which must be known before they are cut into digits (none for integers);
+- one for all statistics of ungrouped rows;
+- one for all that count values, or sum the label, by text;
+- one for all that count numbers;
+- one for each other statistic.
+
+Small statistics are collected on the driver. Large ones stay a frame, from which tasks make tables by key.
 """
 
 from __future__ import annotations
@@ -44,18 +48,18 @@ class ColumnStatistic:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Columns of a frame besides features, see `headrace.features.learn.statistics.BatchRows`."""
+    """Columns of a frame besides features; see `headrace.features.learn.statistics.BatchRows`."""
 
     label: Column | None = None
     label_type: ValueType | None = None
     day: Column | None = None
-    #: bigint.
+    #: Identity of the row: bigint.
     identity: Column | None = None
 
 
 @dataclass(frozen=True)
 class _TypedColumn:
-    """A number that is to be summed."""
+    """A column of numbers to sum, and its type."""
 
     column: Column
     type: ValueType
@@ -67,9 +71,9 @@ class Aggregated:
 
     #: Partials by position among the requested statistics.
     partials: Mapping[int, Partial]
-    #: The others, which are too large for the driver.
+    #: Statistics that are too large for the driver; None: there are none.
     large: LargeStatistics | None
-    #: Over the frame.
+    #: Number of passes over the frame.
     passes: int
 
 
@@ -79,20 +83,20 @@ def aggregate(
     """Return statistics of all rows of a frame.
 
     Args:
-        frame: has the rows.
-        requested: what to collect.
-        row_columns: what it may need of the rows besides.
-        by_key: places of those requested that may stay with Spark.
+        frame: the rows.
+        requested: the statistics to collect.
+        row_columns: label, day and identity of the rows, which statistics may need.
+        by_key: positions among the requested statistics of those that may stay with Spark.
 
     Raises:
-        UserError: folds are requested and the frame has no identity of rows.
+        UserError: folds are requested and the frame has no column of identities.
     """
     passes = 0
-    places, ranged = _places(frame, requested, row_columns)
+    places, ranged = _digit_places(frame, requested, row_columns)
     passes += ranged
     plain = [i for i, a in enumerate(requested) if not a.statistic.key and not a.statistic.folds]
     entries: dict[tuple[object, ...], list[int]] = {}
-    alone = []
+    separate = []
     for i, a in enumerate(requested):
         s = a.statistic
         if i in plain:
@@ -100,14 +104,14 @@ def aggregate(
         if all(n.column == LABEL for n in s.numbers):
             entries.setdefault((s.kind, s.folds, s.day, s.numbers), []).append(i)
         else:
-            alone.append(i)
+            separate.append(i)
     out: dict[int, Partial] = {}
     if plain:
         out |= _ungrouped(frame, {i: requested[i] for i in plain}, row_columns, places)
         passes += 1
-    batches = [*entries.values(), *([i] for i in alone)]
+    batches = [*entries.values(), *([i] for i in separate)]
     grouped = [_grouped(frame, {i: requested[i] for i in batch}, row_columns, places) for batch in batches]
-    collected, large = held(grouped, by_key)
+    collected, large = collect_groups(grouped, by_key)
     return Aggregated(out | collected, large, passes + len(batches))
 
 
@@ -119,16 +123,19 @@ def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _Typ
     return _TypedColumn(a.columns[number.column], a.types[number.column])
 
 
-#: By statistic and number (all that are of the label have the same).
-_Places = Mapping[tuple[int, int], range]
+#: Places of digits (`exact_sums.places`) by positions of the statistic and its number. All numbers that are the label
+#: have the same places.
+_DigitPlaces = Mapping[tuple[int, int], range]
 
 
-def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
-    """Return the places of the digits of each number that is summed, and the passes that it took to know them."""
+def _digit_places(
+    frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns
+) -> tuple[_DigitPlaces, int]:
+    """Return the digits' places of each number that is summed, and the number of passes to find them (0 or 1)."""
     places: dict[tuple[int, int], range] = {}
     ranges: list[Column] = []
-    waiting: list[tuple[tuple[int, int], int, ValueType]] = []
-    of_label: int | None = None
+    pending: list[tuple[tuple[int, int], int, ValueType]] = []
+    label_range: int | None = None
     for i, a in enumerate(requested):
         for j, number in enumerate(a.statistic.numbers):
             if not (number.sum or number.squares):
@@ -138,27 +145,30 @@ def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns:
                 largest = 1.0 if source.type.element == "boolean" else 2.0**31
                 places[i, j] = exact_sums.places(1.0, largest, integral=True)
                 continue
-            place = len(ranges) // 2
-            if number.column == LABEL and of_label is not None:
-                place = of_label
+            range_number = len(ranges) // 2
+            if number.column == LABEL and label_range is not None:
+                range_number = label_range
             else:
                 size = F.abs(exact_sums.spark_usable(source.column))
-                ranges += [F.min(F.when(size > 0, size)).alias(f"r{2 * place}"), F.max(size).alias(f"r{2 * place + 1}")]
-                of_label = place if number.column == LABEL else of_label
-            waiting.append(((i, j), place, source.type))
+                ranges += [
+                    F.min(F.when(size > 0, size)).alias(f"r{2 * range_number}"),
+                    F.max(size).alias(f"r{2 * range_number + 1}"),
+                ]
+                label_range = range_number if number.column == LABEL else label_range
+            pending.append(((i, j), range_number, source.type))
     if not ranges:
         return places, 0
     row = frame.agg(*ranges).collect()[0]
-    for number_key, place, type_ in waiting:
-        low, high = row[2 * place], row[2 * place + 1]
+    for number_key, range_number, type_ in pending:
+        low, high = row[2 * range_number], row[2 * range_number + 1]
         places[number_key] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, integral=type_.is_integer)
     return places, 1
 
 
 def _ungrouped(
-    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _DigitPlaces
 ) -> dict[int, Partial]:
-    """Return all statistics without groups, in one pass: a row."""
+    """Return all statistics without groups, from one pass that gives one row."""
     plan = _AggregatePlan()
     measures: dict[int, dict[str, str]] = {}
     for i, a in requested.items():
@@ -170,9 +180,9 @@ def _ungrouped(
 
 
 def _grouped(
-    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _DigitPlaces
 ) -> Groups:
-    """Return statistics of one form over one or several columns: their values are entries of the same groups."""
+    """Return statistics of one form over several columns in one aggregate: groups by (column, value, fold)."""
     order = list(requested)
     first = requested[order[0]]
     s = first.statistic
@@ -194,7 +204,7 @@ def _grouped(
 
 
 def _entries(requested: Sequence[ColumnStatistic]) -> Column:
-    """Return an array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
+    """Return an array of structs (v: number of the statistic, key: the row's text or double; null without a value)."""
 
     def entry(v: int, key: Column) -> Column:
         return F.struct(F.lit(v).alias("v"), key.alias("key"))
@@ -218,19 +228,19 @@ def _entries(requested: Sequence[ColumnStatistic]) -> Column:
 
 
 class _AggregatePlan:
-    """Values that a pass is made of, in layers of plain columns: an expression that is used often is computed once."""
+    """Expressions of one pass, in layers of plain columns, so that an expression used often is computed once."""
 
     def __init__(self) -> None:
-        #: First layer: by alias.
+        #: First layer, by alias: values of rows.
         self.values: dict[str, Column] = {}
-        #: Second layer: digits of columns of the first.
+        #: Second layer, by alias: digits of these values.
         self._digits: dict[str, Column] = {}
-        #: By alias: the aggregate, over columns of both.
+        #: Aggregates over columns of both layers, by alias.
         self.aggregates: dict[str, Column] = {}
         self._next = itertools.count()
 
     def add_rows(self, statistic: Statistic, row_columns: RowColumns) -> dict[str, str]:
-        """Add the number of rows, and the first day; names of the partial's columns and of the answer's."""
+        """Add the number of rows and the first day. Return the partial's column names with the aggregates' aliases."""
         measures = {"rows": self._add(F.count(F.lit(1)))}
         if statistic.day:
             self.values["__day"] = (row_columns.day if row_columns.day is not None else F.lit(0)).cast("bigint")
@@ -238,7 +248,7 @@ class _AggregatePlan:
         return measures
 
     def add_number(self, j: int, number: Number, source: _TypedColumn, places: range | None) -> dict[str, str]:
-        """Add all measures of a number."""
+        """Add all measures of number `j`. Return the partial's column names with the aggregates' aliases."""
         x = f"__x{next(self._next)}"
         self.values[x] = exact_sums.spark_usable(source.column)
         measures = {f"{j}.count": self._add(F.count(x))}
@@ -272,25 +282,25 @@ class _AggregatePlan:
         return alias
 
 
-#: Bytes of a number of a group.
+#: Bytes of each number of a group.
 _NUMBER = 8
-#: Which groups a row is of, in a frame of several.
+#: Column that numbers the forms of groups, in a frame of several forms.
 _FORM = "form"
 
 
 @dataclass(frozen=True)
 class GroupsForm:
-    """The meaning of the columns of groups."""
+    """Layout of a frame of groups: the statistics and measures that its columns are."""
 
-    #: By the value of `v`: the place of the statistic among those requested.
+    #: Position among the requested statistics, by the value of `v`.
     order: tuple[int, ...]
-    #: By the value of `v`: those of the columns `key` and `fold` that its groups have.
+    #: Which of the columns `key` and `fold` the groups have, by the value of `v`.
     keys: tuple[tuple[str, ...], ...]
-    #: Columns by the names of a partial's.
+    #: Column of the frame, by the column name in partials.
     measures: Mapping[str, str]
 
     def partials(self, answer: pa.Table) -> dict[int, Partial]:
-        """Return the statistics by their places; those that have no group, too."""
+        """Return the statistics by their positions; one without groups is an empty table."""
         answer = answer.combine_chunks()
         form_values = answer.column("v").to_numpy()
         out = {}
@@ -302,7 +312,7 @@ class GroupsForm:
 
 @dataclass(frozen=True)
 class Groups:
-    """Statistics of one form: groups (v, key, fold where there are folds, numbers), none twice."""
+    """Statistics of one form: distinct groups (v, key, fold if there are folds) and their numbers."""
 
     frame: DataFrame
     form: GroupsForm
@@ -310,24 +320,25 @@ class Groups:
 
 @dataclass(frozen=True)
 class LargeStatistics:
-    """Statistics that the driver does not hold."""
+    """Statistics that are too large for the driver."""
 
-    #: (name int, statistic binary), `name` being the place among those requested; all groups of a key in one partition.
+    #: (name int, statistic binary): the position among the requested statistics, and groups of it. All groups of a key
+    #: are in one partition.
     statistics: DataFrame
-    #: Places among those requested.
+    #: Positions among the requested statistics.
     names: frozenset[int]
     persisted: tuple[DataFrame, ...]
 
     def release(self) -> None:
-        """Free what the frame reads, on the executors' disks."""
+        """Free the persisted frames on the executors' disks."""
         for frame in self.persisted:
             frame.unpersist()
 
 
-def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, Partial], LargeStatistics | None]:
-    """Return the statistics of groups in memory, but for those at the places `by_key` if all of them together are
-    large.
-    """
+def collect_groups(
+    groups: Sequence[Groups], by_key: Collection[int]
+) -> tuple[dict[int, Partial], LargeStatistics | None]:
+    """Return the statistics of groups in memory, or apart those at positions `by_key` if these are large together."""
     out: dict[int, Partial] = {}
     mixed = []
     for group in groups:
@@ -337,26 +348,26 @@ def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, P
             out |= group.form.partials(group.frame.toArrow())
     if not mixed:
         return out, None
-    # They are looked at more than once; a lost part is made again.
+    # The frames are read more than once; Spark recomputes a lost partition.
     frames = tuple(group.frame.persist(StorageLevel.DISK_ONLY) for group in mixed)
     with ExitStack() as stack:
         for frame in frames:
             stack.callback(frame.unpersist)
-        of_keys = [_groups_of(frame, group.form, by_key) for group, frame in zip(mixed, frames, strict=True)]
-        rows, text, size = _size(of_keys)
+        key_groups = [_groups_of(frame, group.form, by_key) for group, frame in zip(mixed, frames, strict=True)]
+        rows, text, size = _size(key_groups)
         if size <= transport.most_in_driver(frames[0].sparkSession):
             for group, frame in zip(mixed, frames, strict=True):
                 out |= group.form.partials(frame.toArrow())
             return out, None
         for group, frame in zip(mixed, frames, strict=True):
-            if other_places := set(group.form.order) - set(by_key):
-                answer = group.form.partials(_groups_of(frame, group.form, other_places).toArrow())
-                out |= {i: partial for i, partial in answer.items() if i in other_places}
+            if other_positions := set(group.form.order) - set(by_key):
+                answer = group.form.partials(_groups_of(frame, group.form, other_positions).toArrow())
+                out |= {i: partial for i, partial in answer.items() if i in other_positions}
         pack = _Pack(tuple(group.form for group in mixed))
-        # The same numbers have other names in each of them.
+        # Each form has its own names of columns, so that the union keeps them apart.
         parts = reduce(
             lambda a, b: a.unionByName(b, allowMissingColumns=True),
-            (pack.renamed(number, frame) for number, frame in enumerate(of_keys)),
+            (pack.renamed(number, frame) for number, frame in enumerate(key_groups)),
         )
         partitions = max(1, -(-rows // PARTITION_VALUES), -(-text // PARTITION_BYTES))
         statistics = parts.repartition(partitions, "key").mapInArrow(pack.run, "name int, statistic binary")
@@ -364,9 +375,9 @@ def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, P
         return out, LargeStatistics(statistics, frozenset(by_key), frames)
 
 
-def _groups_of(frame: DataFrame, form: GroupsForm, places: Collection[int]) -> DataFrame:
+def _groups_of(frame: DataFrame, form: GroupsForm, positions: Collection[int]) -> DataFrame:
     """Return the groups of some statistics."""
-    return frame.where(F.col("v").isin([v for v, i in enumerate(form.order) if i in places]))
+    return frame.where(F.col("v").isin([v for v, i in enumerate(form.order) if i in positions]))
 
 
 def _size(frames: Sequence[DataFrame]) -> tuple[int, int, int]:
@@ -381,18 +392,18 @@ def _size(frames: Sequence[DataFrame]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class _Pack:
-    """Pack the statistics of the keys of a partition. Runs in a task."""
+    """Encoder of the statistics of a partition's keys; runs in a task."""
 
     forms: tuple[GroupsForm, ...]
 
     def renamed(self, number: int, frame: DataFrame) -> DataFrame:
-        """Return groups with names of columns that no others have."""
+        """Return the groups of form `number`, with column names that no other form has."""
         columns = [F.col(name).alias(_numbered_name(number, name)) for name in self.forms[number].measures.values()]
         shared = [name for name in frame.columns if name in ("v", "key", "fold")]
         return frame.select(F.lit(number).alias(_FORM), *shared, *columns)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield (name, statistic)."""
+        """Yield batches (name int, statistic binary) of the partition's groups."""
         received = list(batches)
         if not received:
             return
@@ -412,7 +423,7 @@ def _numbered_name(number: int, name: str) -> str:
 
 
 def partial_of(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str, pa.ChunkedArray]) -> Partial:
-    """Return a statistic's table of an answer's columns."""
+    """Return a statistic's partial table from the columns of an aggregate's result."""
     columns: dict[str, pa.Array] = {name: key.combine_chunks() for name, key in keys.items()}
     sums: dict[tuple[str, str], dict[int, I64]] = {}
     for name, alias in measures.items():
@@ -420,7 +431,7 @@ def partial_of(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str,
         number, _, rest = name.partition(".")
         measure, _, place = rest.partition(".")
         if place:
-            # A sum of no number is null.
+            # Spark's sum of no rows is null.
             sums.setdefault((number, measure), {})[int(place)] = np.asarray(column.fill_null(0).to_numpy(), np.int64)
         elif name == "day":
             columns[name] = column.fill_null(np.iinfo(np.int64).max).combine_chunks()

@@ -1,4 +1,4 @@
-"""Warnings about a finished day: results that look better, or rest on less, than a reader would think."""
+"""Warnings about a finished day: results that look better than they are, or that rest on few rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.stage.manifest import Manifest
 
 #: Fewer validation rows than these give a warning.
 _FEW_ROWS = 100
-#: Metrics of lists: their validation rows are positives alone, by design.
-_OF_LISTS = ("hr", "ndcg", "recall", "mrr", "map", "precision")
+#: Prefixes of the metrics of lists, whose validation rows are all positive by design.
+_LIST_METRICS = ("hr", "ndcg", "recall", "mrr", "map", "precision")
 _MODELS = ("train", "baseline", "second_stage")
 
 
@@ -20,19 +20,19 @@ def day_warnings(spec: Spec, manifests: Mapping[str, Manifest], ingests: Mapping
 
     Args:
         spec: the pipeline.
-        manifests: of the day, by stage.
-        ingests: of the stage `ingest`, by day: those of `read_days`.
+        manifests: the day's manifests, by stage.
+        ingests: manifests of the stage `ingest`, by day, for the days of `event_days`.
     """
     return [
-        *_lost_by_split(spec, manifests, ingests),
-        *_validation(manifests),
-        *_promoted(manifests),
-        *_consumed(manifests),
+        *_rows_outside_split(spec, manifests, ingests),
+        *_weak_validation(manifests),
+        *_perfect_champion(manifests),
+        *_repeated_items(manifests),
     ]
 
 
-def read_days(spec: Spec, features: Manifest | None) -> tuple[str, str] | None:
-    """Return the first and the last day of the events that a split by time takes; None: it does not split by time."""
+def event_days(spec: Spec, features: Manifest | None) -> tuple[str, str] | None:
+    """Return the first and the last day of the events in a split by time; None where it does not split by time."""
     if features is None or spec.features.split.by != "time":
         return None
     ranges = (facts.sequence(features.facts.get(f"{split}_range")) for split in ("train", "valid", "test"))
@@ -40,9 +40,11 @@ def read_days(spec: Spec, features: Manifest | None) -> tuple[str, str] | None:
     return (min(days), max(days)) if days else None
 
 
-def _lost_by_split(spec: Spec, manifests: Mapping[str, Manifest], ingests: Mapping[str, Manifest]) -> Iterator[str]:
+def _rows_outside_split(
+    spec: Spec, manifests: Mapping[str, Manifest], ingests: Mapping[str, Manifest]
+) -> Iterator[str]:
     features = manifests.get("features")
-    days = read_days(spec, features)
+    days = event_days(spec, features)
     if features is None or days is None:
         return
     loaded = [manifests["ingest"]] if not spec.source.daily and "ingest" in manifests else []
@@ -52,7 +54,7 @@ def _lost_by_split(spec: Spec, manifests: Mapping[str, Manifest], ingests: Mappi
     total = 0
     for manifest in loaded:
         loaded_days = {str(day) for day in facts.sequence(manifest.facts.get("days"))}
-        if counted.isdisjoint(loaded_days):  # several days of one load are in one manifest
+        if counted.isdisjoint(loaded_days):  # days that were loaded together have one manifest's counts
             total += manifest.rows.get("kept", 0)
             counted |= loaded_days
     rows = sum(features.rows.get(split, 0) for split in ("train", "valid", "test"))
@@ -64,7 +66,7 @@ def _lost_by_split(spec: Spec, manifests: Mapping[str, Manifest], ingests: Mappi
         )
 
 
-def _validation(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+def _weak_validation(manifests: Mapping[str, Manifest]) -> Iterator[str]:
     features = manifests.get("features")
     rows = None if features is None else features.rows.get("valid")
     if rows is not None and rows < _FEW_ROWS:
@@ -72,13 +74,13 @@ def _validation(manifests: Mapping[str, Manifest]) -> Iterator[str]:
     for stage in _MODELS:
         metrics = _metrics(manifests, stage)
         rate = metrics.get("base_rate")
-        if rate in (0.0, 1.0) and not any(name.startswith(_OF_LISTS) for name in metrics):
+        if rate in (0.0, 1.0) and not any(name.startswith(_LIST_METRICS) for name in metrics):
             label = "positive" if rate else "negative"
             yield f"all rows of the validation split are {label}: no metric tells models apart (features.split)"
             return
 
 
-def _promoted(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+def _perfect_champion(manifests: Mapping[str, Manifest]) -> Iterator[str]:
     promoted = facts.mapping(manifests["promote"].facts.get("models")) if "promote" in manifests else {}
     for stage in _MODELS:
         registered = facts.mapping(manifests[stage].facts.get("registered")) if stage in manifests else {}
@@ -92,7 +94,7 @@ def _promoted(manifests: Mapping[str, Manifest]) -> Iterator[str]:
             )
 
 
-def _consumed(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+def _repeated_items(manifests: Mapping[str, Manifest]) -> Iterator[str]:
     lists = facts.numbers(manifests["score"].facts.get("consumed")) if "score" in manifests else {}
     listed, consumed = lists.get("listed", 0), lists.get("consumed", 0)
     if consumed > listed / 2:
