@@ -1,4 +1,4 @@
-"""Checks for operators of one's own, to be called from one's own tests (docs/library.md).
+"""Checks of your own operators, to call from your own tests (docs/library.md).
 
 from headrace.testing import batches, check_operator, check_table_operator
 
@@ -6,8 +6,8 @@ from headrace.testing import batches, check_operator, check_table_operator
 def test_halve(spark, batch):
     check_operator(["price"] >> Halve(), batch, label="click", spark=spark)
 
-Row operators must give one result in both engines, row by row. Table operators must not read the future. `batches` are
-Hypothesis strategies for rows with all that operators meet: nulls, NaN, infinities, extremes, odd texts.
+Row operators must have the same result in both engines, row by row. Table operators must not read the future. `batches`
+are Hypothesis strategies for rows with the values that operators meet: nulls, NaN, infinities, extremes, odd texts.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 def batches(
     columns: Mapping[str, ColumnType], label: str | None = None, max_rows: int = 40
 ) -> SearchStrategy[pa.Table]:
-    """Tables with these columns, of 0 to `max_rows` rows.
+    """Return a strategy for tables with these columns and 0 to `max_rows` rows.
 
     Args:
         columns: name -> type, as in `table.columns`.
-        label: a column whose values are 0 and 1 alone.
-        max_rows: the most.
+        label: a column that has only the values 0 and 1.
+        max_rows: largest number of rows.
     """
     from hypothesis import strategies as st
 
@@ -99,24 +99,24 @@ def _scalars(type_: str) -> SearchStrategy[Any]:
 def check_operator(
     chain: Selection | Chains, table: pa.Table, *, label: str, spark: SparkSession, seed: int = 0
 ) -> FittedWorkflow | None:
-    """Fit and transform a chain on rows, in every way that headrace does, and compare.
+    """Fit and transform a chain on rows in every way that headrace does, and compare the results.
 
-    - The Arrow engine and the Spark engine learn the same and give the same, bit for bit.
+    - The Arrow engine and the Spark engine learn and return the same, bit for bit.
     - A row's result does not depend on the other rows that are transformed with it, nor on their order.
-    - What was learned is JSON, and a workflow that was saved and loaded transforms as before.
+    - The learned state is JSON, and a workflow that was saved and loaded has the same results.
 
     Args:
-        chain: `columns >> operator`, with what must follow so that a model can take it (pad, categorify).
-        table: rows; `headrace.testing` makes them.
+        chain: `columns >> operator`, and operators after it that a model needs (pad, categorify).
+        table: rows, for example of `batches`.
         label: the column of 0 and 1.
         spark: a session.
-        seed: of the order in which rows are transformed again.
+        seed: seed of the order in which rows are transformed again.
 
     Returns:
         the fitted workflow; None where the table has no row.
 
     Raises:
-        AssertionError: something differs; says what, and in which row.
+        AssertionError: the results differ; the message names column and row.
         UserError: the chain cannot take the columns.
     """
     if not table.num_rows:
@@ -130,7 +130,7 @@ def check_operator(
 
 
 def _compare_spark(fitted: FittedWorkflow, table: pa.Table, transformed: pa.Table, spark: SparkSession) -> None:
-    # Late: whoever checks on Arrow alone needs no Spark.
+    # Imported here, so that importing this module does not import Spark.
     from headrace.features.spark.fit import fit
     from headrace.features.spark.transform import transform
     from headrace.features.vocabulary.codes import VocabulariesInMemory
@@ -148,15 +148,20 @@ def _compare_spark(fitted: FittedWorkflow, table: pa.Table, transformed: pa.Tabl
         assert vocabulary.table.equals(fitted.vocabularies[name]), f"vocabulary '{name}' differs between the engines"
     by_spark = transform(learned, frame, ["_source_line"]).toArrow().sort_by("_source_line")
     for name in by_spark.column_names[:-1]:
-        _same(transformed.column(name), by_spark.column(name), name, "by Arrow", "by Spark")
+        _assert_same_column(transformed.column(name), by_spark.column(name), name, "by Arrow", "by Spark")
 
 
 def _compare_rows_alone(fitted: FittedWorkflow, table: pa.Table, transformed: pa.Table, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(table.num_rows)
-    for chosen, change in ((order, "in another order"), (order[: max(1, len(order) // 2)], "without some of the rows")):
-        again = fitted.transform(table.take(pa.array(chosen)))
+    for selected, change in (
+        (order, "in another order"),
+        (order[: max(1, len(order) // 2)], "without some of the rows"),
+    ):
+        again = fitted.transform(table.take(pa.array(selected)))
         for name in transformed.column_names:
-            _same(transformed.column(name).take(pa.array(chosen)), again.column(name), name, "with all rows", change)
+            _assert_same_column(
+                transformed.column(name).take(pa.array(selected)), again.column(name), name, "with all rows", change
+            )
 
 
 def _compare_saved(fitted: FittedWorkflow, table: pa.Table, transformed: pa.Table) -> None:
@@ -166,20 +171,20 @@ def _compare_saved(fitted: FittedWorkflow, table: pa.Table, transformed: pa.Tabl
         fitted.save(f"{folder}/workflow")
         again = FittedWorkflow.load(f"{folder}/workflow").transform(table)
     for name in transformed.column_names:
-        _same(transformed.column(name), again.column(name), name, "as it was fitted", "saved and loaded")
+        _assert_same_column(transformed.column(name), again.column(name), name, "as it was fitted", "saved and loaded")
 
 
 def _json(states: Sequence[object]) -> str:
     return json.dumps(states, sort_keys=True, default=lambda o: dict(o))
 
 
-def _same(a: pa.ChunkedArray, b: pa.ChunkedArray, name: str, left_name: str, right_name: str) -> None:
+def _assert_same_column(a: pa.ChunkedArray, b: pa.ChunkedArray, name: str, left_name: str, right_name: str) -> None:
     x, y = a.combine_chunks(), b.combine_chunks()
     assert len(x) == len(y), f"column '{name}' has {len(x)} rows {left_name}, {len(y)} {right_name}"
     if x.equals(y) and not pa.types.is_floating(x.type):
         return
     for row, (u, v) in enumerate(zip(x.to_pylist(), y.to_pylist(), strict=True)):
-        # Text tells -0.0 from 0.0, and NaN is NaN.
+        # Compare texts: they tell -0.0 from 0.0, and NaN equals NaN.
         assert repr(u) == repr(v), f"column '{name}', row {row}: {u!r} {left_name}, {v!r} {right_name}"
 
 
@@ -192,24 +197,24 @@ def check_table_operator(
     spark: SparkSession,
     home: str | os.PathLike[str] = ".",
 ) -> pa.Table:
-    """Run a table operator on events, and again without, and with other, rows of the future.
+    """Check that a table operator does not read the future.
 
-    No row up to an instant may change when all rows after it are removed, or when these have their values exchanged
-    among them, labels included.
+    It runs on all events, then without the rows after an instant, and with the values of these rows exchanged among
+    them, labels included. No row up to the instant may change.
 
     Args:
         op: the operator, or its spec (`OpSpec(op="my_package.ops:Sessions", params={...})`).
-        table: events; rows without a time are left alone.
+        table: events; rows without a time are in every run.
         label: the column of 0 and 1.
         time: the column of the events' time (timestamp or date).
         spark: a session.
-        home: what paths of external tables are relative to.
+        home: folder to which paths of external tables are relative.
 
     Returns:
-        the rows as the operator leaves them.
+        the rows that the operator returns.
 
     Raises:
-        AssertionError: a row changed; says which, and when the change was.
+        AssertionError: a row changed; the message names the row and the instant.
         UserError: the operator cannot take the columns.
     """
     spec = op if isinstance(op, OpSpec) else OpSpec(op=reference_of(op), params=op.model_dump(exclude_unset=True))
@@ -219,7 +224,7 @@ def check_table_operator(
     all_rows = _run(preparation, table, spark, home)
     instants = sorted({t for t in table.column(time).to_pylist() if t is not None})
     for instant in instants[:: max(1, len(instants) // 3)]:
-        # Null: as if it were not after.
+        # A row without a time counts as not after the instant.
         after = pc.fill_null(pc.greater(table.column(time), pa.scalar(instant, table.column(time).type)), False)
         past = table.filter(pc.invert(after))
         future = table.filter(after)
@@ -256,10 +261,10 @@ def _exchanged(rows: pa.Table, fixed: Sequence[str]) -> pa.Table:
     """Return the rows with each column's values rotated by one row against the fixed columns."""
     if rows.num_rows < 2:
         return rows
-    turned = rows.take(pa.array([*range(1, rows.num_rows), 0]))
+    rotated = rows.take(pa.array([*range(1, rows.num_rows), 0]))
     for name in fixed:
-        turned = turned.set_column(turned.column_names.index(name), name, rows.column(name))
-    return turned
+        rotated = rotated.set_column(rotated.column_names.index(name), name, rows.column(name))
+    return rotated
 
 
 def _run(

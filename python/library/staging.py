@@ -1,4 +1,4 @@
-"""A frame as data files: the Arrow engine works on Parquet files whose rows say where they come from."""
+"""Staging of a frame as Parquet files: the Arrow engine reads files whose rows have a source file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.storage import Location, local
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: The column that names a row's split.
+#: Column with the name of the row's split.
 SPLIT = "__split"
 _ROW_GROUP_ROWS = 131_072
 
@@ -33,39 +33,39 @@ _ROW_GROUP_ROWS = 131_072
 def staged_rows(
     workflow: Workflow, frames: Mapping[str, Any], staging: str | os.PathLike[str] | None = None
 ) -> Iterator[tuple[LakeRows, SparkSession | None]]:
-    """Frames as lake rows, each of a split of its own, and the Spark session whose tasks read them (None: none).
+    """Yield frames as lake rows, one frame a split, and the Spark session that reads them (None without Spark).
 
     Args:
-        workflow: says which columns are needed.
-        frames: by split.
-        staging: a folder for the files, which Spark's executors see, too; they are removed at the end. None: one of the
-            system's for temporary files.
+        workflow: the workflow, which names the columns.
+        frames: frames by split.
+        staging: a folder for the files, which Spark's executors see too; the files are removed at the end. None: the
+            system's temporary folder.
 
     Raises:
-        UserError: frames of Spark are mixed with others; a column is missing or of another type.
+        UserError: some frames are Spark's and some are not; a column is missing or has another type.
     """
-    kinds = {library_of(frame) == "spark" for frame in frames.values()}
-    if len(kinds) > 1:
+    are_spark = {library_of(frame) == "spark" for frame in frames.values()}
+    if len(are_spark) > 1:
         raise UserError("some of the frames are Spark's and some are not; give all of one kind")
     if staging is not None and not Path(staging).is_dir():
         raise UserError(f"staging folder {staging} is not there")
-    spark = next(iter(frames.values())).sparkSession if kinds == {True} else None
+    spark = next(iter(frames.values())).sparkSession if are_spark == {True} else None
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=staging) as name:
-        home, files = local(name).transient(), list[LakeFile]()
+        folder_root, files = local(name).transient(), list[LakeFile]()
         for split, frame in frames.items():
-            folder = home / "rows" / split
+            folder = folder_root / "rows" / split
             if spark is not None:
                 _write_spark(workflow, frame, split, folder)
             else:
-                _write_table(to_arrow(frame, _needed(workflow)), split, folder / "part-0.parquet")
+                _write_table(to_arrow(frame, _needed_columns(workflow)), split, folder / "part-0.parquet")
             files += [LakeFile(file, file.size()) for file in folder.entries() if file.suffix == ".parquet"]
         splits = tuple(dict.fromkeys(("train", *frames)))
         splitter = Splitter(ColumnRule(SPLIT), splits, workflow.label_column)
-        with lake_rows(workflow, files, splitter, home / "encoded", {SPLIT: ValueType("string")}) as rows:
+        with lake_rows(workflow, files, splitter, folder_root / "encoded", {SPLIT: ValueType("string")}) as rows:
             yield rows, spark
 
 
-def _needed(workflow: Workflow) -> Sequence[Any]:
+def _needed_columns(workflow: Workflow) -> Sequence[Any]:
     required = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns}
     return [c for c in workflow.declared if c.name in required]
 
@@ -81,23 +81,23 @@ def _write_table(table: pa.Table, split: str, file: Location) -> None:
 def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Location) -> None:
     """Write a Spark frame.
 
-    A row's place is its partition and its number there, which follow from how Spark makes the frame.
+    A row's line is its partition and its number in it, so it depends on how Spark computes the frame.
     """
     from pyspark.sql import functions as F
 
     from headrace.features.functions.spark_expressions import col
 
-    chosen = frame.select(
-        *(col(c.name).cast(c.type).alias(c.name) for c in _needed(workflow)),
+    selected = frame.select(
+        *(col(c.name).cast(c.type).alias(c.name) for c in _needed_columns(workflow)),
         F.lit(split).alias(FILE),
         F.monotonically_increasing_id().alias(LINE),
         F.lit(split).alias(SPLIT),
     )
-    chosen.write.parquet(str(folder))
+    selected.write.parquet(str(folder))
 
 
 def split_frame(frame: Any, valid: float) -> dict[str, Any]:
-    """Split a frame: its last rows, a share `valid` of them, validate (0: there is no such split).
+    """Split a frame: the last rows, a share `valid` of all, are the split `valid` (0: there is no such split).
 
     Raises:
         UserError: the share is not in [0, 1), or the frame is Spark's, whose rows have no order.

@@ -27,22 +27,22 @@ from headrace.storage.local_store import sync_seconds
 
 @dataclass(frozen=True)
 class Context:
-    """Arguments of a stage's run. `upstream` holds the manifests of the stages that it names in `needs`."""
+    """Arguments of a stage's run; `upstream` has the manifests of the stages in its `needs`."""
 
     spec: Spec
     ws: Workspace
     ds: str
     upstream: Mapping[str, Manifest] = field(default_factory=dict)
-    #: The key of this run, known before the work starts: temporary and final places are named after it.
+    #: Key of this run. It is computed before the work, and names the temporary and final folders.
     key: str = ""
-    #: The pinned inputs that the key was computed from, upstream stages among them. `run` and `verify` read these
-    #: versions and never look up the newest again: the manifest would not name a commit in between.
+    #: Pinned inputs from which the key was computed, upstream stages included. `run` and `verify` read these versions,
+    #: never newer ones, which the manifest would not name.
     inputs: tuple[Input, ...] = ()
     #: Start of the stage's turn (seconds since 1970) in a process that ran other stages before; None: the first stage.
     turn_start: float | None = None
-    #: The lock of the pipeline that this process holds; None: it holds none.
+    #: The pipeline's lock, if this process holds it.
     lock: RunLock | None = None
-    #: True: a trained model is registered. False for models that are only compared with the day's.
+    #: Whether to register a trained model; False for models that are only compared with the day's model.
     registers: bool = True
 
     @property
@@ -51,7 +51,7 @@ class Context:
         return None if self.lock is None else self.lock.fence
 
     def check_lease(self) -> None:
-        """Check the leases right before a step without a token. Raises LeaseLost where another process holds one."""
+        """Check the leases before a step that carries no token. Raises LeaseLost if another process holds one."""
         if self.lock is not None:
             self.lock.check()
 
@@ -64,13 +64,13 @@ class Result:
     rows: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     dataset_schema: DatasetSchema | None = None
-    #: Peaks of processes that this one cannot measure (ranks), MiB: merged into the manifest's.
+    #: Peak memory, in MiB, of processes that this one cannot measure (ranks); added to the manifest's.
     peak_memory_mib: Mapping[str, float] = field(default_factory=dict)
     #: Processor seconds of such processes, summed.
     core_seconds: float = 0.0
 
 
-#: In `Stage.needs`: all stages of other packages that the pipeline has, which may be missing.
+#: Entry of `Stage.needs` for all stages of other packages in the pipeline; their manifests may be missing.
 PACKAGE_NEEDS = "*?"
 
 
@@ -82,7 +82,7 @@ class Stage(Protocol):
     """
 
     name: str
-    #: Raise it when the meaning of the output changes: runs that older code finished are then repeated.
+    #: Increase it when the meaning of the output changes: runs that older code has finished are then repeated.
     version: int
 
     @property
@@ -111,11 +111,11 @@ class PackageStage(ABC):
     """Base class of a stage that another package adds to the day of the pipelines that name it.
 
     A pipeline names it in its section `stages`: by an entry point of the group `headrace.stages`, or as `module:Class`.
-    It comes behind the stages of `needs`, the first line of its docstring is its description. Import Spark and other
-    large libraries in `run`: checks of a spec import the class.
+    It runs after the stages of `needs`. The first line of its docstring is its description. Import Spark and other
+    large libraries in `run`, since checks of a spec import the class.
     """
 
-    #: Others import it from the package: messages name it there.
+    #: The module from which packages import it, for error messages.
     __module__ = "headrace.stage"
 
     #: See `Stage`.
@@ -124,10 +124,10 @@ class PackageStage(ABC):
     spark: ClassVar[bool] = False
     #: Hours after which Airflow ends it.
     hours: ClassVar[float] = 2
-    #: Where it writes, as `StageEntry.writes`; a dry run shows it. `headrace gc` removes what these patterns cover and
-    #: no manifest names any more.
+    #: Patterns of its outputs, as in `StageEntry.writes`; a dry run shows them. `headrace gc` removes files that they
+    #: match and no manifest names.
     writes: ClassVar[tuple[str, ...]] = ()
-    #: Days of whose outputs `headrace gc` keeps the files, where the pipeline says nothing else; None: all.
+    #: Number of days whose outputs `headrace gc` keeps unless the pipeline sets another; None: all days.
     keep_days: ClassVar[int | None] = None
     #: Pydantic model of `stages.NAME.args`; None: any mapping, which `__init__` checks.
     Args: ClassVar[type[BaseModel] | None] = None
@@ -136,7 +136,7 @@ class PackageStage(ABC):
         """Take the settings.
 
         Args:
-            name: the name that the pipeline gives the stage; manifests have it.
+            name: the stage's name in the pipeline and in manifests.
             args: an instance of `Args`, or a mapping where the class has none.
 
         Raises:
@@ -147,7 +147,7 @@ class PackageStage(ABC):
     @property
     @abstractmethod
     def needs(self) -> tuple[str, ...]:
-        """See `Stage.needs`; at least one. A class attribute does."""
+        """See `Stage.needs`; at least one. A class attribute suffices."""
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Return the part of the spec that changes the output; here the stage's own `args`."""
@@ -166,7 +166,7 @@ class PackageStage(ABC):
         """See `Stage.run`."""
 
 
-#: Classes that `stages.NAME` of a spec names.
+#: Finder of the classes that `stages.NAME` of a spec names.
 PACKAGE_STAGES: Seam[PackageStage] = Seam("headrace.stages", "stage", PackageStage, {})  # type: ignore[type-abstract]
 
 
@@ -235,14 +235,14 @@ def _position(order: Sequence[str], needs: Sequence[str], spec: Spec) -> int:
         earlier = ORDER[: ORDER.index(need)] if need in ORDER else ()
         return max((k for k, name in enumerate(order, 1) if name in earlier), default=0)
 
-    def go_together(first: str, second: str) -> bool:
-        # `gate` lets Airflow skip the stage behind it; stages with leases of their own run at the same time.
+    def must_stay_adjacent(first: str, second: str) -> bool:
+        # Airflow skips the stage right after `gate`; stages with leases of their own run at the same time.
         leases = [STAGES[name].lease for name in (first, second) if name in STAGES]
         return (first, second) == ("gate", "promote") or (len(leases) == 2 and None not in leases)
 
     position = max(position_after(need.rstrip("?")) for need in needs)
     while 0 < position < len(order) and (
-        order[position] in spec.stages or go_together(order[position - 1], order[position])
+        order[position] in spec.stages or must_stay_adjacent(order[position - 1], order[position])
     ):
         position += 1
     return position
@@ -298,7 +298,7 @@ def run_stage(
         spec: the pipeline.
         ws: the workspace.
         ds: the day.
-        announce: called with the plan before the work, also where there is nothing to do.
+        announce: called with the plan before the work, even if there is nothing to do.
         turn_start: see Context.
 
     Raises:
@@ -318,7 +318,7 @@ def run_stage(
         synced_before = sync_seconds()
         manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, turn_start=turn_start, lock=lock)))
         lock.check()
-        # Outputs are on the disk before the manifest that names them: Spark and other libraries do not fsync.
+        # Outputs must be on disk before the manifest that names them, and Spark and other libraries do not fsync.
         ws.sync()
         manifest = manifest.model_copy(update={"sync_seconds": round(sync_seconds() - synced_before, 3)})
         saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
@@ -326,10 +326,10 @@ def run_stage(
 
 
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
-    """Do a stage's planned work, whether or not a result exists; the caller saves the manifest."""
+    """Run a stage's plan, even if a result exists, and return its manifest, which the caller saves."""
     from headrace.stage.resources import PeakMemory, ResourceUse
 
-    started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
+    started, start_seconds, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
     use = ResourceUse.begin()
     try:
         result = stage.run(plan.ctx)
@@ -351,7 +351,7 @@ def execute(stage: Stage, plan: RunPlan) -> Manifest:
         facts=dict(result.facts),
         dataset_schema=result.dataset_schema,
         started=started,
-        seconds=round(time.perf_counter() - tick, 3),
+        seconds=round(time.perf_counter() - start_seconds, 3),
         peak_memory_mib={**peak.mib(), **result.peak_memory_mib},
         resources=use.used(result.core_seconds),
     )
@@ -405,7 +405,7 @@ def plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = Tr
     )
     ctx = replace(ctx, key=key, inputs=inputs)
     manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
-    return RunPlan(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
+    return RunPlan(ctx, inputs, spec_hash, manifest, _reason_to_run(stage, ctx, manifest, verify))
 
 
 def identity(manifest: Manifest) -> str:
@@ -434,7 +434,7 @@ def _upstream(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> dict[str, Man
     return manifests
 
 
-def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool) -> str | None:
+def _reason_to_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool) -> str | None:
     if manifest is None:
         return "not yet run for this date"
     if manifest.key != ctx.key:
@@ -475,8 +475,8 @@ class RunLock:
 def run_lock(ws: Workspace, pipeline: str, lease: str | None = None) -> Iterator[RunLock]:
     """Lock a pipeline for one writer; the lock ends with its holder's process.
 
-    A stage with a lease of its own takes that lease alone; all others take every lease of the pipeline. So two stages
-    with different leases can run at the same time, and no other stage beside them.
+    A stage with a lease of its own takes only that lease; all others take every lease of the pipeline. So two stages
+    with different leases can run at the same time, but no other stage beside them.
 
     Args:
         ws: the workspace.

@@ -1,4 +1,4 @@
-"""Samples of the rows of folders and tables, for `headrace init`: the first rows of some files."""
+"""Samples of folders and tables for `headrace init`: the first rows of some of their files."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from headrace.lake.delta.protocol import check_listable
 from headrace.lake.tables.iceberg_metadata import newest_metadata, snapshot_files
 from headrace.storage import Location
 
-#: Rows that are looked at, and the files that they are from.
+#: Most rows of a sample, and most files that it reads.
 SAMPLE_ROWS, SAMPLE_FILES = 200_000, 8
-_DELETED = "Rows that are deleted are among those looked at, and among none that are read."
+_DELETED_NOTE = "Rows that are deleted are among those looked at, and among none that are read."
 
 
 @dataclass(frozen=True)
 class TableSample:
-    """Sample of a table's rows, and what was seen of the rest."""
+    """Sample of a table's rows, and the table's size and partitions."""
 
     rows: pa.Table
-    #: All rows there are, and whether `rows` are these.
+    #: Number of rows in the table, estimated where not all files were read; and whether `rows` are all of them.
     total: int
     is_complete: bool
     #: Names of partition columns.
     partitions: tuple[str, ...]
-    #: What a person should know.
+    #: Notes for the user.
     notes: tuple[str, ...] = ()
 
 
@@ -50,14 +50,14 @@ def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) 
     Raises:
         UserError: a file cannot be read in this format.
     """
-    return _rows([_File(f, format_, _hive(PurePosixPath(f.below(root)).parent)) for f in files])
+    return _sample_files([_File(f, format_, _hive(PurePosixPath(f.below(root)).parent)) for f in files])
 
 
 def delta_rows(folder: Location) -> TableSample:
     """Sample the rows of the newest version of a Delta table, from its log's files.
 
     Raises:
-        UserError: a table that headrace does not read, or an empty one.
+        UserError: headrace cannot read the table, or it is empty.
     """
     log = DeltaLog(folder)
     version = log.version
@@ -74,28 +74,28 @@ def delta_rows(folder: Location) -> TableSample:
         for f in files
     ]
     is_mapped = state.configuration.get("delta.columnMapping.mode", "none") != "none"
-    sampled = _rows(sorted(entries, key=_partition_order), names.rename if is_mapped else None)
-    return _with_deleted(sampled, sum(f.deleted for f in files))
+    sample = _sample_files(sorted(entries, key=_partition_order), names.rename if is_mapped else None)
+    return _with_deleted(sample, sum(f.deleted for f in files))
 
 
 def iceberg_rows(folder: Location) -> TableSample:
     """Sample the rows of the newest snapshot of an Iceberg table, from its manifests' files.
 
     Raises:
-        UserError: a table that headrace does not read, one that its catalog alone knows, or an empty one.
+        UserError: headrace cannot read the table, only its catalog knows it, or it is empty.
     """
     metadata = newest_metadata(folder / "metadata")
     files = [] if metadata.current is None else snapshot_files(metadata, metadata.current)
     if metadata.current is None or not files:
         raise UserError(f"{folder}: its newest snapshot has no files to look at")
     schema = metadata.schema(metadata.current)
-    of_id = {int(f["id"]): f["name"] for f in schema["fields"]}
+    name_by_id = {int(f["id"]): f["name"] for f in schema["fields"]}
     entries = []
     for f in files:
-        partition = {of_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in of_id}
+        partition = {name_by_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in name_by_id}
         entries.append(_File(f.path, f.format, partition))  # type: ignore[arg-type]
-    sampled = _rows(sorted(entries, key=_partition_order), StoredNames.of_iceberg(schema).rename)
-    return _with_deleted(sampled, None if any(f.deletes for f in files) else 0)
+    sample = _sample_files(sorted(entries, key=_partition_order), StoredNames.of_iceberg(schema).rename)
+    return _with_deleted(sample, None if any(f.deletes for f in files) else 0)
 
 
 def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
@@ -103,39 +103,39 @@ def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
     return sorted((name, value is not None, value or "") for name, value in file.partition.items())
 
 
-def _with_deleted(sampled: TableSample, deleted: int | None) -> TableSample:
-    """Return the rows of a table with some marked as deleted; None: their number is unknown."""
+def _with_deleted(sample: TableSample, deleted: int | None) -> TableSample:
+    """Return the sample with `deleted` rows subtracted from the total and a note; None: their number is unknown."""
     if deleted == 0:
-        return sampled
-    total = sampled.total - (deleted or 0)
-    return TableSample(sampled.rows, total, False, sampled.partitions, (*sampled.notes, _DELETED))
+        return sample
+    total = sample.total - (deleted or 0)
+    return TableSample(sample.rows, total, False, sample.partitions, (*sample.notes, _DELETED_NOTE))
 
 
-def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableSample:
+def _sample_files(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableSample:
     names = list(dict.fromkeys(k for f in files for k in f.partition))
-    chosen = list(files)
+    sampled_files = list(files)
     if len(files) > SAMPLE_FILES:
         step = (len(files) - 1) / (SAMPLE_FILES - 1)
-        chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
+        sampled_files = [files[round(i * step)] for i in range(SAMPLE_FILES)]
     tables, total = [], 0
-    for file in chosen:
-        table, rows_of_file = file_rows(file.path, file.format, SAMPLE_ROWS // len(chosen))
+    for file in sampled_files:
+        table, rows_of_file = file_rows(file.path, file.format, SAMPLE_ROWS // len(sampled_files))
         total += rows_of_file
         if rename is not None:
             table = rename(table)
-        # Iceberg's files have their partition columns.
+        # Files of Iceberg already have their partition columns; those of Delta and Hive do not.
         for name in (n for n in names if n not in table.column_names):
             table = table.append_column(name, pa.array([file.partition.get(name)] * table.num_rows, pa.string()))
         tables.append(table)
     try:
-        # Of a table the types of files may be narrower than today's.
+        # Older files of a table may have narrower types than the table has today.
         rows = pa.concat_tables(tables, promote_options="default" if rename is None else "permissive")
     except pa.ArrowException as e:
         raise UserError(f"the files' columns do not fit each other: {' '.join(str(e).split())[:200]}") from None
     if not rows.num_rows:
         raise UserError("no rows to look at")
-    is_complete = len(chosen) == len(files) and rows.num_rows == total
-    return TableSample(rows, round(total * len(files) / len(chosen)), is_complete, tuple(names))
+    is_complete = len(sampled_files) == len(files) and rows.num_rows == total
+    return TableSample(rows, round(total * len(files) / len(sampled_files)), is_complete, tuple(names))
 
 
 def _hive(folder: PurePosixPath) -> dict[str, str | None]:

@@ -1,8 +1,8 @@
-"""The writer of parts: a part's rows become Parquet files of the dataset, and the counts of its columns.
+"""The writer of parts: it writes a part's rows to Parquet files of the dataset, and counts its columns.
 
-A part's rows come in pieces, each from one row group of the lake and in the order of its rows' hashes, by one of two
-transports (`headrace.features.arrow.write_lake`). The writer merges them by hash, file and line. So neither the
-transport nor the way in which the lake is cut changes a bit of the files.
+A part's rows come in pieces, by one of two transports (`headrace.features.arrow.write_lake`). A piece is of one row
+group of the lake, in the order of the rows' hashes. The writer merges the pieces by hash, file and line. So the files'
+bytes depend neither on the transport nor on the lake's row groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.storage import Location
 
 
 class PartSource(Protocol):
-    """Rows of a part that come from one row group, in the order of their hashes."""
+    """Rows of a part that one row group has, in the order of their hashes."""
 
     @property
     def hashes(self) -> npt.NDArray[np.int64]:
@@ -36,15 +36,15 @@ class PartSource(Protocol):
         ...
 
     def output(self, feature: Feature) -> Values:
-        """Return a feature's values; of a list feature see `output_lists`."""
+        """Return a feature's values; for list features see `output_lists`."""
         ...
 
     def output_lists(self, feature: Feature) -> pa.ListArray:
-        """Return a list feature's lists, without the zeros at their ends."""
+        """Return a list feature's lists, without their trailing zeros."""
         ...
 
     def label(self, name: str) -> Values:
-        """Return the label's values, float32; NaN of null."""
+        """Return the label's values, float32; NaN where the label is null."""
         ...
 
     def column(self, name: str) -> DictionaryColumn:
@@ -54,69 +54,70 @@ class PartSource(Protocol):
 
 @dataclass(frozen=True)
 class PartWriter:
-    """Merge the rows of a part and write its files. Pickled into tasks."""
+    """Writer of a part's files from its rows; pickled into tasks."""
 
     plans: tuple[FilePlan, ...]
-    #: The dataset's (partial) folder, which all tasks see.
+    #: The folder of the unfinished dataset, which all tasks see.
     folder: Location
-    #: The fitted workflow, saved.
+    #: Folder of the saved, fitted workflow.
     workflow: Location
 
     def fitted(self) -> FittedWorkflow:
-        """Return the workflow; no vocabulary is in memory."""
-        return _without_values(self.workflow)
+        """Return the workflow without its vocabularies in memory."""
+        return _load_without_vocabularies(self.workflow)
 
     def write(self, part: int, sources: Sequence[PartSource], missing: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Write the files of a part.
 
         Args:
-            part: its index in `plans`.
-            sources: its rows, in any order of the pieces.
-            missing: by `source_sets`, rows that lack a value of one of these columns. int64 [sets].
+            part: the part's index in `plans`.
+            sources: the part's rows, with the pieces in any order.
+            missing: for each of `source_sets`, the number of rows that lack a value of one of its columns: int64
+                [sets].
 
         Returns:
-            What `written_dataset` puts together: JSON values.
+            the part's files and counts as JSON values, for `written_dataset`.
         """
         fitted, plan = self.fitted(), self.plans[part]
         if not sources:
             return {"split": plan.split, "day": plan.day, "files": [], "counts": {}}
-        table = _merged(fitted, sources)
+        table = _merge(fitted, sources)
         rows = table.num_rows
         groups = plan.groups_of(rows)
         edges = [rows * i // groups for i in range(groups + 1)]
         files = []
         for group, (start, end) in enumerate(pairwise(edges)):
             path = self.folder / plan.file(group)
-            # A task may run twice; the last rename wins, and both wrote equal files.
+            # A task may run twice: the last rename wins, and both files are equal.
             with (
                 path.new_file() as partial,
                 pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer,
             ):
-                # Parquet may split pages where a column has several chunks.
+                # One chunk a column, since Parquet may split pages at the edges of chunks.
                 writer.write_table(table.slice(start, end - start).combine_chunks(), row_group_size=end - start)
             path.start_writeback()
             files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": path.size()})
         missing_rows = dict(zip(source_sets(fitted), missing.tolist(), strict=True))
-        counts = {name: asdict(c) for name, c in _count(fitted.schema, table, missing_rows).items()}
+        counts = {name: asdict(c) for name, c in _column_counts(fitted.schema, table, missing_rows).items()}
         return {"split": plan.split, "day": plan.day, "files": files, "counts": counts}
 
 
-def _merged(fitted: FittedWorkflow, sources: Sequence[PartSource]) -> pa.Table:
-    """Return all rows in the order of the dataset, as they are stored (`stored_schema`)."""
+def _merge(fitted: FittedWorkflow, sources: Sequence[PartSource]) -> pa.Table:
+    """Return the rows of all pieces in the order of the dataset, with the columns of `stored_schema`."""
     hashes = np.concatenate([s.hashes for s in sources])
     identified = [(s, np.arange(len(s.hashes), dtype=np.int32)) for s in sources]
     order = row_order(hashes, identified).rows
     places = np.empty(len(order), np.int32)
     kernels.scatter(np.arange(len(order), dtype=np.int32), None, order, places)
     starts = np.cumsum([0, *(len(s.hashes) for s in sources)])
-    cut = [places[start:end] for start, end in pairwise(starts)]
+    piece_places = [places[start:end] for start, end in pairwise(starts)]
     columns: list[pa.Array | pa.ChunkedArray] = []
     for feature in fitted.features:
         if feature.is_list:
             columns.append(pa.concat_arrays([s.output_lists(feature) for s in sources]).take(pa.array(order)))
         else:
-            columns.append(placed([s.output(feature) for s in sources], cut))
-    columns.append(placed([s.label(fitted.workflow.label_column) for s in sources], cut))
+            columns.append(placed([s.output(feature) for s in sources], piece_places))
+    columns.append(placed([s.label(fitted.workflow.label_column) for s in sources], piece_places))
     stored = stored_schema(fitted.schema.features)
     for name in fitted.workflow.carried_columns:
         columns.append(gathered([s.column(name) for s in sources], order, stored.field(len(columns)).type))
@@ -124,12 +125,12 @@ def _merged(fitted: FittedWorkflow, sources: Sequence[PartSource]) -> pa.Table:
 
 
 @lru_cache(maxsize=2)
-def _without_values(workflow: Location) -> FittedWorkflow:
+def _load_without_vocabularies(workflow: Location) -> FittedWorkflow:
     return FittedWorkflow.load(workflow, most_values=0)
 
 
 def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
-    """Return the parts' files and counts together."""
+    """Combine the files and counts of all parts."""
     files: list[DatasetFile] = []
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
     days: dict[str, tuple[list[DatasetFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
@@ -146,9 +147,11 @@ def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -
     return WrittenDataset(sorted(files, key=lambda f: f.name), counts, days)
 
 
-def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]) -> dict[str, ColumnCounts]:
-    fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
-    out = {f.name: ColumnCounts(missing=missing[f.sources]) for f in fed}
+def _column_counts(
+    schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]
+) -> dict[str, ColumnCounts]:
+    input_features = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
+    out = {f.name: ColumnCounts(missing=missing[f.sources]) for f in input_features}
     for feature in schema.of(Kind.CATEGORICAL):
         column = table.column(feature.name).combine_chunks()
         codes = (column.flatten() if feature.is_list else column).to_numpy()

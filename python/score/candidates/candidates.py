@@ -22,8 +22,8 @@ from headrace.features.layout.split import SPLIT
 from headrace.score.candidates.covisitation import CovisitedItems
 from headrace.score.candidates.fetch import (
     IS_NEW,
-    Fetching,
-    Sides,
+    CandidateFetcher,
+    FilteredSides,
     SourceRequest,
     blocked_pairs,
     facts_of,
@@ -195,7 +195,7 @@ def _compute_candidates(context: CandidateContext, candidates: Candidates) -> Us
     pairs = blocked_pairs(context)
     blocked = None if pairs is None else context.keep("blocked", lambda: pairs)
     users = context.keep("users", lambda: _with_blocked(context, blocked))
-    fetching = Fetching(context, requests, sides.pairs, n_items)
+    fetching = CandidateFetcher(context, requests, sides.pairs, n_items)
     lists = fetching.run(users)
     quotas = Quotas(candidates.limit, tuple(candidates.places().values()))
     united = context.keep("united", lambda: _united(lists, len(requests), quotas))
@@ -299,7 +299,7 @@ def _facts(united: DataFrame, names: Sequence[str], limit: int) -> dict[str, Any
     }
 
 
-def _violations(context: CandidateContext, sides: Sides, blocked: DataFrame | None, rows: DataFrame) -> int:
+def _violations(context: CandidateContext, sides: FilteredSides, blocked: DataFrame | None, rows: DataFrame) -> int:
     """Return how many of some pairs of keys the filters should have left out."""
     user, item = context.user_key, context.score.item.key
     pairs = rows.select(col(user).alias(USER), col(item).alias("__item"))

@@ -1,9 +1,9 @@
-"""Filters of candidates, and rounds of requests to sources until enough items pass them.
+"""Filters of candidates, and rounds of requests to sources until enough items pass the filters.
 
-A source gives each user the first items of its order, and filters remove some of them. So a source is asked for k
-items, and for as many more as are blocked for the user, unless it leaves these out itself. Where that is not enough, it
-is asked for more, in rounds, for those users alone who have fewer than k although the source has more. At the end each
-user has k items of a source, or all that the filters leave of it. The rounds end when no user lacks items.
+A source returns the first items of each user's order, and filters remove some of them. So the first request is for k
+items plus the number of items that are blocked for the user, unless the source leaves these out itself. Users who then
+have fewer than k items, of a source that has more, get further rounds. The rounds end when no such user is left. Each
+user then has k items of a source, or all of its items that pass the filters.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from headrace.score.ranking import ITEMS
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Users and items without those that filters leave out whole, and the conditions that need both."""
+class FilteredSides:
+    """Users and items that pass the filters of one side, and the conditions that need both sides."""
 
     users: DataFrame
     items: DataFrame
-    #: (place in the spec, expression)
+    #: (key in the spec, expression)
     pairs: tuple[tuple[str, str], ...]
 
 
-def filter_sides(context: CandidateContext) -> Sides:
+def filter_sides(context: CandidateContext) -> FilteredSides:
     """Apply the filters that look at users alone, or at items alone.
 
     Raises:
-        UserError: an expression is none of the pairs' columns, or a table lacks a column.
+        UserError: Spark cannot analyse an expression with the columns of users and items, or a table lacks a column.
     """
     users, items, score = context.users, context.items, context.score
     constants = constant_columns(context)
@@ -75,7 +75,7 @@ def filter_sides(context: CandidateContext) -> Sides:
         elif isinstance(entry, BlockedFilter) and entry.item is None:
             assert entry.user is not None
             users = _without_keys(users, score.user.key, _keys(context, entry, entry.user, spec_path))
-    return Sides(users, items, tuple(pairs))
+    return FilteredSides(users, items, tuple(pairs))
 
 
 def _filtered(side: DataFrame, constants: dict[str, Column], expression: str) -> DataFrame:
@@ -102,7 +102,7 @@ def blocked_pairs(context: CandidateContext) -> DataFrame | None:
     """Return distinct (USER, ITEM_ROW) that users have seen or bought or that tables block; None without such a filter.
 
     Args:
-        context: whose items are those that are left.
+        context: of the run, with the items that pass `filter_sides`.
     """
     score = context.score
     entries = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
@@ -151,16 +151,16 @@ log = logging.getLogger("headrace.score")
 IS_NEW = "__is_new"
 #: First-round limit of a source, as a multiple of k. Users with more blocked items are served in a further round, so
 #: that a few of them do not enlarge everybody's lists.
-_FIRST = 4
+_FIRST_ROUND_FACTOR = 4
 #: Factor by which the next round asks for more, if conditions remove an unknown number of items.
-_MORE = 4
+_NEXT_ROUND_FACTOR = 4
 
 
 @dataclass
-class Fetched:
-    """Result of fetching from a source."""
+class FetchFacts:
+    """Figures of fetching from one source."""
 
-    #: By round: users for whom items were fetched, and those who still lack items that the source may have.
+    #: For each round: the users for whom items were fetched, and those who still lack items that the source may have.
     rounds: list[dict[str, int]] = field(default_factory=list)
     #: Items that the source returned, and those of them that filters removed.
     items: int = 0
@@ -169,20 +169,20 @@ class Fetched:
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """A source and what is wanted of it."""
+    """A source of candidates with its settings and its order of items."""
 
     name: str
     source: CandidateSource
     ranking: ItemRanking
 
     def serves(self) -> Column:
-        """Return whether it serves a user."""
+        """Return a boolean column: the source serves the user."""
         if self.source.users == "all":
             return F.lit(True)
         return F.col(IS_NEW) if self.source.users == "new" else ~F.col(IS_NEW)
 
 
-class Fetching:
+class CandidateFetcher:
     """Fetches the items of all sources for all users."""
 
     def __init__(
@@ -192,50 +192,52 @@ class Fetching:
         conditions: tuple[tuple[str, str], ...],
         n_items: int,
     ) -> None:
-        """Args:
-        context: of the run; users and items after `filter_sides`.
-        requests: the sources.
-        conditions: on pairs.
-        n_items: of the context.
+        """Take the run's sources and conditions.
+
+        Args:
+            context: of the run, with the users and items of `filter_sides`.
+            requests: the sources.
+            conditions: conditions on pairs of a user and an item.
+            n_items: number of items in the context.
         """
         self._context, self._requests, self._conditions, self._n_items = context, requests, conditions, n_items
         self._rounds = 0
-        self.facts: Mapping[str, Fetched] = {a.name: Fetched() for a in requests}
+        self.facts: Mapping[str, FetchFacts] = {r.name: FetchFacts() for r in requests}
 
     def run(self, users: DataFrame) -> DataFrame:
-        """Return the users with a column of items for each source, `list_column(i)`: allowed ones, k at most.
+        """Return the users with a column of items for each source, `list_column(i)`: at most k that pass the filters.
 
         Args:
-            users: the context's, with BLOCKED and IS_NEW.
+            users: the context's users, with the columns BLOCKED and IS_NEW.
         """
-        limits = {i: min(_FIRST * a.source.k, self._n_items) for i, a in enumerate(self._requests)}
+        limits = {
+            i: min(_FIRST_ROUND_FACTOR * request.source.k, self._n_items) for i, request in enumerate(self._requests)
+        }
         fetches = {
-            i: F.when(a.serves(), F.least(self._needed(i), F.lit(limits[i]))).otherwise(0)
-            for i, a in enumerate(self._requests)
+            i: F.when(request.serves(), F.least(self._sufficient(i), F.lit(limits[i]))).otherwise(0)
+            for i, request in enumerate(self._requests)
         }
         frame, done = users, []
         while True:
-            frame = self._keep(self._meet_conditions(self._ask(frame, fetches, limits), list(limits)))
+            frame = self._persist(self._meet_conditions(self._fetch_round(frame, fetches, limits), list(limits)))
             limits = self._count(frame, list(limits))
             if not limits:
                 break
             lacks = reduce(Column.__or__, [self._lacks(i) for i in limits])
             done.append(frame.where(~lacks))
             frame = frame.where(lacks)
-            fetches = {i: F.when(self._lacks(i), self._more(i)).otherwise(0) for i in limits}
+            fetches = {i: F.when(self._lacks(i), self._next_fetch(i)).otherwise(0) for i in limits}
         frame = reduce(DataFrame.unionByName, [*done, frame])
-        cut = {list_column(i): F.slice(list_column(i), 1, a.source.k) for i, a in enumerate(self._requests)}
+        cut = {list_column(i): F.slice(list_column(i), 1, request.source.k) for i, request in enumerate(self._requests)}
         columns = [c for c in users.columns if c not in (BLOCKED, IS_NEW)]
         return frame.select(*[col(c) for c in columns], *[x.alias(name) for name, x in cut.items()])
 
-    def _ask(self, users: DataFrame, fetches: Mapping[int, Column], limits: Mapping[int, int]) -> DataFrame:
-        """Run a round: fetch the items of some sources that are not blocked; other sources and users keep what they
-        have.
-        """
+    def _fetch_round(self, users: DataFrame, fetches: Mapping[int, Column], limits: Mapping[int, int]) -> DataFrame:
+        """Run a round: fetch items that are not blocked. Other sources and users keep their lists."""
         # All sources' limits are computed before the first source changes the columns that they read.
-        users = users.withColumns({_now_column(i): fetch for i, fetch in fetches.items()})
+        users = users.withColumns({_round_column(i): fetch for i, fetch in fetches.items()})
         for i, limit in limits.items():
-            with_items = self._requests[i].ranking.first(users.withColumn(FETCH, F.col(_now_column(i))), limit)
+            with_items = self._requests[i].ranking.first(users.withColumn(FETCH, F.col(_round_column(i))), limit)
             columns = {
                 list_column(i): F.array_except(ITEMS, BLOCKED),
                 _fetch_column(i): F.col(FETCH),
@@ -248,53 +250,57 @@ class Fetching:
             ).drop(ITEMS, FETCH)
         return users
 
-    def _needed(self, i: int) -> Column:
-        """Return how many items of a source are enough to have k that are not blocked."""
+    def _sufficient(self, i: int) -> Column:
+        """Return the number of items of a source among which at least k are not blocked."""
         k = F.lit(self._requests[i].source.k)
         return k if getattr(self._requests[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
 
-    def _more(self, i: int) -> Column:
-        """Return how many items to fetch in the next round: enough if only BLOCKED leaves items out."""
-        needed = self._needed(i)
+    def _next_fetch(self, i: int) -> Column:
+        """Return the number of items to fetch in the next round; it suffices if no condition removes items."""
+        needed = self._sufficient(i)
         if self._conditions:
-            needed = F.greatest(needed, F.col(_fetch_column(i)) * _MORE)
+            needed = F.greatest(needed, F.col(_fetch_column(i)) * _NEXT_ROUND_FACTOR)
         return F.least(needed, F.lit(self._n_items))
 
     def _meet_conditions(self, frame: DataFrame, sources: Sequence[int]) -> DataFrame:
         """Return the round's lists without items whose pairs fail a condition; each pair is evaluated once."""
         if not self._conditions:
             return frame
-        frame, context = self._keep(frame), self._context
+        frame, context = self._persist(frame), self._context
         none = F.array().cast("array<int>")
-        new = {i: F.when(F.col(_now_column(i)) > 0, F.col(list_column(i))).otherwise(none) for i in sources}
+        new = {i: F.when(F.col(_round_column(i)) > 0, F.col(list_column(i))).otherwise(none) for i in sources}
         distinct_items = F.array_distinct(F.flatten(F.array(*new.values())))
         pairs = frame.select(*[col(c) for c in context.users.columns], F.explode(distinct_items).alias(ITEM_ROW))
-        passing = meeting_conditions(context, pairs, self._conditions).groupBy(col(context.user_key).alias("__of"))
+        passing = meeting_conditions(context, pairs, self._conditions).groupBy(
+            col(context.user_key).alias("__pair_user")
+        )
         frame = frame.join(
-            passing.agg(F.collect_list(ITEM_ROW).alias("__held")), col(context.user_key) == F.col("__of"), "left"
+            passing.agg(F.collect_list(ITEM_ROW).alias("__passing_items")),
+            col(context.user_key) == F.col("__pair_user"),
+            "left",
         )
         lists = {
             list_column(i): F.when(
-                F.col(_now_column(i)) > 0, F.array_intersect(list_column(i), F.coalesce("__held", none))
+                F.col(_round_column(i)) > 0, F.array_intersect(list_column(i), F.coalesce("__passing_items", none))
             ).otherwise(F.col(list_column(i)))
             for i in sources
         }
-        return frame.withColumns(lists).drop("__of", "__held")
+        return frame.withColumns(lists).drop("__pair_user", "__passing_items")
 
     def _lacks(self, i: int) -> Column:
-        """Return whether a user has fewer than k items of a source that may have more."""
+        """Return a boolean column: the user has fewer than k items of a source that may have more."""
         fetched, k = F.col(_fetch_column(i)), self._requests[i].source.k
         may_have_more = (F.col(_returned_column(i)) >= fetched) & (fetched < self._n_items) & (fetched > 0)
         return (F.size(list_column(i)) < k) & may_have_more
 
     def _count(self, frame: DataFrame, sources: Sequence[int]) -> dict[int, int]:
-        """Return the sources that users lack items of, with the most that one of these users needs next."""
+        """Return the sources of which users lack items, with the largest number that one of them needs next."""
         sums: list[Column] = []
         for i in sources:
-            is_fetched, returned = F.col(_now_column(i)) > 0, F.col(_returned_column(i))
+            is_fetched, returned = F.col(_round_column(i)) > 0, F.col(_returned_column(i))
             counted = (F.lit(1), self._lacks(i).cast("long"), returned, returned - F.size(list_column(i)))
             sums += [F.sum(F.when(is_fetched, x)) for x in counted]
-            sums.append(F.max(F.when(self._lacks(i), self._more(i))))
+            sums.append(F.max(F.when(self._lacks(i), self._next_fetch(i))))
         row = [int(x or 0) for x in frame.agg(*[s.alias(str(n)) for n, s in enumerate(sums)]).collect()[0]]
         limits = {}
         for n, i in enumerate(sources):
@@ -313,7 +319,7 @@ class Fetching:
                 )
         return limits
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
+    def _persist(self, frame: DataFrame) -> DataFrame:
         self._rounds += 1
         return self._context.keep(("round", self._rounds), lambda: frame)
 
@@ -324,17 +330,17 @@ def list_column(i: int) -> str:
 
 
 def _fetch_column(i: int) -> str:
-    return f"__asked_{i}"
+    return f"__fetch_{i}"
 
 
-def _now_column(i: int) -> str:
-    return f"__now_{i}"
+def _round_column(i: int) -> str:
+    return f"__round_{i}"
 
 
 def _returned_column(i: int) -> str:
-    return f"__came_{i}"
+    return f"__returned_{i}"
 
 
-def facts_of(fetched: Mapping[str, Fetched]) -> dict[str, dict[str, Any]]:
+def facts_of(fetched: Mapping[str, FetchFacts]) -> dict[str, dict[str, Any]]:
     """Return the figures of sources for the manifest."""
     return {name: {"fetched": f.items, "filtered": f.filtered, "rounds": f.rounds} for name, f in fetched.items()}

@@ -1,4 +1,4 @@
-"""The stages of trees: `baseline` over the dataset of the neural model, `second_stage` over its predictions, too."""
+"""The stages of trees: `baseline` on the neural model's dataset, `second_stage` on its predictions too."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headrace.train.requirements import refuse_drawn_negatives
 
 
 def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
-    """Return the section, the seed, the weights of rows and what is measured.
+    """Return the part of the spec that changes a stage of trees: its section, the seed, row weights and the metrics.
 
-    `workers` is part of it: each sketches its own rows, so others cut elsewhere. The device is not: the trees that
-    grow on it differ by rounding alone.
+    `workers` belongs to it: each worker sketches its own rows, so another number gives other cuts. The device does not:
+    trees grown on it differ by rounding only.
     """
     return {
         name: conf.model_dump(mode="json") if conf else None,
@@ -38,7 +38,7 @@ def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
 
 
 class TrainBaseline(Stage):
-    """XGBoost on Spark over the same dataset and split as the neural model: trained on train, measured on valid."""
+    """XGBoost on Spark: trained on the split `train` of the neural model's dataset, measured on its split `valid`."""
 
     name = "baseline"
     version = 1
@@ -58,8 +58,12 @@ class TrainBaseline(Stage):
         return verify_trees(ctx, manifest)
 
     def run(self, ctx: Context) -> Result:
-        """See the class. Raises UserError for what the dataset or the master lack."""
-        # Imports XGBoost and scikit-learn (2 s): not for those who only ask whether there is something to do.
+        """Train the trees, evaluate and register them.
+
+        Raises:
+            UserError: the dataset or the Spark master lacks something that XGBoost needs.
+        """
+        # Imported here, since XGBoost and scikit-learn take 2 s and a dry run needs neither.
         from headrace.train.baseline.run import train_trees
 
         assert ctx.spec.baseline is not None
@@ -67,8 +71,10 @@ class TrainBaseline(Stage):
 
 
 class TrainSecondStage(Stage):
-    """Trees behind the neural model (stacking: Wolpert, 1992): a model's predictions of rows that it was trained on
-    are better than those of others, so the trees learn from the split `valid`, and the split `test` measures them.
+    """Trees over the neural model's predictions (stacking: Wolpert, 1992).
+
+    A model predicts the rows that it was trained on better than others. So the trees learn from the split `valid`, and
+    the split `test` measures them.
     """
 
     name = "second_stage"
@@ -83,8 +89,8 @@ class TrainSecondStage(Stage):
         """Return no input besides the dataset and the neural model.
 
         Raises:
-            UserError: the model may have been trained on rows that the trees would learn from, or there are no
-                negatives.
+            UserError: the model may have been trained on rows that the trees would learn from, or the dataset has no
+                negatives of its own.
         """
         refuse_drawn_negatives(ctx.spec, self.name)
         _check_unseen(ctx)
@@ -95,8 +101,12 @@ class TrainSecondStage(Stage):
         return verify_trees(ctx, manifest)
 
     def run(self, ctx: Context) -> Result:
-        """See the class. Raises UserError for what the dataset, the first model or the master lack."""
-        # Imports XGBoost and scikit-learn (2 s): not for those who only ask whether there is something to do.
+        """Train the trees, evaluate and register them with the neural model as their first model.
+
+        Raises:
+            UserError: the dataset, the first model or the Spark master lacks something that the trees need.
+        """
+        # Imported here, since XGBoost and scikit-learn take 2 s and a dry run needs neither.
         from headrace.train.baseline.run import FirstModelSource, train_trees
 
         conf, train = ctx.spec.second_stage, ctx.upstream["train"]
@@ -104,11 +114,11 @@ class TrainSecondStage(Stage):
         output = train.output("model")
         folder = ctx.ws.locate(output.name)
         outputs = tuple(read_meta(folder).get("tasks", {})) or (ONLY_TASK,)
-        card = {"key": output.version, "sha256": file_digest(folder / "model.json"), "outputs": list(outputs)}
-        result = train_trees(ctx, conf, self.name, FirstModelSource(folder, card, outputs))
-        # Of the same rows, by the same evaluation.
-        alone = train.facts.get("evaluation", {}).get(TEST, {}).get("metrics", {})
-        first = {"stage": "train", "name": output.name, "version": output.version, "metrics": alone}
+        first_model = {"key": output.version, "sha256": file_digest(folder / "model.json"), "outputs": list(outputs)}
+        result = train_trees(ctx, conf, self.name, FirstModelSource(folder, first_model, outputs))
+        # The neural model's metrics of the same rows, by the same evaluation.
+        neural_metrics = train.facts.get("evaluation", {}).get(TEST, {}).get("metrics", {})
+        first = {"stage": "train", "name": output.name, "version": output.version, "metrics": neural_metrics}
         return Result(
             outputs=result.outputs,
             rows=result.rows,
@@ -118,23 +128,23 @@ class TrainSecondStage(Stage):
 
 
 def _check_unseen(ctx: Context) -> None:
-    """See that the neural model learned nothing of the split valid.
+    """Check that the neural model was not trained on rows of the split `valid`.
 
     Raises:
-        UserError: it was trained on an earlier dataset, whose splits may be others, or it started from another day's
-            model, whose train may have had rows of this day's valid: by time it has not, as days move on.
+        UserError: it was trained on another dataset, whose splits may differ; or it started from another model, whose
+            training rows may be in this split. With a split by time, an earlier day's model has not seen them.
     """
     train = ctx.upstream["train"]
-    made_of = {i.name: i.version for i in train.inputs if i.kind == "stage"}
-    again = f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from train --to second_stage"
-    if made_of.get("features") != identity(ctx.upstream["features"]):
+    input_versions = {i.name: i.version for i in train.inputs if i.kind == "stage"}
+    command = f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from train --to second_stage"
+    if input_versions.get("features") != identity(ctx.upstream["features"]):
         raise UserError(
             f"second_stage: the neural model was trained on another dataset than that of {ctx.ds} now, perhaps on rows "
-            f"that the trees would learn from; run: {again}"
+            f"that the trees would learn from; run: {command}"
         )
     if train.facts.get("pretrained") or (train.facts.get("warm_start") and ctx.spec.features.split.by != "time"):
         raise UserError(
             f"second_stage: the neural model started from another one, which may have been trained on rows of the "
             f"split valid, that the trees learn from: set train.warm_start=false, leave train.pretrained out, or split "
-            f"by time; then run: {again}"
+            f"by time; then run: {command}"
         )

@@ -1,4 +1,4 @@
-"""Predictions of a split: each rank predicts the streams that it owns, and keeps them."""
+"""Prediction of a split: each rank predicts the rows of its own streams and holds the results."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _FIRST_ROWS = 1 << 16
 
 
 class GrowingColumn:
-    """Rows of one column, batch after batch.
+    """A column that grows batch by batch, in one array.
 
-    Not a list of the batches' arrays: each would be a few kilobytes that stay between the megabytes which the model
-    takes and gives back for every batch, so that none of those could be used again. 600 bytes a row were lost so.
+    A list of the batches' arrays would fragment the heap: small arrays that stay, between the megabytes that the model
+    allocates and frees for each batch. That cost 600 bytes a row.
 
     Args:
-        kind: of the values, before any are known.
+        dtype: the type of an empty column.
     """
 
-    def __init__(self, kind: npt.DTypeLike) -> None:
-        self._kind = np.dtype(kind)
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
         self._values: npt.NDArray[Any] | None = None
         self._rows = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Add rows [n]. A type that the rows so far do not fit, or that does not hold them, widens the column."""
+        """Add rows [n]. The column takes the common type of its own rows and these."""
         end = self._rows + len(values)
         if self._values is None:
             self._values = np.empty(max(_FIRST_ROWS, end), values.dtype)
-        kind = np.promote_types(self._values.dtype, values.dtype)
-        if end > len(self._values) or kind != self._values.dtype:
-            larger = np.empty(max(2 * len(self._values), end) if end > len(self._values) else len(self._values), kind)
+        dtype = np.promote_types(self._values.dtype, values.dtype)
+        if end > len(self._values) or dtype != self._values.dtype:
+            larger = np.empty(max(2 * len(self._values), end) if end > len(self._values) else len(self._values), dtype)
             larger[: self._rows] = self._values[: self._rows]
             self._values = larger
         self._values[self._rows : end] = values
@@ -55,8 +55,8 @@ class GrowingColumn:
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The rows so far, [n]: a view."""
-        return np.empty(0, self._kind) if self._values is None else self._values[: self._rows]
+        """The rows that were added, [n], as a view."""
+        return np.empty(0, self._dtype) if self._values is None else self._values[: self._rows]
 
 
 class PredictingModel(Protocol):
@@ -82,24 +82,26 @@ def predict_split(
     """Predict every row of a split once, over all ranks. Collective: every rank calls it.
 
     Args:
-        carried: carried columns to bring along.
-        codes: categorical features of one code a row, to bring along.
-        tasks: the labels of further tasks, whose outputs are brought along; None: the model's logits alone.
-        policy: what the model chooses as one is predicted, too: each batch once more for each action.
+        carried: carried columns to return as well.
+        codes: categorical features of one code a row to return as well.
+        tasks: labels of further tasks, whose outputs and labels are returned; None: only the model's logits.
+        policy: the policy whose choices are predicted, by one more pass over each batch for each action; None: none.
 
     Raises:
-        UserError: a damaged file, or a label that is none.
+        UserError: a file is damaged, or a label is not valid.
     """
     names = () if tasks is None else tasks.names
-    read = carried if tasks is None else tasks.with_label_columns(carried)
+    read_columns = carried if tasks is None else tasks.with_label_columns(carried)
     scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
-    places = {name: scalars.index(name) for name in codes}
+    code_columns = {name: scalars.index(name) for name in codes}
     logits, labels = GrowingColumn(np.float32), GrowingColumn(np.float32)
     columns = {name: GrowingColumn(object) for name in carried} | {name: GrowingColumn(np.int64) for name in codes}
     outputs = {name: GrowingColumn(np.float32) for name in names}
     targets = {name: GrowingColumn(np.float32) for name in names}
     chosen, expected = GrowingColumn(np.float64), GrowingColumn(np.float64)
-    with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
+    with EvalLoader(
+        layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read_columns
+    ) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
                 rows = MicroBatch.from_batch(batch, labels=tasks)
@@ -113,13 +115,13 @@ def predict_split(
                 for name in names:
                     outputs[name].add(outputs_of_batch[name].float().cpu().numpy())
                     targets[name].add(rows.targets[name].numpy())
-                if not batch.rows:  # its carried columns have no type
+                if not batch.rows:  # the carried columns of an empty batch have no type
                     continue
                 labels.add(batch.labels)
                 for name in carried:
                     columns[name].add(batch.carried[name])
-                for name, place in places.items():
-                    columns[name].add(batch.codes[:, place])
+                for name, code_column in code_columns.items():
+                    columns[name].add(batch.codes[:, code_column])
     return Predictions(
         logits.array,
         labels.array,
@@ -132,7 +134,7 @@ def predict_split(
 
 
 def _scorer(model: PredictingModel, rows: MicroBatch, schema: DatasetSchema) -> ScoreAction:
-    """Return a function that gives the logits of rows with other values of some features."""
+    """Return a function that predicts the logits of the same rows with other values of some features."""
     continuous, codes = rows.continuous.clone(), rows.categorical.codes.clone()
     categorical = replace(rows.categorical, codes=codes)
     numbers = [name for f in schema.of(Kind.CONTINUOUS) for name in f.physical]
