@@ -154,7 +154,7 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda control: repr(control[0])[1:-1], text)
 
 
-def tell_error(message: str, out: TextIO | None = None) -> None:
+def print_error(message: str, out: TextIO | None = None) -> None:
     """Write a message for the user: `error: ...` on standard error, or a line of JSON."""
     line = json_line(message, "ERROR", "headrace") if is_json() else visible(redact_sentence(f"error: {message}"))
     print(line, file=out or sys.stderr, flush=True)

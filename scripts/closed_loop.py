@@ -96,13 +96,13 @@ def main() -> None:
     spec = load_spec("clicks", settings)
     generate_days(spec, ws, [_day(number) for number in range(_RANDOM_DAYS)], force=False, spark=False)
     last = _day(_RANDOM_DAYS - 1 + args.days)
-    with shared_session(spec.spark, ws, "closed loop", begin=True) as tidy:
+    with shared_session(spec.spark, ws, "closed loop", begin=True) as release_memory:
 
         def run(stages: Sequence[str], ds: str) -> None:
             for name in stages:
                 outcome = run_stage(load_stage(name), spec, ws, ds)
                 print(f"{ds} {name}: {outcome.manifest.seconds:.1f} s", flush=True)
-                tidy()
+                release_memory()
 
         for number in range(args.days):
             ds, following = (_day(_RANDOM_DAYS - 1 + number + k) for k in (0, 1))

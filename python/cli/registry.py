@@ -136,19 +136,19 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
     Args:
         ws: the workspace.
         pipeline: a shipped pipeline's name or a YAML file.
-        stage: whose models (train, baseline, second_stage); None: those that the gate judges.
+        stage: the stage that trains the models (train, baseline, second_stage); None: the one that the gate judges.
         overrides: `key=value` for the spec.
         as_json: print JSON.
 
     Raises:
-        UserError: there is none.
+        UserError: no version is registered.
     """
     from headrace.config import load_spec
     from headrace.models.registry.versions import aliases, versions
 
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
-    name = _name(spec, stage)
+    name = _model_name(spec, stage)
     registered, alias_versions = versions(ws, name), aliases(ws, name)
     if not registered:
         raise UserError(f"no version of model '{name}' is registered. Run: headrace run {spec.argument} --ds DATE")
@@ -167,15 +167,15 @@ def show_models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequ
     for record, rows in zip(records, saved, strict=True):
         status = record["status"] or "–"
         size = "gone" if record["bytes"] is None else f"{record['bytes'] / 2**20:,.1f} MiB"
-        by = f"{record['by']}: {record['reason']}" if record["by"] else ""
+        decision = f"{record['by']}: {record['reason']}" if record["by"] else ""
         row = [
             record["version"],
             record["ds"] or "–",
             ", ".join(record["aliases"]),
             plain(status, style=_STATUS_STYLES.get(status, "")),
         ]
-        more = [size, *([rows] if embeddings else []), by]
-        rows_table.add_row(*row, *(facts.decimals(record["metrics"].get(n)) for n in names), *more)
+        metrics = (facts.decimals(record["metrics"].get(n)) for n in names)
+        rows_table.add_row(*row, *metrics, size, *([rows] if embeddings else []), decision)
     out.print(rows_table)
 
 
@@ -207,7 +207,7 @@ def _version_record(ws: Workspace, spec: Spec, version: Version, alias_versions:
 
 
 def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None:
-    """Return bytes of the saved embeddings, and of a full copy; a model may hold changed rows alone."""
+    """Return the bytes of the saved embeddings and of a full copy; a model may hold only changed rows."""
     from headrace.stage.manifest import Manifest
 
     for stage in ("train", "challenger") if version.ds is not None else ():
@@ -218,7 +218,7 @@ def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None
 
 
 def _verdict(gate: Manifest, key: str) -> str | None:
-    """Return the verdict of a day's gate on the model of a key: the day's, or its challenger."""
+    """Return the verdict of a day's gate on the model with this key: the day's model or its challenger."""
     if facts.mapping(gate.facts.get("model")).get("key") == key:
         return str(gate.facts.get("verdict"))
     challenger = facts.mapping(gate.facts.get("challenger"))
@@ -231,7 +231,7 @@ def promote_version(
     """Make a version the champion, whatever its verdict.
 
     Raises:
-        UserError: no reason; see registry.promotion.promote.
+        UserError: the reason is missing; see also registry.promotion.promote.
     """
     from headrace.config import load_spec
     from headrace.models.registry.promotion import promote
@@ -240,12 +240,12 @@ def promote_version(
         raise UserError("say why: --reason TEXT; it is kept with the version and in the log of promotions")
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
-    name = _name(spec, None)
+    name = _model_name(spec, None)
     _show_promotion(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
 
 
 def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str, overrides: Sequence[str]) -> None:
-    """Take the alias back from the champion, and give it to an earlier version.
+    """Move the champion's alias to an earlier version.
 
     Raises:
         UserError: see registry.promotion.roll_back.
@@ -255,7 +255,7 @@ def roll_back_champion(ws: Workspace, pipeline: str, to: str | None, reason: str
 
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
-    name = _name(spec, None)
+    name = _model_name(spec, None)
     _show_promotion(ws, spec, name, roll_back(ws, name, to, reason))
 
 
@@ -277,8 +277,8 @@ def _show_promotion(ws: Workspace, spec: Spec, name: str, promotion: Promotion) 
     )
     out.print(f"logged in {ws.promotions(name)}", markup=False, soft_wrap=True)
     if spec.score is not None and spec.gate is not None:
-        again = f"headrace run {spec.argument} --ds DATE --from score"
-        out.print(f"To score a day anew with it: {again}", markup=False, soft_wrap=True)
+        command = f"headrace run {spec.argument} --ds DATE --from score"
+        out.print(f"To score a day anew with it: {command}", markup=False, soft_wrap=True)
 
 
 def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], as_json: bool) -> int:
@@ -288,7 +288,7 @@ def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[
         the exit code: 3 where it is refused.
 
     Raises:
-        UserError: the stage before has not finished, or there is no section `gate`.
+        UserError: a stage that the gate needs has not finished, or the spec has no section `gate`.
     """
     from headrace.stage.manifest import Manifest
 
@@ -308,7 +308,7 @@ def judge_day(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[
     return code
 
 
-def _name(spec: Spec, stage: str | None) -> str:
+def _model_name(spec: Spec, stage: str | None) -> str:
     from headrace.models.registry.versions import registered_name
 
     if stage is not None:

@@ -1,4 +1,4 @@
-"""The command `headrace` itself: the root and its groups, errors as exit codes, options that several commands take."""
+"""The command `headrace`: its root and groups, exit codes of errors, and options that several commands take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from headrace import __version__, logs
 from headrace.config.installation import pipeline_file
 from headrace.config.stages import ORDER, STAGES
-from headrace.logs import tell_error
+from headrace.logs import print_error
 from headrace.storage import local_folder
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 
 class Group(TyperGroup):
-    """Converts errors that the user can fix to one message and exit code 2, an outage of a store to 75, Ctrl-C to 130,
-    SIGTERM to 143."""
+    """Group of commands that converts exceptions to one message and an exit code.
+
+    Errors that the user can fix exit with 2, an outage of a store with 75, Ctrl-C with 130, SIGTERM with 143.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, typer.TyperException):  # a group within this one has told what there was
+        except (typer.Exit, typer.Abort, typer.TyperException):  # an inner group has printed the message
             raise
         except KeyboardInterrupt as e:
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
@@ -40,12 +42,12 @@ class Group(TyperGroup):
 
             if (message := exit_message(e)) is None:
                 raise
-            tell_error(message[0])
+            print_error(message[0])
             raise typer.Exit(message[1]) from None
 
 
 class Panel(StrEnum):
-    """Groups of commands in `headrace --help`, in its order; each command names its own (`rich_help_panel`)."""
+    """Panels of commands in `headrace --help`, in their order; each command names its panel (`rich_help_panel`)."""
 
     SET_UP = "Set up"
     A_DAY = "A day"
@@ -56,24 +58,24 @@ class Panel(StrEnum):
 
 
 class Root(Group):
-    """Lists commands by their panels, and the stages in the day's order."""
+    """The root group: it lists commands by panel, and stages in the day's order."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of help."""
         names, panels, stages = super().list_commands(ctx), list(Panel), list(STAGES)
 
-        def place(name: str) -> tuple[int, int]:
+        def sort_key(name: str) -> tuple[int, int]:
             panel = getattr(self.commands[name], "rich_help_panel", None)
             return (
                 panels.index(panel) if panel in panels else len(panels),
                 stages.index(name) if panel == Panel.STAGES else names.index(name),
             )
 
-        return sorted(names, key=place)
+        return sorted(names, key=sort_key)
 
 
 class StageGroup(Group):
-    """`headrace features clicks` is `headrace features build clicks`."""
+    """Group of a stage whose default command is `build`: `headrace features clicks` builds the day's features."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -98,8 +100,8 @@ def _pipelines(incomplete: str) -> list[str]:
     shipped = (p.stem for p in pipeline_file("x").parent.glob("*.yaml"))
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     files = sorted(folder.iterdir()) if folder.is_dir() else []
-    ways = (f"{p}/" if p.is_dir() else str(p) for p in files if p.is_dir() or p.suffix in (".yaml", ".yml"))
-    return sorted(n for n in (*shipped, *ways) if n.startswith(incomplete))
+    paths = (f"{p}/" if p.is_dir() else str(p) for p in files if p.is_dir() or p.suffix in (".yaml", ".yml"))
+    return sorted(n for n in (*shipped, *paths) if n.startswith(incomplete))
 
 
 def complete_stage(incomplete: str) -> list[str]:
@@ -144,7 +146,7 @@ VAR = Path("var")
 
 
 def workspace(home: Path) -> Workspace:
-    """Return the workspace of `--home` and of the environment; commands then read the spec's own roots."""
+    """Return the workspace of `--home` and the environment; `Workspace.of` then applies the roots that a spec sets."""
     from headrace.config.workspace import Workspace
 
     return Workspace.from_environment(home, os.environ)
@@ -154,12 +156,12 @@ def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | 
     """Return overrides for `load_spec`: the keys of the overlays, then those of `--set`, then `--model`."""
     from headrace.config import load_overlay
 
-    chosen = [] if model is None else [f"score.model={json.dumps(model)}"]
-    return [*(o for path in overlays or [] for o in load_overlay(path)), *(sets or []), *chosen]
+    model_override = [] if model is None else [f"score.model={json.dumps(model)}"]
+    return [*(o for path in overlays or [] for o in load_overlay(path)), *(sets or []), *model_override]
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help."""
+    """Return the examples at the end of a command's help, one a line."""
     return "\n\n".join(["[bold]Examples[/]", *lines])
 
 
@@ -189,7 +191,7 @@ class LogFormat(StrEnum):
 
 
 def _log_format(requested: LogFormat) -> None:
-    if requested.value != logs.log_format():  # what is started from here logs in the same form
+    if requested.value != logs.log_format():  # child processes log in the same form
         os.environ[logs.VARIABLE] = requested.value
     logs.configure(level=logging.WARNING)
 
@@ -212,13 +214,13 @@ def _headrace(
     pass
 
 
-#: Objects by which a process's memory grows before Python looks for garbage; Python's own default is 700.
+#: Number of new objects after which Python looks for garbage; its default is 700.
 _COLLECT_AFTER = 50_000
 
 
 def main() -> None:
     """Run the console script."""
-    # Most objects of a short command are those of imported modules, which stay: to look through them again and again
-    # takes an eighth of its time.
+    # Most objects of a short command belong to imported modules and stay: scanning them again and again takes an eighth
+    # of its time.
     gc.set_threshold(_COLLECT_AFTER)
     app(prog_name="headrace")

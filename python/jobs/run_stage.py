@@ -149,20 +149,20 @@ def _run(args: argparse.Namespace) -> int:
         days = days_of(spec, ds, args.until)
         with (
             closing(Observation(spec, ws)) as observation,
-            _session(args, spec, ws, ds) as tidy,
+            _session(args, spec, ws, ds) as release_memory,
             import_ahead(args.stages[1:]) as begin,
         ):
             previous = None
             for number, (name, day) in enumerate(execution_order(args.stages, days, spec)):
                 if previous is not None and stage_entry(spec, previous).spark:
-                    tidy()
+                    release_memory()
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 previous = name
     except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
         from headrace.errors.translate import exit_message
 
         if (message := exit_message(e, written)) is not None:
-            logs.tell_error(message[0])
+            logs.print_error(message[0])
             return message[1]
         logs.print_trace(e, log.name)
         return _killed_jvm() or EXIT_FAILURE
@@ -192,8 +192,8 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         # The stage takes its lease beside the start of the session. One that would be refused starts none: on a cluster
         # it would take what the run that is at work may need.
         check_lock(ws, spec.pipeline, first.lease)
-    with shared_session(conf, ws, title, begin) as tidy:
-        yield tidy
+    with shared_session(conf, ws, title, begin) as release_memory:
+        yield release_memory
 
 
 def _run_one(

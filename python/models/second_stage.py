@@ -1,7 +1,7 @@
-"""Second stage: XGBoost over another model's predictions, as a saved model that names the first one.
+"""Second stage: XGBoost over another model's predictions, saved with a reference to that model.
 
-Its folder is that of XGBoost's saved models; `model.json` also names the first model by version (`first`), which lies
-in the folder of its own run, beside this one's.
+The folder is one of XGBoost's saved models. Its `model.json` also names the first model by version (`first`). The first
+model stays in the folder of its own run, beside this one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Predictions = Mapping[str, NDArray[np.float32]]
 
 
 class FirstModel(Protocol):
-    """A loaded model (`headrace.models.predictor.Predictor`)."""
+    """The first model, loaded (`headrace.models.predictor.Predictor`)."""
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
         """Predict each label of the model, by the task's name: float32 [n]."""
@@ -34,11 +34,8 @@ class FirstModel(Protocol):
 def stacked_matrix(
     schema: DatasetSchema, columns: FeatureColumns, predictions: Predictions, outputs: Sequence[str]
 ) -> NDArray[np.float32]:
-    """Return the input of the trees: `xgboost_model.matrix`, and a column for each output of the first model.
-
-    float32 [n, F].
-    """
-    # A model in retrieval form gives its dot product: trees use the order of values alone.
+    """Return the trees' input, float32 [n, F]: `xgboost_model.matrix`, then a column for each of `outputs`."""
+    # The output of a model in retrieval form is a dot product, no probability: trees use only the order of values.
     return np.column_stack([matrix(schema, columns), *(predictions[name] for name in outputs)]).astype(
         np.float32, copy=False
     )
@@ -56,14 +53,14 @@ class SecondStagePredictor:
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
         """Predict float32 [n] from features by name. The first model predicts the same rows."""
-        return self.predict_after(columns, self.first.predict_tasks(columns))
+        return self.predict_from(columns, self.first.predict_tasks(columns))
 
-    def predict_after(self, columns: FeatureColumns, predictions: Predictions) -> NDArray[np.float32]:
+    def predict_from(self, columns: FeatureColumns, predictions: Predictions) -> NDArray[np.float32]:
         """Predict float32 [n] from features by name and predictions of the first model.
 
         Args:
             columns: features by name.
-            predictions: what `predict_tasks` of the first model gave for these rows.
+            predictions: result of the first model's `predict_tasks` for these rows.
         """
         data = stacked_matrix(self.schema, columns, predictions, self.outputs)
         if not len(data):
@@ -71,7 +68,7 @@ class SecondStagePredictor:
         return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """Return predictions of the one label, `label`: float32 [n]."""
+        """Return the predictions of the only task, `label`: float32 [n]."""
         return {"label": self.predict(columns)}
 
 
@@ -85,10 +82,10 @@ def load(
         schema: from its model.json.
         meta: its model.json.
         first: the model that it names.
-        threads: of XGBoost; None: all cores.
+        threads: number of XGBoost's threads; None: all cores.
 
     Raises:
-        UserError: the file is damaged, or was trained on another number of columns.
+        UserError: the file of the trees is damaged, or they were trained on another number of columns.
     """
     outputs = tuple(meta["first"]["outputs"])
     booster = load_booster(folder, schema, meta.get("files", ()), threads, len(outputs))

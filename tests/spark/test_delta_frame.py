@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config.workspace import Workspace
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.spark.session import executors_use
+from headrace.lake.spark.session import executor_usage
 from headrace.storage import Location
 
 COLUMNS = "id bigint, ds string, v decimal(9,2), at timestamp, tags array<string>, s struct<x:int,y:string>"
@@ -71,11 +71,11 @@ def test_it_is_what_delta_reads(spark: SparkSession, ws: Workspace) -> None:
 def test_what_executors_have_used_is_what_their_stages_read_and_wrote(spark: SparkSession, ws: Workspace) -> None:
     """Spark's store of stages accounts for a cluster's executors, which are on other machines."""
     folder = ws.table("shop", "numbers")
-    use_before = executors_use(spark)
+    use_before = executor_usage(spark)
     spark.range(300_000).coalesce(1).write.parquet(str(folder))
-    wrote = executors_use(spark)
+    wrote = executor_usage(spark)
     spark.read.parquet(str(folder)).selectExpr("sum(id)").collect()
-    read = executors_use(spark)
+    read = executor_usage(spark)
     (file,) = [f for f in folder.entries() if f.suffix == ".parquet"]
     assert wrote.written_bytes - use_before.written_bytes == file.size()
     assert read.read_bytes > wrote.read_bytes

@@ -232,7 +232,7 @@ raise KeyError("pass%word\\nof two lines", "second-" + "secret")
 def test_errors_name_keys_and_hide_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter-22")
     stderr = io.StringIO()
-    logs.tell_error(
+    logs.print_error(
         "a.yaml: publish.warehouse.password: unknown key\n'token': no such column; hunter-22, pwd.x=1", stderr
     )
     assert stderr.getvalue().splitlines() == [
@@ -240,7 +240,7 @@ def test_errors_name_keys_and_hide_values(monkeypatch: pytest.MonkeyPatch) -> No
         "'token': no such column; ***, pwd.x=1",
     ]
     stderr = io.StringIO()
-    logs.tell_error("Error: token=abc of https://me:hunter23@host, Bearer abcdef123456", stderr)
+    logs.print_error("Error: token=abc of https://me:hunter23@host, Bearer abcdef123456", stderr)
     assert stderr.getvalue() == "error: Error: token=*** of https://me:***@host, Bearer ***\n"
 
 

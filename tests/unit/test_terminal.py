@@ -32,7 +32,7 @@ from headrace.config import load_spec, parse_ds
 from headrace.config.installation import checkout, pipeline_file
 from headrace.errors import UserError
 from headrace.jobs.output import copy_output
-from headrace.logs import TextFormatter, tell_error, visible
+from headrace.logs import TextFormatter, print_error, visible
 from headrace.storage.objects import copies
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x7f\r\u202e"
@@ -116,7 +116,7 @@ def test_log_lines_and_errors() -> None:
     record = logging.LogRecord("x", logging.INFO, "x", 1, "id %s", (HOSTILE,), None)
     assert not is_obeyed(TextFormatter().format(record))
     stderr = io.StringIO()
-    tell_error(f"column {HOSTILE}\nnext line", stderr)
+    print_error(f"column {HOSTILE}\nnext line", stderr)
     assert not is_obeyed(stderr.getvalue())
     assert stderr.getvalue().count("\n") == 2
 

@@ -16,7 +16,7 @@ from headrace.config.warehouse import Warehouse, WarehouseKind
 from headrace.config.workspace import Workspace
 from headrace.errors.databases import failures
 from headrace.publish.opening import client_library, connecting
-from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up, literal, load_folder
+from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleanup, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -129,7 +129,7 @@ class BigQueryClient(SqlClient):
     def _load_from(self, place: Location, table: str, files: Sequence[Path], config: Any) -> None:
         """Load the files by one job: all rows are in the table, or none."""
         sent = [place / file.name for file in files]
-        with cleaned_up(place.remove, f"files may be left in {place}: remove them"):
+        with cleanup(place.remove, f"files may be left in {place}: remove them"):
             for file, copy in zip(files, sent, strict=True):
                 copy.copy_from(local(file))
             if sent:

@@ -17,7 +17,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors.databases import failures
 from headrace.publish.files import files_folder
 from headrace.publish.opening import client_library, connecting, password_of
-from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_folder
+from headrace.publish.sql.client import SqlClient, cleanup, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -87,7 +87,7 @@ class DatabricksClient(SqlClient):
             for name in sent:
                 self.run(f"REMOVE {literal(name)}")
 
-        with cleaned_up(remove, f"files may be left in {place}: remove them"):
+        with cleanup(remove, f"files may be left in {place}: remove them"):
             for file, name in zip(files, names, strict=True):
                 sent.append(name)
                 self.run(f"PUT {literal(str(file))} INTO {literal(name)} OVERWRITE")

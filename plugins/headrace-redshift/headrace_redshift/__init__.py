@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.errors.databases import failures
 from headrace.logs import redact
 from headrace.publish.opening import client_library, connecting, password_of
-from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_folder
+from headrace.publish.sql.client import SqlClient, cleanup, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
@@ -110,9 +110,9 @@ class RedshiftClient(SqlClient):
     text_type = "VARCHAR(65535)"
     has_keys = False
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
         # VARCHAR counts bytes there.
-        return KeyLimits(max_bytes=255 if of_user else 65_535, nul=False)
+        return KeyLimits(max_bytes=255 if is_user_key else 65_535, nul=False)
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class RedshiftClient(SqlClient):
                 for key in sent:
                     s3.delete_object(Bucket=bucket, Key=key)
 
-            with cleaned_up(remove, f"files may be left in {place}: remove them"):
+            with cleanup(remove, f"files may be left in {place}: remove them"):
                 for file, key in zip(files, keys, strict=True):
                     sent.append(key)
                     s3.upload_file(str(file), bucket, key)

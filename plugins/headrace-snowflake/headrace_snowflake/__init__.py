@@ -17,7 +17,7 @@ from headrace.config.warehouse import Warehouse, WarehouseKind
 from headrace.config.workspace import Workspace
 from headrace.errors.databases import failures
 from headrace.publish.opening import client_library, connecting, password_of
-from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient, cleaned_up, literal, load_folder
+from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient, cleanup, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -70,7 +70,7 @@ class SnowflakeClient(SqlClient):
         table_stage = f'@{head}.%"{name}' if dot else f"@%{table}"
         place = load_folder(self._stage or table_stage)
         # What COPY does not purge goes with the table's own stage, but not with another one.
-        remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files may be left in {place}: remove them")
+        remove = cleanup(lambda: self.run(f"REMOVE {literal(place)}"), f"files may be left in {place}: remove them")
         with remove if self._stage else nullcontext():
             for file in files:
                 # Quoted, the path stands as it is: nothing is decoded. Its connector takes it for a pattern of `glob`.

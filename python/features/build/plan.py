@@ -1,7 +1,7 @@
-"""Facts of a day's features that the spec and ingest's manifest decide, without Spark.
+"""Plan of a day's features, from the spec and ingest's manifest, without Spark.
 
-The checked workflow; the days of events: those of the split, and those before that table operators look at; the tables
-that are read, at the versions that ingest's manifest pins.
+It has the checked workflow, the days of events that are read (those of the split, and earlier ones for table
+operators), and the tables at the versions that ingest's manifest pins.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.stage.manifest import Input, Output
 
 
 def checked_workflow(spec: Spec) -> Workflow:
-    """Return the workflow of a pipeline, whose dataset can be made as `features.append` says.
+    """Return the workflow of a pipeline, checked for `features.append`.
 
     Raises:
-        UserError: see `Workflow`; or with `features.append` an operator whose result for a row depends on other rows or
-            on whether it trains, or that may drop a feature, or an engine that does not append.
+        UserError: see `Workflow`. With `features.append`: the engine cannot append, an operator may drop a feature, or
+            an operator's result for a row depends on other rows or on the row's split.
     """
     workflow = Workflow.from_spec(spec)
     if spec.features.append is not None:
@@ -41,7 +41,7 @@ def _check_append(spec: Spec, workflow: Workflow) -> None:
                     f"than others, so yesterday's validation files cannot become training files; leave features.append "
                     f"or the operator out"
                 )
-        if any(end.min_cardinality for end in chain.outputs.values()):
+        if any(output.min_cardinality for output in chain.outputs.values()):
             raise UserError(
                 f"features.workflow[{i}]: drop_low_cardinality may leave a feature out of one day's files and not of "
                 f"another's; leave features.append or the operator out"
@@ -57,24 +57,22 @@ def _check_append(spec: Spec, workflow: Workflow) -> None:
 
 
 def first_day(spec: Spec, ds: str) -> str:
-    """Return the first day whose events are read: that of the training range, or earlier ones that table operators look
-    at.
-    """
+    """Return the first day whose events are read: the training range's first, or an earlier one for table operators."""
     if not spec.features.prepare:
         return split_ranges(spec, ds)[0][0]
-    back = spec.features.history_days
-    if back is None:
-        back = Preparation.from_spec(spec).lookback_days
-    return days_before_training(spec, ds, back)
+    lookback_days = spec.features.history_days
+    if lookback_days is None:
+        lookback_days = Preparation.from_spec(spec).lookback_days
+    return days_before_training(spec, ds, lookback_days)
 
 
 def days_before_training(spec: Spec, ds: str, days: int) -> str:
-    """Return the day so many days before the training range's first."""
+    """Return the day `days` days before the first day of the training range."""
     return (date.fromisoformat(split_ranges(spec, ds)[0][0]) - timedelta(days=days)).isoformat()
 
 
-def by_days(spec: Spec) -> bool:
-    """Return whether a dataset is made of some days of the events; else of all, or of a snapshot."""
+def reads_by_day(spec: Spec) -> bool:
+    """Return whether a dataset reads only some days of the events, not all of them or a snapshot."""
     return spec.source.daily and spec.features.split.by == "time"
 
 
@@ -104,8 +102,7 @@ def source_facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
 
 
 def other_inputs(ctx: Context) -> tuple[Input, ...]:
-    """Return the tables that are joined, as they are now, and the named sources that are read, as ingest's manifest
-    pins them.
+    """Return the joined tables at their newest versions, and the named sources at the versions in ingest's manifest.
 
     Raises:
         UserError: one is missing.

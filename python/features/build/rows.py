@@ -23,7 +23,7 @@ from headrace.config.source import following
 from headrace.config.source import midnight as landing_midnight
 from headrace.errors import UserError
 from headrace.features.arrow.decode import numbered_name
-from headrace.features.build.plan import by_days, days_before_training, first_day, pinned_table, source_facts
+from headrace.features.build.plan import days_before_training, first_day, pinned_table, reads_by_day, source_facts
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.files import seen_until, split_ranges
@@ -48,7 +48,7 @@ def events_within_days(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
     """Return events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily
     sources).
     """
-    if not by_days(spec):
+    if not reads_by_day(spec):
         return events
     assert spec.table.event_time is not None
     type_ = next(declared(c) for c in spec.table.columns if c.name == spec.table.event_time)
@@ -253,7 +253,7 @@ class SourceRows:
     def for_day(ctx: Context, spark: SparkSession) -> SourceRows:
         """Return the reader for the days of `headrace.features.build.plan`."""
         spec, days = ctx.spec, ctx.spec.features.history_days
-        if not by_days(spec):
+        if not reads_by_day(spec):
             return SourceRows(ctx, spark, None)
         bound = None if days is None else midnight(days_before_training(spec, ctx.ds, days))
         return SourceRows(ctx, spark, midnight(first_day(spec, ctx.ds)), bound)

@@ -33,34 +33,32 @@ class BuildFeatures(Stage):
     needs = ("ingest",)
 
     def __init__(
-        self, count_statistics: CountStatistics | None = None, after: Callable[[str], None] = lambda step: None
+        self, count_statistics: CountStatistics | None = None, on_step_end: Callable[[str], None] = lambda step: None
     ) -> None:
-        """Make the stage.
+        """Create the stage.
 
         Args:
-            count_statistics: needed where the spec has the section `drift`.
-            after: called when a step of the work has ended: rows, fit, write. The GPU-plan gate listens.
+            count_statistics: counts the day's statistics; needed if the spec has the section `drift`.
+            on_step_end: called with the name of each ended step (rows, fit, write), for the check of GPU plans.
         """
-        self._count_statistics, self._after = count_statistics, after
+        self._count_statistics, self._on_step_end = count_statistics, on_step_end
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Return the section `features`, and what it needs of the table's declaration."""
         features = spec.features.model_dump(mode="json") | {"engine": engine_of(spec)}
         # Only keys that affect the counts: limits belong to the stage `drift`.
-        counted = spec.drift and spec.drift.model_dump(include={"quantiles", "top_values"})
+        statistics = spec.drift and spec.drift.model_dump(include={"quantiles", "top_values"})
         return {
             "features": features,
             "columns": [c.model_dump() for c in spec.table.columns],
             "event_time": spec.table.event_time,
             "daily": spec.source.daily,
-            **({"statistics": counted} if counted else {}),
+            **({"statistics": statistics} if statistics else {}),
             **_sources_part(spec),
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """Return the events at ingest's version, tables and sources that operators read, the dataset that is appended
-        to.
-        """
+        """Return the events at ingest's version, other tables that operators read, and the dataset to append to."""
         events, base = pinned_table(ctx), None
         if ctx.spec.features.append is not None:
             from headrace.features.build.append import base_input
@@ -73,7 +71,7 @@ class BuildFeatures(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Check that the dataset's files, the vocabularies' and the day's statistics have the sizes that they had."""
+        """Check that files of the dataset, the vocabularies and the day's statistics have their recorded sizes."""
         folder = ctx.ws.locate(manifest.output("dataset").name)
         try:
             listed = json.loads((folder / LISTING).read_text())
@@ -84,7 +82,9 @@ class BuildFeatures(Stage):
         if (fault := not_as_written({folder / file["name"]: file["size"] for file in listed})) is not None:
             return fault
         for output in manifest.outputs:
-            if output.kind == "delta" and (fault := _why_damaged(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)):
+            if output.kind == "delta" and (
+                fault := _damage_of_table(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)
+            ):
                 return fault
         # The newest version: older ones lose their files to VACUUM, and each day's codes are in all later ones.
         table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
@@ -92,8 +92,12 @@ class BuildFeatures(Stage):
         return None if damage is None else damage.reason
 
     def run(self, ctx: Context) -> Result:
-        """See the class. Raises UserError for what the spec or the data lack."""
-        # Late: a day that is done is found out without Spark.
+        """Build the day's dataset.
+
+        Raises:
+            UserError: the spec or the data cannot be used.
+        """
+        # Imported here: a day that is done needs no Spark.
         from headrace.features.build.rows import day_rows
         from headrace.features.build.run import append_day, build, day_events
         from headrace.features.vocabulary.delta_table import retry_if_overtaken
@@ -104,12 +108,12 @@ class BuildFeatures(Stage):
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
             day_rows(ctx, day_events(ctx, workflow, spark), from_files=engine_of(ctx.spec) == "arrow") as rows,
         ):
-            count = self._counting(ctx.spec)
+            count = self._statistics_counter(ctx.spec)
             if ctx.spec.features.append is not None:
                 return retry_if_overtaken(lambda: append_day(ctx, workflow, rows, spark, count, self.version))
-            return retry_if_overtaken(lambda: build(ctx, workflow, rows, spark, count, self._after))
+            return retry_if_overtaken(lambda: build(ctx, workflow, rows, spark, count, self._on_step_end))
 
-    def _counting(self, spec: Spec) -> CountStatistics:
+    def _statistics_counter(self, spec: Spec) -> CountStatistics:
         if spec.drift is None:
             return lambda *_: ()
         if self._count_statistics is None:
@@ -119,8 +123,8 @@ class BuildFeatures(Stage):
         return self._count_statistics
 
 
-def _why_damaged(log: DeltaLog, output: Output, ds: str) -> str | None:
-    """Return why a table lacks what a run has written or read there; others may have removed the version's log."""
+def _damage_of_table(log: DeltaLog, output: Output, ds: str) -> str | None:
+    """Return why a table lacks the rows of a run, or None; another program may have removed the version's log."""
     if log.version is None:
         return f"the table {output.name} is gone"
     version = int(output.version)
@@ -131,7 +135,7 @@ def _why_damaged(log: DeltaLog, output: Output, ds: str) -> str | None:
 
 
 def _sources_part(spec: Spec) -> dict[str, Any]:
-    """Return what the dataset depends on in the declarations of the named sources that are read."""
+    """Return the part of the named sources' declarations on which the dataset depends."""
     if not spec.sources:
         return {}
     sections = {

@@ -1,13 +1,13 @@
 """Sums of doubles and of their squares as whole numbers: the same bits in any order, any grouping, either engine.
 
 A double is cut into signed digits to the base 2**27, at fixed places: x = sum of d[k] * 2**(27 k), with d[k] whole and
-|d[k]| < 2**27. Digits are added up as 64-bit integers, which no order can change, so sums of parts merge into the sum
-of the whole, exactly (a superaccumulator: Kulisch, "Computer Arithmetic and Validity", 2013; the fixed places make it
-plain column arithmetic for Spark, hence for GPUs). The product of two digits has 54 bits, so squares are exact as
-well, and a variance is right to the last bit however small it is beside the mean. 2**31 rows fit.
+|d[k]| < 2**27. Digits are summed as 64-bit integers, so the order does not matter, and sums of parts merge exactly into
+the sum of all (a superaccumulator: Kulisch, "Computer Arithmetic and Validity", 2013). Fixed places make it plain
+column arithmetic, which Spark runs on CPUs and GPUs. The product of two digits has 54 bits, so squares are exact too,
+and a variance is right to the last bit even if it is tiny beside the mean. Sums of 2**31 rows fit.
 
-Not the grid of table_ops.trailing, which rounds each number to 2**-20 and has no squares, nor the double sums of
-drift.column_statistics, whose last bits the parts decide: a fitted workflow is the same bits from either engine.
+Two other modules sum differently. table_ops.trailing rounds each number to 2**-20 and has no squares. The sums of
+doubles in drift.column_statistics depend in their last bits on the parts. Here both engines must give equal bits.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ I64 = npt.NDArray[np.int64]
 
 BITS = 27
 _BASE = 1 << BITS
-#: Values that float32 cannot hold are no part of statistics (nor are infinities); those below its normal numbers are 0.
+#: Larger magnitudes, which float32 cannot hold, do not count in statistics; magnitudes below SMALLEST count as 0.
 LARGEST = 3.4e38
 SMALLEST = 2.0**-126
 
 
 def usable(x: F64) -> F64:
-    """Return the numbers with NaN for what is no part of statistics; no negative zero. float64 [n] -> float64 [n]."""
+    """Return the numbers, NaN where they do not count in statistics, without negative zeros. float64 [n] -> [n]."""
     with np.errstate(invalid="ignore"):
         size = np.abs(x)
         return np.where(size <= LARGEST, np.where(size < SMALLEST, 0.0, x), np.nan)
 
 
 def spark_usable(x: Column) -> Column:
-    """Return the numbers with null for what is no part of statistics; no negative zero."""
+    """Return the numbers, null where they do not count in statistics, without negative zeros."""
     from pyspark.sql import functions as F
 
     x = x.cast("double")
@@ -53,8 +53,8 @@ def rounded(x: F64, bits: int) -> F64:
     """Round to `bits` significant bits (Veltkamp's splitting), to nearest. float64 [n] -> float64 [n]."""
     if bits >= 53:
         return x
-    far = x * (2.0 ** (53 - bits) + 1.0)
-    return far - (far - x)
+    scaled = x * (2.0 ** (53 - bits) + 1.0)
+    return scaled - (scaled - x)
 
 
 def spark_rounded(x: Column, bits: int) -> Column:
@@ -63,14 +63,17 @@ def spark_rounded(x: Column, bits: int) -> Column:
 
     if bits >= 53:
         return x
-    far = x * F.lit(2.0 ** (53 - bits) + 1.0)
-    return far - (far - x)
+    scaled = x * F.lit(2.0 ** (53 - bits) + 1.0)
+    return scaled - (scaled - x)
 
 
 def places(smallest: float, largest: float, integral: bool = False) -> range:
-    """Return places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
+    """Return the digits' places of numbers whose magnitudes, unless 0, are from `smallest` to `largest`.
 
-    `integral`: they are whole numbers. Nothing but zeros: `largest` is 0.
+    Args:
+        smallest: the smallest magnitude above 0.
+        largest: the largest magnitude; 0: all numbers are 0.
+        integral: whether all are whole numbers.
     """
     if not largest:
         return range(0, 1)
@@ -117,7 +120,7 @@ def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
 
 
 def _pairs(places: range) -> dict[int, list[tuple[int, int, int]]]:
-    """Return (i, j, how often) of the digits whose products make each digit of a square, by its place."""
+    """Return by place of a square's digit the (i, j, factor) of the digits whose products it sums."""
     out: dict[int, list[tuple[int, int, int]]] = {}
     for i in places:
         for j in range(i, places.stop):
@@ -128,7 +131,7 @@ def _pairs(places: range) -> dict[int, list[tuple[int, int, int]]]:
 def sql_digits(x: str, places: range) -> dict[int, str]:
     """Return `digits` as Spark SQL expressions, bigint. `x` is the name of a column of usable doubles.
 
-    Texts and not columns, since each operation on a column is a call to the JVM, and these are thousands.
+    They are texts, since each operation on a `Column` is a call to the JVM, and these would be thousands.
     """
 
     def truncated(place: int) -> str:
@@ -155,11 +158,10 @@ def sql_square_digits(digits: Mapping[int, str], places: range) -> dict[int, str
     return {place: " + ".join(parts) for place, parts in terms.items()}
 
 
-def carried(sums: Mapping[int, I64]) -> dict[int, I64]:
-    """Return sums of digits with the carries made: each digit from -2**26 to 2**26 - 1, which is the only such
-    spelling.
+def normalized(sums: Mapping[int, I64]) -> dict[int, I64]:
+    """Carry the sums of digits, so that each digit is from -2**26 to 2**26 - 1. This form is unique.
 
-    Places where all numbers have 0 are left out. int64 [n] each.
+    Places where all digits are 0 are left out. int64 [n] each.
     """
     if not sums:
         return {}
@@ -192,7 +194,7 @@ def integers(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
 
 
 def fraction(sums: Mapping[int, I64]) -> Fraction:
-    """Return the one number that sums of a single group spell."""
+    """Return the number whose digits are sums of a single group."""
     return sum((Fraction(int(digit[0])) * Fraction(2) ** (BITS * place) for place, digit in sums.items()), Fraction())
 
 
@@ -203,15 +205,15 @@ def means(sums: Mapping[int, I64], counts: I64) -> F64:
 
 
 def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64) -> F64:
-    """Return standard deviations with n - 1 below; 0 of one number, NaN of none. [n] -> float64 [n]."""
+    """Return standard deviations with the divisor n - 1; 0 for one number, NaN for none. [n] -> float64 [n]."""
     n = counts.astype(object)
     first, low = integers(sums, len(counts))
     second, low2 = integers(squares, len(counts))
     first, second = first.astype(object), second.astype(object)
     exponent = min(2 * low, low2)
     spread = n * (second << (low2 - exponent)) - ((first * first) << (2 * low - exponent))
-    below = np.maximum(n * (n - 1), 1)
-    return np.sqrt(_ratio(spread, below, exponent, counts > 0))
+    denominators = np.maximum(n * (n - 1), 1)
+    return np.sqrt(_ratio(spread, denominators, exponent, counts > 0))
 
 
 def floats(sums: Mapping[int, I64], n: int) -> F64:
@@ -220,20 +222,22 @@ def floats(sums: Mapping[int, I64], n: int) -> F64:
     return np.ldexp(numbers.astype(np.float64), exponent)
 
 
-def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any], exponent: int, is_defined: npt.NDArray[np.bool_]) -> F64:
+def _ratio(
+    numerators: npt.NDArray[Any], denominators: npt.NDArray[Any], exponent: int, is_defined: npt.NDArray[np.bool_]
+) -> F64:
     # Python divides whole numbers of any length with one rounding.
-    ratio = above.astype(object) / below.astype(object) if len(above) else above
+    ratio = numerators.astype(object) / denominators.astype(object) if len(numerators) else numerators
     return np.where(is_defined, np.ldexp(ratio.astype(np.float64), exponent), np.nan)
 
 
 def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> tuple[dict[int, int], dict[int, int]]:
-    """Return sums of the digits of usable numbers without NaN and, if asked, of their squares.
+    """Return sums of the digits of usable numbers without NaN and, with `squares`, of their squares.
 
-    `weights`: how often each is there.
+    `weights`: how many times each number counts; None: once.
     """
     first = dict.fromkeys(places, 0)
     second = dict.fromkeys(square_places(places), 0) if squares else {}
-    step = 1 << 15  # what a core's cache holds
+    step = 1 << 15  # numbers that fit a core's cache
     for start in range(0, len(x), step):
         digits_of_step = digits(x[start : start + step], places)
         w = None if weights is None else weights[start : start + step]

@@ -127,7 +127,7 @@ def assemble(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Map
     """Return a statistic's table of its columns and of digits by (number, measure) and place."""
     out = dict(columns)
     for (number, measure), digits in sums.items():
-        for place, digit in exact_sums.carried(digits).items():
+        for place, digit in exact_sums.normalized(digits).items():
             out[f"{number}.{measure}.{place}"] = pa.array(digit)
     return pa.table(out)
 

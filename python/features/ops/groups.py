@@ -262,7 +262,7 @@ class TargetEncoding(EstimatorOp):
             return [total, *(total - part for part in each)]
 
         digits = {place: by_key(x) for place, x in numbers(partial, 0, "sum").items()}
-        sums = [exact_sums.carried({place: x[f] for place, x in digits.items()}) for f in range(self.folds + 1)]
+        sums = [exact_sums.normalized({place: x[f] for place, x in digits.items()}) for f in range(self.folds + 1)]
         return by_key(counts(partial, "0.count")), sums
 
     def _smooth(self, y: F64, n: I64, prior: float) -> F64:

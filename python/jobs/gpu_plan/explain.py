@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spark
 from headrace.config.workspace import Workspace
-from headrace.lake.spark.session import held_scratch, properties, rapids_jars
+from headrace.lake.spark.session import process_scratch, properties, rapids_jars
 
 #: Logger of the plugin's reports.
 _LOGGER = "com.nvidia.spark.rapids.GpuOverrides"
@@ -181,7 +181,7 @@ def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSe
     builder = SparkSession.builder.appName("gpu plans")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    builder = builder.config("spark.local.dir", str(held_scratch(ws)))
+    builder = builder.config("spark.local.dir", str(process_scratch(ws)))
     spark = builder.getOrCreate()
     try:
         yield spark

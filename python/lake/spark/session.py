@@ -1,4 +1,4 @@
-"""Spark sessions: how a stage's application is configured and started."""
+"""Spark sessions: the configuration, start and end of a stage's application."""
 
 from __future__ import annotations
 
@@ -32,58 +32,59 @@ from headrace.udfs.library import udf_jars
 
 #: Time zone of casts between texts, dates and timestamps.
 _TIME_ZONE = "spark.sql.session.timeZone"
-#: With these, a file that cannot be read at the moment counts as empty, and the job succeeds.
-_PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
-#: Without it the cause of a task's error, such as a store that is away, does not reach the driver.
-_WHOLE_TRACES = {"spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false"}
+#: If true, a job treats files that it cannot read as empty, and succeeds.
+_SKIPPING_FILES = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+#: With simplified tracebacks the cause of a task's error, such as a store's outage, would not reach the driver.
+_FULL_TRACEBACKS = {"spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false"}
 _LOCAL_DIR = "spark.local.dir"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: Prefix of Iceberg's classes in properties of catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
 _ICEBERG_JAR = "iceberg-spark-runtime"
-#: Bytes that a start of Spark and a small job write, besides copies of jars.
+#: Bytes that Spark's start and a small job write, besides copies of jars.
 _START_BYTES = 4 << 20
 #: Seconds to wait for the end of a JVM, where a failure may come from it.
 _JVM_END_SECONDS = 0.5
-#: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
-#: machine, and more cores than these partitions.
+#: Defaults for local masters, which a profile overrides. On a cluster, executors must reach the driver's address, and
+#: there are more cores than these partitions.
 _LOCAL = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
-    # A handful of cores: 200 shuffle partitions of nothing are what makes small days slow.
+    # Spark's default of 200 mostly empty shuffle partitions makes small days slow on a few cores.
     "spark.sql.shuffle.partitions": "4",
 }
-#: Comma-separated properties, to which values of users are added.
+#: Comma-separated properties, to which the user's values are appended.
 _LISTS = {ACCESSED, "spark.jars"}
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
-#: This process's folders for temporary files, by the folder above.
-_held: dict[Path, HeldFolder] = {}
+#: This process's folders for temporary files, by their parent folder.
+_process_folders: dict[Path, HeldFolder] = {}
 #: Module of the process that forks Python workers. (A cluster's executors may lack it before a task brings it.)
 _DAEMON = "headrace.lake.spark.worker_daemon"
-#: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
-#: begins at 40 times its usual counts of calls and loops, which code that looks at each of a million rows soon reaches.
-_LATE_C2 = (
+#: JVM options that delay the JIT's second compiler, which takes a quarter of a small day's processor time for code that
+#: runs a few seconds. It starts at 40 times the usual counts of calls and loops: a loop over a million rows soon
+#: reaches them.
+_LATE_C2_OPTIONS = (
     "-XX:Tier4InvocationThreshold=200000 -XX:Tier4MinInvocationThreshold=24000 "
     "-XX:Tier4CompileThreshold=600000 -XX:Tier4BackEdgeThreshold=1600000"
 )
 _ARCHIVES = "spark.archives"
 _FETCHED_SCHEME = "s3://"
-#: Property of the session: the spec's number.
+#: Property of the session that holds `spark.driver_python_mib` of the spec.
 _DRIVER_PYTHON_MIB = "spark.headrace.driverPythonMib"
 
 
 def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     """Return all Spark properties of an application: the profile's, the installation's and the spec's.
 
-    Later ones win: local defaults, the profile, the installation, then `spark.properties` of the spec. Lists of jars
-    and file systems are joined, and a class path of the user's goes behind ours.
+    Later ones override earlier ones: local defaults, the profile, the installation, then `spark.properties` of the
+    spec. Lists of jars and file systems are joined. The user's class path follows headrace's.
 
     Args:
         conf: the section `spark` of the spec.
         ws: the workspace, whose stores need jars and properties.
 
     Raises:
-        UserError: jars were not fetched, or `spark.properties` changes the time zone or has damaged files passed over.
+        UserError: jars were not fetched, or `spark.properties` changes the time zone or lets Spark skip damaged files.
     """
     jars = sorted(str(p) for p in jars_dir().glob("*.jar"))
     if not jars:
@@ -96,13 +97,13 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
         _DRIVER_PYTHON_MIB: str(conf.driver_python_mib),
-        # Executors fetch them from the driver, since this host's paths need not exist on theirs.
-        # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
+        # Executors fetch these jars from the driver, since this host's paths need not exist on other hosts. Iceberg's
+        # jar is not on the class path that the class archive covers: it is far larger than all others together.
         "spark.jars": ",".join([*jars, *stores, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
-        # The class archive covers jars on it alone; Hadoop looks for file systems there, too.
+        # The class archive covers only jars on this path, and Hadoop looks for file systems on it.
         "spark.driver.extraClassPath": ":".join([*jars, *stores]),
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
@@ -110,44 +111,44 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     props |= store_properties(ws, os.environ, bool(stores))
     if conf.is_local:
         props[_LOCAL_DIR] = str(spark_scratch(ws))
-        props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
+        props["spark.driver.extraJavaOptions"] += f" {_LATE_C2_OPTIONS}"
         props["spark.python.daemon.module"] = _DAEMON
         if not ws.is_local:
             from headrace.storage.objects import copies
 
-            # Tasks are processes of this host: they share the driver's copies. Other hosts have a folder of their own.
+            # Tasks of a local master run on this host and share the driver's copies of files.
             props[f"spark.executorEnv.{copies.VARIABLE}"] = str(copies.folder())
     archive = class_archive(with_s3=bool(stores))
     if archive.is_file():
-        # A third of a short application's processor time goes into loading classes. An archive of other jars or of
-        # another Java is passed over by the JVM, without a word as these options have it.
+        # Loading classes takes a third of a short application's processor time. With these options the JVM silently
+        # ignores an archive of other jars or of another Java.
         props["spark.driver.defaultJavaOptions"] = (
             f"-XX:SharedArchiveFile={shlex.quote(str(archive))} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
         )
     if rapids:
         props |= _gpu_properties(props, log4j.with_name("gpu-discovery.sh"))
         if conf.is_local:
-            # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
+            # The driver is the only executor of a local master: it takes the first GPU, so tasks must not request one.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
     user_properties = dict(conf.properties)
     # Keep the user's other values, such as those for a table that is read in place.
     for key in (_LISTS & user_properties.keys()) & props.keys():
         user_properties[key] = ",".join(dict.fromkeys([*props[key].split(","), *user_properties[key].split(",")]))
     if _ARCHIVES in user_properties:
-        user_properties[_ARCHIVES] = archives_at_hand(user_properties[_ARCHIVES], conf.master)
-    # The user's class path follows ours, which has Delta and the stores.
+        user_properties[_ARCHIVES] = local_archives(user_properties[_ARCHIVES], conf.master)
+    # The user's class path follows headrace's, which has Delta and the stores.
     user_properties |= {
         path: f"{props[path]}:{user_properties[path]}"
         for path in _CLASS_PATHS
         if path in user_properties and props.get(path)
     }
-    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | user_properties
+    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_SKIPPING_FILES, "false") | _FULL_TRACEBACKS | user_properties
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "
             f"leave it out. The time zone of landing files is source.timezone"
         )
-    for key in _PASSING_OVER:
+    for key in _SKIPPING_FILES:
         if props[key].strip().lower() != "false":
             raise UserError(
                 f"spark.properties: {key} is '{props[key]}', which makes a file that cannot be read, be it that its "
@@ -157,20 +158,20 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
 
 
 def spark_scratch(ws: Workspace) -> Location:
-    """Below which Spark has its temporary files on this host, by process."""
+    """Return the parent of this host's folders of Spark's temporary files, one a process."""
     return ws.spark_local / "local"
 
 
-def held_scratch(ws: Workspace) -> Path:
-    """Return the folder of this process for Spark's temporary files; it goes with the process.
+def process_scratch(ws: Workspace) -> Path:
+    """Return this process's folder for Spark's temporary files; it is removed when the process ends.
 
-    `headrace gc` removes those of processes that have been killed, and leaves those of live ones alone.
+    `headrace gc` removes the folders of killed processes, not those of live ones.
     """
     parent = spark_scratch(ws).local_path()
-    if parent not in _held:
-        _held[parent] = HeldFolder(parent)
-        atexit.register(_held[parent].release)
-    return _held[parent].path
+    if parent not in _process_folders:
+        _process_folders[parent] = HeldFolder(parent)
+        atexit.register(_process_folders[parent].release)
+    return _process_folders[parent].path
 
 
 def rapids_jars() -> list[Path]:
@@ -179,12 +180,12 @@ def rapids_jars() -> list[Path]:
 
 
 def iceberg_jars() -> list[Path]:
-    """Iceberg's jar, if it was fetched."""
+    """Return Iceberg's jar, if it was fetched."""
     return sorted(iceberg_dir().glob(f"{_ICEBERG_JAR}-*.jar"))
 
 
 def _iceberg_jars(user_properties: Mapping[str, str]) -> list[Path]:
-    """Return Iceberg's jar, if properties name a catalog of Iceberg and bring no jar of their own."""
+    """Return Iceberg's jar, if properties name a catalog of Iceberg and no other jar of it."""
     if not any(_ICEBERG in value for value in user_properties.values()):
         return []
     if any(_ICEBERG_JAR in user_properties.get(key, "") for key in ("spark.jars", "spark.jars.packages")):
@@ -200,7 +201,8 @@ def _iceberg_jars(user_properties: Mapping[str, str]) -> list[Path]:
 def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]:
     """Return the properties by which the RAPIDS plugin finds its jar and the GPUs.
 
-    Its jar is on the class paths besides `spark.jars`: shuffle manager and serializer are made before jars are loaded.
+    Its jar is on the class paths as well as in `spark.jars`, since Spark creates the shuffle manager and the serializer
+    before it loads jars.
     """
     jars = rapids_jars()
     if not jars:
@@ -218,13 +220,14 @@ def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]
 
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
-    """Give a session for one stage, stopped at the end. Within `shared_session`, or where one is active, give that one:
-    it is left running, in UTC and with no file skipped until the stage is done.
+    """Yield a session for one stage, and stop it at the end.
 
-    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.errors.translate).
+    Within `shared_session`, or if a session is active, yield that one and leave it running; it is in UTC and skips no
+    file during the block. If Spark has wrapped an error of headrace's, the block raises the original
+    (headrace.errors.translate).
 
-    Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
-    file); started from Python, they take effect here.
+    Under spark-submit the JVM already runs with these properties, from the submitter's properties file. Started from
+    Python, they take effect here.
     """
     active = SparkSession.getActiveSession() if _shared is None else _shared.get()
     if active is None:
@@ -236,7 +239,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
             _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
-    settings = {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES
+    settings = {_TIME_ZONE: "UTC"} | dict.fromkeys(_SKIPPING_FILES, "false") | _FULL_TRACEBACKS
     with spark_settings(active, settings), own_errors(ws.written_folders):
         yield active
 
@@ -252,17 +255,17 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
         require_java()
     (ws.spark_local / "local").make_dir()
     if conf.is_local:
-        # Spark copies its jars there, and a JVM without room for them fails with traces.
+        # Spark copies its jars there; without room the JVM would fail with long tracebacks.
         needed = sum(jar.stat().st_size for jar in jars_dir().glob("*.jar")) + _START_BYTES
         require_room(Path(ws.spark_local.path), needed, "Spark's start")
-    # Workers must run this very interpreter (or the spec's), whatever `python3` is on PATH.
+    # Workers must run this interpreter (or the spec's), not the `python3` on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", conf.properties.get("spark.pyspark.python", sys.executable))
     if conf.is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)
     props = properties(conf, ws)
     if props.get(_LOCAL_DIR) == str(spark_scratch(ws)):
-        props[_LOCAL_DIR] = str(held_scratch(ws))
+        props[_LOCAL_DIR] = str(process_scratch(ws))
     for key, value in props.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -271,14 +274,12 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
         _worker = Thread(target=_start_worker, args=(spark,), name="python-worker", daemon=True)
         _worker.start()
     else:
-        REMOTE.append(lambda: executors_use(spark))
+        REMOTE.append(lambda: executor_usage(spark))
     return spark
 
 
-def executors_use(spark: SparkSession) -> Spent:
-    """Return what a session's executors have used up to now, by Spark's own account of its stages; nothing after its
-    end.
-    """
+def executor_usage(spark: SparkSession) -> Spent:
+    """Return the resources that a session's executors have used so far, from Spark's stage metrics; 0 after its end."""
     context = spark.sparkContext
     jvm, gateway = context._jvm, context._gateway
     if context._jsc is None or jvm is None or gateway is None:
@@ -292,9 +293,9 @@ def executors_use(spark: SparkSession) -> Spent:
 
 
 def _start_worker(spark: SparkSession) -> None:
-    """Start what Python workers are forked from, and one of them: the first task in Python else waits half a second.
+    """Start the daemon that forks Python workers, and one worker, while the driver plans its work.
 
-    Meanwhile the driver finds out what there is to do.
+    Otherwise the first task in Python would wait half a second.
     """
     # The session may end at once.
     with suppress(Exception):
@@ -311,7 +312,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 class _Shared:
-    """A session that is started when it is first asked for, in a thread: its starter goes on with its imports."""
+    """A session that starts at its first use, in a thread, so that the caller can go on with its imports."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -331,14 +332,14 @@ class _Shared:
         SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
         return spark
 
-    def tidy(self) -> None:
-        """Give back what the stage before has left in memory, but for a heap that is as small as it can be."""
+    def release_memory(self) -> None:
+        """Free the caches and broadcasts of the stage before, and let the heap shrink."""
         if self._session is None or not self._session.done():
             return
         spark = self.get()
         spark.catalog.clearCache()
         gc.collect()
-        # Broadcasts and shuffles go with the last Java object that refers to them; and the heap shrinks.
+        # Spark frees broadcasts and shuffles when Java collects the last object that refers to them.
         jvm = spark._jvm
         assert jvm is not None
         jvm.java.lang.System.gc()
@@ -358,17 +359,16 @@ _worker: Thread | None = None
 
 @contextmanager
 def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterator[Callable[[], None]]:
-    """Make `session` give the same session everywhere in this block. It is started at its first use and stopped at the
-    end.
+    """Make `session` yield the same session everywhere in this block; it starts at its first use.
 
     Args:
-        conf: settings that `headrace.config.spark.settings_agree` with those of all stages within.
+        conf: settings that agree with those of all stages in the block (`headrace.config.spark.settings_agree`).
         ws: the workspace.
-        name: of the Spark application.
-        begin: start it now, beside what the caller does until it asks for it.
+        name: name of the Spark application.
+        begin: start it now, in a thread.
 
     Yields:
-        what to call between two stages: it frees what the first has left in the session's memory.
+        a function to call between two stages, which frees the memory of the first one in the session.
     """
     global _shared
     shared = _Shared(lambda: _start(conf, ws, name))
@@ -376,16 +376,14 @@ def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterat
     try:
         if begin:
             shared.begin()
-        yield shared.tidy
+        yield shared.release_memory
     finally:
         _shared = None
         shared.stop()
 
 
 def jvm_exit_code() -> int | None:
-    """Return the exit code of the JVM that this process started, 128 + N where signal N ended it; None: it runs, or
-    there is none.
-    """
+    """Return the exit code of this process's JVM, 128 + N if signal N ended it; None: it runs, or there is none."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None
@@ -397,7 +395,7 @@ def jvm_exit_code() -> int | None:
 
 @contextmanager
 def spark_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give the session these properties in this block, and restore the previous ones after it."""
+    """Set properties of the session for this block, and restore the previous values after it."""
     previous = {key: spark.conf.get(key, None) for key in settings}
     for key, value in settings.items():
         spark.conf.set(key, value)
@@ -411,19 +409,19 @@ def spark_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
                 spark.conf.set(key, old)
 
 
-def archives_at_hand(archives: str, master: str) -> str:
-    """Return the value of `spark.archives` for Spark, with archives of `s3://` as files of this host.
+def local_archives(archives: str, master: str) -> str:
+    """Return the value of `spark.archives`, with archives of `s3://` as local files.
 
-    An executor fetches archives (`headrace pack`) before the jars that the driver has for it, so it has no file system
-    for S3 by then. The driver therefore fetches an archive of `s3://`, and Spark sends it on. YARN is the exception:
-    its nodes fetch by their own Hadoop. An archive of `s3a://` is left to executors whose hosts have S3A themselves.
+    An executor fetches archives (`headrace pack`) before the driver's jars, so it has no file system for S3 by then.
+    The driver therefore fetches an archive of `s3://`, and Spark sends it to the executors. YARN's nodes fetch by their
+    own Hadoop. Executors fetch archives of `s3a://` themselves, if their hosts have S3A.
 
     Args:
-        archives: as the user gave it: URIs with commas between, each with `#FOLDER` where its place has another name.
-        master: Spark's.
+        archives: the user's value: URIs separated by commas, each with `#FOLDER` to unpack it under another name.
+        master: Spark's master URL.
 
     Raises:
-        UserError: one is not there.
+        UserError: an archive does not exist.
     """
     if master == "yarn":
         return archives
@@ -431,7 +429,7 @@ def archives_at_hand(archives: str, master: str) -> str:
 
 
 def _local_archive(archive: str) -> str:
-    """Return one archive of `spark.archives`, fetched where it is of `s3://`."""
+    """Return an archive of `spark.archives`, as a local file if its scheme is `s3://`."""
     uri, mark, folder = archive.partition("#")
     if not uri.startswith(_FETCHED_SCHEME):
         return archive
@@ -442,6 +440,6 @@ def _local_archive(archive: str) -> str:
 
 
 def driver_python_bytes(spark: SparkSession) -> int:
-    """Return the bytes that `spark.driver_python_mib` allows; in a session that nobody gave it, its default."""
+    """Return the bytes that `spark.driver_python_mib` allows; its default in a session that headrace did not start."""
     default = Spark.model_fields["driver_python_mib"].default
     return int(spark.conf.get(_DRIVER_PYTHON_MIB, str(default)) or default) << 20

@@ -1,4 +1,4 @@
-"""The contract of a database's client library, and the SQL that is written for it."""
+"""The contract of a database's client library, and the SQL statements that headrace runs by it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ log = logging.getLogger("headrace.publish")
 
 
 @contextmanager
-def cleaned_up(clean: Callable[[], object], left: str) -> Iterator[None]:
-    """Call `clean` when the block ends, well or not.
+def cleanup(clean: Callable[[], object], warning: str) -> Iterator[None]:
+    """Call `clean` when the block ends, with or without an error.
 
-    Where that fails the log says so, and the block ends as it would have: an error in it is the one that is seen, and
-    what was done in it is done.
+    If `clean` fails, log a warning and end the block as it would have ended: its result and its own error stay.
 
     Args:
-        clean: it raises an error of its client library where it fails.
-        left: what there is then, and who removes it, for people.
+        clean: the cleanup; it may raise any error of its client library.
+        warning: sentence for the log that tells what remains, and who removes it.
     """
     try:
         yield
@@ -34,7 +33,7 @@ def cleaned_up(clean: Callable[[], object], left: str) -> Iterator[None]:
         try:
             clean()
         except Exception as e:  # each client library has errors of its own
-            log.warning("%s (%s)", left, redact((str(e).splitlines() or [type(e).__name__])[0]))
+            log.warning("%s (%s)", warning, redact((str(e).splitlines() or [type(e).__name__])[0]))
 
 
 #: Spark's `simpleString` -> the type in standard SQL.
@@ -52,22 +51,22 @@ ANSI_TYPES: Mapping[str, str] = {
 }
 
 
-#: Placeholder of a parameter until the driver's own style replaces it: no identifier has this character.
+#: Placeholder of a parameter until the driver's own style replaces it; no identifier contains this character.
 PARAMETER = "\0"
 
 
 class TokenOvertaken(Exception):
-    """A later holder of the pipeline's lease has been at work on the table."""
+    """A later holder of the pipeline's lease has changed the table."""
 
 
 class SqlClient(ABC):
-    """A connection to a database. Names go into its SQL as quoted identifiers only, values as parameters."""
+    """A connection to a database. Names are in its SQL only as quoted identifiers, values only as parameters."""
 
     #: Spark's `simpleString` -> the database's type.
     types: ClassVar[Mapping[str, str]]
     #: The character around identifiers; doubled within a name.
     quotes = '"'
-    #: The character that escapes others in a quoted identifier; empty: there is none.
+    #: The escape character within quoted identifiers; empty: there is none.
     escape = ""
     #: Placeholder of a parameter in statements.
     mark = "?"
@@ -79,15 +78,15 @@ class SqlClient(ABC):
     publications_options = grants_options = fences_options = ""
     #: Whether one transaction covers a day, its record and the check of the token.
     transactions = True
-    #: Whether to declare a primary key: databases that do not check it gain nothing.
+    #: Whether to declare a primary key; False for databases that do not check it.
     has_keys = True
 
     def type_of(self, spark: str) -> str:
         """Return the database's type of one of the `types`."""
         return self.types[spark]
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
-        """Return what a column of keys holds: the user's is of `key_type`, the item's of the type of texts."""
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
+        """Return the limits of a column of keys, the user's (type `key_type`) or the item's (the type of texts)."""
         return KeyLimits()
 
     def optional(self, kind: str) -> str:
@@ -103,12 +102,12 @@ class SqlClient(ABC):
         return ".".join(quoted(part, self.quotes, self.escape) for part in parts)
 
     def formatted(self, statement: str, params: Sequence[Any]) -> str:
-        """Return a statement for a library that puts its parameters in by Python's `%`, and does not without any."""
+        """Return a statement for a library that formats it by Python's `%`, but only if it has parameters."""
         return statement.replace("%", "%%").replace(PARAMETER, "%s") if params else statement
 
     @abstractmethod
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute one statement. Its rows, if it has any."""
+        """Execute one statement, and return its rows."""
 
     @abstractmethod
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
@@ -117,16 +116,16 @@ class SqlClient(ABC):
         Args:
             table: quoted.
             columns: of the files and the table, not quoted.
-            files: where Spark wrote them.
+            files: paths of the files, which Spark wrote.
         """
 
     @abstractmethod
     def columns(self, name: str) -> list[str]:
-        """Return the columns of a table or view of the schema, in order; none where there is no such one."""
+        """Return the columns of a table or view of the schema, in order; empty where it does not exist."""
 
     @abstractmethod
     def tables(self, prefix: str) -> list[str]:
-        """Return the names of the schema's tables that begin so."""
+        """Return the names of the schema's tables that begin with `prefix`."""
 
     @property
     def schema(self) -> tuple[str, ...]:
@@ -135,13 +134,13 @@ class SqlClient(ABC):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All statements of the block, or none of them."""
+        """Run the block in a transaction: all of its statements take effect, or none."""
         self.run(self.begin)
         try:
             yield
             self.run("COMMIT")
         except BaseException:
-            with cleaned_up(lambda: self.run("ROLLBACK"), "ROLLBACK failed: it is done when the connection is closed"):
+            with cleanup(lambda: self.run("ROLLBACK"), "ROLLBACK failed: it is done when the connection is closed"):
                 raise
 
     def highest_token(self, fences: str, condition: str, lease: str) -> int:
@@ -150,16 +149,16 @@ class SqlClient(ABC):
         return int(self.run(f"SELECT max({self.quote('token')}) FROM {fences} WHERE {condition}", [lease])[0][0] or 0)
 
     def check_token(self, fences: str, condition: str, lease: str, token: int) -> None:
-        """Check that a holder may go on; where there are transactions it is one of their statements.
+        """Check that no later holder of the lease has changed the table; part of the transaction, if there is one.
 
         Args:
             fences: the table of tokens, quoted.
-            condition: the condition of a table's rows of a lease, with one mark: the lease.
-            lease: which.
-            token: of the holder.
+            condition: SQL that selects the table's rows of one lease, with one mark for the lease.
+            lease: name of the lease.
+            token: token of the current holder.
 
         Raises:
-            TokenOvertaken: a later holder has been here.
+            TokenOvertaken: a later holder has changed the table.
         """
         if self.highest_token(fences, condition, lease) > token:
             raise TokenOvertaken
@@ -181,15 +180,15 @@ class SqlClient(ABC):
         return f"ALTER TABLE {table} ADD COLUMN {definition}"
 
     def first_rows(self, select: str, rows: int) -> str:
-        """Return a query, which has an order, of at most so many rows."""
+        """Return the ordered query `select` limited to its first rows."""
         return f"{select} LIMIT {rows}"
 
     def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
         """Return the statements, one transaction's, that make the staged rows the day's; names are quoted."""
-        listed = ", ".join(columns)
+        column_list = ", ".join(columns)
         return [
             f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}",
-            f"INSERT INTO {table} ({listed}) SELECT {listed} FROM {staging}",
+            f"INSERT INTO {table} ({column_list}) SELECT {column_list} FROM {staging}",
         ]
 
     def delete_day(self, table: str, ds: str) -> str:
@@ -211,7 +210,7 @@ class SqlClient(ABC):
             publications: the table, quoted.
             names: the columns, quoted.
             values: marks and literals.
-            condition: the condition of the record before, without marks.
+            condition: SQL that selects the previous record, without marks.
         """
         return [
             f"DELETE FROM {publications} WHERE {condition}",
@@ -219,7 +218,7 @@ class SqlClient(ABC):
         ]
 
     def day(self, ds: str) -> str:
-        """Return a day as a literal; it was parsed as a date."""
+        """Return a day as a literal; `ds` must be a valid date."""
         return f"DATE '{ds}'"
 
     def rights(self, privilege: str, table: str, view: str) -> list[str]:
@@ -236,14 +235,14 @@ class SqlClient(ABC):
 
 
 def load_folder(stage: str) -> str:
-    """Return a new folder below the place that a spec names, for one load."""
+    """Return a path for the files of one load, below the folder that a spec names."""
     return f"{stage.rstrip('/')}/headrace_{uuid.uuid4().hex[:12]}"
 
 
 def literal(text: str) -> str:
     """Return a text as a literal of the SQL of Snowflake, BigQuery, Databricks and Redshift.
 
-    A quotation mark has a backslash before it, as all of them read it: two of them end one literal and begin another in
-    Databricks, and are none in BigQuery.
+    A quotation mark is escaped by a backslash, which all of them understand. A doubled mark would end one literal and
+    begin another in Databricks, and is not valid in BigQuery.
     """
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -13,7 +13,7 @@ from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.databases import failures, reason_of_driver
 from headrace.publish.opening import connecting, password_of
-from headrace.publish.sql.client import PARAMETER, SqlClient, cleaned_up
+from headrace.publish.sql.client import PARAMETER, SqlClient, cleanup
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
@@ -63,8 +63,8 @@ class SqlAlchemyClient(SqlClient):
     def type_of(self, spark: str) -> str:
         return self._type(self.types[spark])
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
-        return KeyLimits(max_characters=KEY_CHARACTERS if of_user else None)
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
+        return KeyLimits(max_characters=KEY_CHARACTERS if is_user_key else None)
 
     def _type(self, generic: str, *args: int) -> str:
         from sqlalchemy import types
@@ -88,7 +88,7 @@ class SqlAlchemyClient(SqlClient):
             yield
             self._connection.commit()
         except BaseException:
-            with cleaned_up(self._connection.rollback, "ROLLBACK failed: it is done when the connection is closed"):
+            with cleanup(self._connection.rollback, "ROLLBACK failed: it is done when the connection is closed"):
                 raise
         finally:
             self._in_transaction = False
@@ -169,8 +169,8 @@ class SqliteClient(SqlAlchemyClient):
 class PostgresqlClient(SqlAlchemyClient):
     """PostgreSQL, and databases that speak as it does."""
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
-        return replace(super().key_limits(of_user), nul=False)
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
+        return replace(super().key_limits(is_user_key), nul=False)
 
     def has_role(self, role: str) -> bool | None:
         return bool(self.run(f"SELECT 1 FROM pg_roles WHERE rolname = {self.mark}", [role]))
@@ -179,9 +179,9 @@ class PostgresqlClient(SqlAlchemyClient):
 class MySqlClient(SqlAlchemyClient):
     """MySQL and MariaDB."""
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
         # A TEXT column.
-        return super().key_limits(of_user) if of_user else KeyLimits(max_bytes=65_535)
+        return super().key_limits(is_user_key) if is_user_key else KeyLimits(max_bytes=65_535)
 
     def type_of(self, spark: str) -> str:
         return "DATETIME(6)" if spark == "timestamp" else super().type_of(spark)
@@ -217,8 +217,8 @@ class SqlServerClient(SqlAlchemyClient):
 class OracleClient(SqlAlchemyClient):
     """Oracle, 12.2 and later. It reads an empty text as null."""
 
-    def key_limits(self, of_user: bool) -> KeyLimits:
-        return KeyLimits(max_characters=KEY_CHARACTERS, empty=False) if of_user else KeyLimits(4_000, empty=False)
+    def key_limits(self, is_user_key: bool) -> KeyLimits:
+        return KeyLimits(max_characters=KEY_CHARACTERS, empty=False) if is_user_key else KeyLimits(4_000, empty=False)
 
     def type_of(self, spark: str) -> str:
         # A CLOB cannot be compared; DATE has no fractions of a second.

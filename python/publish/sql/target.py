@@ -15,7 +15,7 @@ from headrace.config import Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.publish.files import FilesTarget, Record, StagedFiles
-from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up
+from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleanup
 from headrace.publish.target import SCORES, Key, KeyLimits, Publication, lease_lost
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
@@ -135,7 +135,7 @@ class SqlTarget(FilesTarget):
             for statement in client.create_staging(staging, table, quoted):
                 client.run(statement)
             left = f"{self.label}: the table {name} is left; the next run of {staged.ds} drops it"
-            with cleaned_up(lambda: client.run(client.drop_table(staging)), left):
+            with cleanup(lambda: client.run(client.drop_table(staging)), left):
                 client.load(staging, columns, staged.files)
                 loaded = int(client.run(f"SELECT count(*) FROM {staging}")[0][0])
                 if loaded != staged.rows:
