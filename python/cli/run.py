@@ -194,7 +194,7 @@ def run_stages(
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
     # Late: a misspelt key should be told at once.
-    from headrace.jobs.observe.application import whole_run
+    from headrace.jobs.observe.application import observed_run
     from headrace.jobs.output import StageEvent
     from headrace.jobs.stages import applications, execution_order, load_stage, submissions
     from headrace.jobs.submit import submit
@@ -202,7 +202,7 @@ def run_stages(
 
     stages, days = _stages_and_days(spec, day, first, last, until)
     progress = _Progress(stages, days)
-    with whole_run(spec, ws, day) as observed:
+    with observed_run(spec, ws, day) as observed:
         for group, group_days in submissions(applications(stages, spec, isolated), days, spec):
             pending = list(group)
             try:

@@ -1,14 +1,14 @@
-"""Collectives whose ranks share memory where they share a machine.
+"""Collectives whose ranks exchange messages by shared memory within a machine.
 
-    collective = shared(HorovodCollective())   # or TorchCollective; itself, where no two of its ranks share a machine
+    collective = shared(HorovodCollective())   # unchanged where no two of its ranks share a machine
 
-Where all ranks share one machine, the all-to-alls and all-reduces of a step go through memory
-(headrace.comm.shared_messages), the rare rest through the wrapped collective.
+If all ranks share one machine, the all-to-alls and all-reduces of a step go through memory
+(headrace.comm.shared_messages), and other calls through the wrapped collective.
 
-On several machines the rows of an all-to-all, which is what sharded embeddings wait for, go through memory within a
-host, and through the wrapped collective between hosts. All-reduces stay with the wrapped collective: a sum by hosts
-first has other bits than one in the order of the ranks, and a model would depend on where its ranks ran. (Two levels
-of an all-to-all: `train.sharding.exchange`.)
+On several machines the rows of an all-to-all go through memory within a host, and through the wrapped collective
+between hosts. All-reduces stay with the wrapped collective: a sum by hosts has other bits than one in the order of the
+ranks, so the model would depend on the placement of its ranks. For all-to-alls of two levels see
+`train.sharding.exchange`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from headrace.comm.shared_messages import Segment, SharedMessages
 from headrace.compute import native
 
 log = logging.getLogger("headrace.comm")
-#: Most ranks of a machine that share memory: each rank reads the sums of all, so the traffic grows with their square.
+#: Most ranks of a machine that share memory: each rank reads the sums of all others, so traffic grows with the square.
 MOST_RANKS = 8
 
 
-def some_may_share(collective: Collective) -> bool:
-    """Return whether `shared` tries shared memory for some ranks: the same answer on all ranks. Collective."""
+def may_share_memory(collective: Collective) -> bool:
+    """Return whether `shared` tries shared memory for any ranks, the same result on all of them. Collective."""
     if collective.world.size == 1:
         return False
     return any(len(ranks) > 1 for ranks in _hosts(collective))
@@ -58,7 +58,7 @@ def shared(inner: Collective) -> Collective:
 
 
 def _hosts(inner: Collective) -> list[list[int]]:
-    """Return the ranks of each host that are to share memory; launchers number the ranks of a host consecutively."""
+    """Return lists of ranks that can share memory: one a host, whose ranks launchers number consecutively."""
     world = inner.world
     host_ranges: list[list[int]] = inner.all_gather(
         torch.tensor([[world.rank - world.local_rank, world.local_size]])
@@ -76,7 +76,7 @@ def _hosts(inner: Collective) -> list[list[int]]:
 
 
 def _segments(inner: Collective, members: Sequence[int]) -> list[Segment] | None:
-    """Map the memory of `members`, this rank among them; None where that fails. Collective over `inner`."""
+    """Map the memory segments of `members`, which include this rank; None if one fails. Collective over `inner`."""
     world = inner.world
     own_segment: Segment | None = None
     if len(members) > 1 and sys.platform == "linux" and native.library() is not None:
@@ -121,7 +121,7 @@ class SharedCollective:
 
     @property
     def channel(self) -> MessageChannel:
-        """Messages that are written and read in the slots of shared memory."""
+        """Channel of messages in the slots of shared memory."""
         return self._messages
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
@@ -156,12 +156,12 @@ class ByHostCollective:
     """Ranks of several hosts: shared memory within a host, the wrapped collective between; created by `shared`."""
 
     def __init__(self, inner: Collective, hosts: Sequence[Sequence[int]], messages: SharedMessages | None) -> None:
-        """Combine two carriers.
+        """Combine a collective with messages by shared memory.
 
         Args:
             inner: the collective of all ranks.
-            hosts: all ranks, those that share memory in one list.
-            messages: the messages inside this rank's host; None where no other rank shares its memory.
+            hosts: all ranks, in a list for each group that shares memory.
+            messages: messages within this rank's group; None if the rank is alone in it.
         """
         self._inner, self._hosts, self._messages = inner, [list(h) for h in hosts], messages
         self._members = next(h for h in self._hosts if inner.world.rank in h)
@@ -175,33 +175,33 @@ class ByHostCollective:
         return self.start_all_to_all(x, send_rows)()
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
-        # All hosts agree: where one has its tables on GPUs, all have.
+        # All hosts take the same branch: either all have their tables on GPUs, or none has.
         if x.device.type != "cpu" or self._messages is None:
             return self._inner.start_all_to_all(x, send_rows)
         check_send_rows(x, send_rows, self.world.size)
         rows = torch.split(x.detach(), list(send_rows))
-        far = [0 if r in self._members else n for r, n in enumerate(send_rows)]
-        # The slower carrier starts first.
-        fetch = self._inner.start_all_to_all(torch.cat([rows[r] for r in self._remote_ranks]), far)
-        arrive = self._messages.start([rows[r] for r in self._members])
+        remote_counts = [0 if r in self._members else n for r, n in enumerate(send_rows)]
+        # Start the slower one first.
+        wait_remote = self._inner.start_all_to_all(torch.cat([rows[r] for r in self._remote_ranks]), remote_counts)
+        wait_local = self._messages.start([rows[r] for r in self._members])
 
         def wait() -> tuple[Tensor, list[int]]:
-            near = arrive()
-            received, counts = fetch()
+            local_messages = wait_local()
+            received, counts = wait_remote()
             parts = list(torch.split(received, counts))
-            for r, part in zip(self._members, near.parts, strict=True):
+            for r, part in zip(self._members, local_messages.parts, strict=True):
                 # Rows that a rank sends to itself stay where they are.
                 parts[r] = rows[r] if part is None else part
             out = torch.cat(parts)
-            near.release()
+            local_messages.release()
             return out, [p.shape[0] for p in parts]
 
         return wait
 
     def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
         """Return the messages of this host if `ranks` are its ranks and all hosts have as many; else None."""
-        alike = list(ranks) == self._members and len({len(h) for h in self._hosts}) == 1
-        return self._messages if alike else None
+        is_host_group = list(ranks) == self._members and len({len(h) for h in self._hosts}) == 1
+        return self._messages if is_host_group else None
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         self._inner.all_reduce_sum(tensors)
@@ -216,6 +216,6 @@ class ByHostCollective:
         self._inner.barrier()
 
     def close(self) -> None:
-        """Tell the others of the host that this rank leaves: who waits for it raises PeerLost."""
+        """Mark this rank as gone: a rank of its host that waits for it raises PeerLost."""
         if self._messages is not None:
             self._messages.close()

@@ -258,7 +258,7 @@ class Train(TrainedSection):
 
     @model_validator(mode="after")
     def _lists_given(self) -> Train:
-        list_metrics = self.evaluation.wants(RankingMetric, CatalogueMetric)
+        list_metrics = self.evaluation.metrics_of(RankingMetric, CatalogueMetric)
         if list_metrics and self.rank_group is None and self.evaluation.full_ranking is None:
             raise ValueError(f"evaluation.metrics: {list_metrics[0]} is of lists: set rank_group")
         return self
@@ -285,10 +285,10 @@ class Train(TrainedSection):
     def monitored(self) -> list[str]:
         """Return the values that `monitor` may have."""
         evaluation = self.evaluation
-        lists = [] if self.rank_group is None else ["hr_at_k", "ndcg_at_k", *evaluation.wants(RankingMetric)]
+        lists = [] if self.rank_group is None else ["hr_at_k", "ndcg_at_k", *evaluation.metrics_of(RankingMetric)]
         full = [] if evaluation.full_ranking is None else evaluation.full_ranking.metrics()
         tasks = [f"{m}.{name}" for name, task in self.tasks.items() for m in _OF_TASKS[task.is_probability]]
-        return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full, *tasks]
+        return ["log_loss", "auc", *evaluation.metrics_of(ClickMetric, UserMetric), *lists, *full, *tasks]
 
     def objectives(self) -> list[str]:
         """Return the values that `search.objective` may have: metrics of this dataset, requested or not."""

@@ -1,6 +1,6 @@
-"""Sharded embedding layer: tables spread over the ranks by a plan.
+"""Sharded embedding layer: tables spread over the ranks by a plan, and the autograd function of their lookup.
 
-Autograd of a lookup pools rows to vectors, and brings gradients of vectors back to those of rows.
+Forward pools rows to vectors; backward turns gradients of vectors into gradients of rows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class LookupFunction(torch.autograd.Function):
-    """(anchor, embeddings, handle) -> `Layout`'s outputs, then by table of raw ids vectors [N, D], then has_row [N].
+    """Autograd function (anchor, embeddings, handle) -> outputs of the lookup.
 
-    Two all-to-alls forward (one in `prepare`), one backward.
+    The outputs are those of `Layout`, then vectors [N, D] of each table of raw ids, then has_row [N] of each. Forward
+    takes two all-to-alls (one of them in `prepare`), backward one.
     """
 
     @staticmethod
@@ -71,7 +72,7 @@ class LookupFunction(torch.autograd.Function):
         with default_device(ctx.embeddings.device):
             outputs = 1 + len(ctx.embeddings.layout.sequences)
             route_gradients(ctx.embeddings, ctx.handle, grads[:outputs], grads[outputs:], ctx.winners)
-        # `handle.raw_vectors` refers to this node: a cycle, in which vectors would wait for the garbage collector.
+        # `handle.raw_vectors` refers to this node. Break the cycle, or the vectors stay until garbage is collected.
         ctx.handle = None
         return None, None, None
 
@@ -79,7 +80,7 @@ class LookupFunction(torch.autograd.Function):
 def _source(
     embeddings: LocalTables, fused: FusedTable, fetched: Tensor | None, lookup: TableLookup
 ) -> tuple[Tensor, Tensor]:
-    """Return float32 rows, and the index into them of each occurrence."""
+    """Return float32 rows, and for each looked-up code its index among them."""
     weight, cache = embeddings.weights[fused.number], embeddings.caches[fused.number]
     if fetched is not None:
         return fetched, lookup.sorted().inverse()
@@ -92,31 +93,31 @@ def _source(
     return decode(weight.index_select(0, duplicates.unique)), duplicates.inverse()
 
 
-#: By group, the row of each bag's largest value, by column: see `pool_max`.
+#: For each group, the row of each bag's largest value, by column; see `pool_max`.
 Winners = dict[int, Tensor]
 
 
 def route_gradients(
     embeddings: LocalTables,
     handle: LookupHandle,
-    of_outputs: Sequence[Tensor],
-    of_raw: Sequence[Tensor] = (),
+    output_gradients: Sequence[Tensor],
+    raw_gradients: Sequence[Tensor] = (),
     winners: Winners | None = None,
 ) -> None:
     """Run the backward pass of a lookup: send gradients to their rows' owners, and store those that arrive. Collective.
 
     Args:
         embeddings: this rank's tables.
-        handle: of the lookup.
-        of_outputs: of the layout's outputs.
-        of_raw: of the vectors of each table of raw ids.
-        winners: what `pool_max` found, by group.
+        handle: the lookup.
+        output_gradients: gradients of the layout's outputs.
+        raw_gradients: gradients of the vectors of each table of raw ids.
+        winners: results of `pool_max`, by group.
     """
-    by_group = embeddings.layout.cut(of_outputs)
+    by_group = embeddings.layout.cut(output_gradients)
     for fused in embeddings.layout.fused_tables:
         if fused.is_local:
             embeddings.add_gradient(fused, row_gradient(embeddings, handle, winners or {}, fused, by_group))
-    raw = [w.duplicates.sum_rows(g.contiguous()) for w, g in zip(handle.raw, of_raw, strict=False)]
+    raw = [w.duplicates.sum_rows(g.contiguous()) for w, g in zip(handle.raw, raw_gradients, strict=False)]
     if handle.request is not None and embeddings.exchange is not None:
         sent = [remote_gradient(embeddings, handle, winners or {}, a, by_group) for a in embeddings.remote]
         raw = embeddings.send_gradients(handle.request, [*sent, *raw])
@@ -129,7 +130,7 @@ def remote_gradient(
 ) -> Tensor:
     """Return the gradient of each vector that this rank fetched from a fused table's owners.
 
-    Of distinct rows, or of parts of bags.
+    A vector is a distinct row, or the sum of a part of a bag.
     """
     lookup = handle.lookups[fused.number]
     if lookup.bags is None:
@@ -155,7 +156,7 @@ def row_gradient(
             continue
         winner = winners[number]
         if fused.is_local and not fused.cached and dispatch.reads_directly(embeddings.weights[fused.number]):
-            # Looked up by index, not by distinct row.
+            # The winner is an index into the table; convert it to one into the distinct rows.
             winner = torch.where(
                 winner < 0, winner, torch.searchsorted(duplicates.unique, winner.to(duplicates.unique.dtype))
             )
@@ -185,7 +186,7 @@ def divide(vectors: Tensor, jagged: JaggedIndices, bag: Tensor | None = None) ->
 def pool_max(rows: Tensor, index: Tensor, jagged: JaggedIndices) -> tuple[Tensor, Tensor]:
     """Return the largest value by column of each bag [bags, D], zeros for empty bags, and its row (-1: empty).
 
-    Of equal numbers the first of the bag counts, as in torch's EmbeddingBag.
+    Of equal values the first in the bag wins, as in torch's EmbeddingBag.
     """
     if index.numel() == 0:
         empty = torch.full((jagged.num_bags, rows.shape[1]), -1)
@@ -209,43 +210,43 @@ def max_gradient(grad: Tensor, winner: Tensor, rows: int) -> Tensor:
 
 
 class ShardedEmbeddings(LocalTables):
-    """The tables of a plan, this rank's blocks of them, looked up and trained together.
+    """This rank's blocks of a plan's tables, looked up and trained together with those of the other ranks.
 
-    Forward: codes -> float32 [B, F, D] for F features of one width D (`features` gives them apart, of any widths, and
-    sequences too; `prepare(zero_copy=True)` says where in memory they are). Codes are int64 [B, S], lists padded, or by
-    lookup in plan order any number of each sample's (`JaggedTensor`), or as many of each ([B], [B, L]). B may
-    differ between ranks and be 0, but all ranks call forward, backward and step the same number of times: they exchange
-    rows. The weights are no torch parameters:
-    backward leaves the gradients of touched rows with their owners, summed over the ranks, and `step` applies them.
+    Forward maps codes to float32 [B, F, D], for F features of one width D. `features` returns a tensor for each lookup,
+    of any width, and sequences too. `prepare(zero_copy=True)` lets forward return addresses in place of a tensor.
+
+    Codes are int64 [B, S] with padded lists, or for each lookup in plan order a tensor ([B], [B, L]) or a
+    `JaggedTensor`. B may differ between ranks and be 0. All ranks call forward, backward and step the same number of
+    times, since they exchange rows. The weights are no torch parameters: backward sums the gradients of touched rows
+    over the ranks and stores them with the rows' owners, and `step` applies them.
 
         embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
         embeddings.configure_optimizer(EmbeddingOptimizer(kind="adagrad", learning_rate=0.05))
         loss_of(embeddings(codes)).backward()   # local loss: sum over the rank's rows / rows of the global batch
         embeddings.step()
 
-    Tables of raw ids (`dynamic`) travel in the same messages: see dynamic.tables. Optimizer, step and
-    files are their own.
+    Ids of raw-id tables (`dynamic`) travel in the same messages; see dynamic.tables. These tables have an optimizer,
+    a step and files of their own.
 
-    Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
-    Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
+    Reproducibility: a run on the same ranks has the same bits. A lookup has the same bits on any number of ranks and by
+    any plan. Gradients are summed rank by rank, so weights after a step differ between worlds by rounding only.
 
-    With `device="cuda"` the tables live on the GPU, and so do batches (they are copied there), vectors and gradients;
-    the kernels of headrace.embeddings.kernels look up and step. Rows of 16 bits are then rounded by chance in a step.
-    Tables that the plan says are `cached` are in host memory, their hot rows on the GPU as well; results are the same,
-    bit for bit.
+    With `device="cuda"` the tables, vectors and gradients are on the GPU, and batches are copied there. The kernels of
+    headrace.embeddings.kernels look up and step, and round 16-bit rows stochastically. Tables that the plan caches are
+    in host memory, with their hot rows on the GPU as well; results are the same, bit for bit.
 
     Args:
-        plan: where every row lives.
+        plan: placement of every row.
         collective: the ranks; with tables on a GPU it must carry tensors of the GPU.
-        seed: of the rows' starts.
-        init_bound: rows start uniform in +- this.
+        seed: seed of the rows' initial values.
+        init_bound: initial values are uniform in [-init_bound, init_bound].
         dynamic: tables of raw ids, on the same device.
-        device: of this rank's rows.
-        matrix: gives the memory of each fused table, [rows, stored width] of its type, as it is; None: new memory, with
-            rows at their start.
+        device: device of this rank's rows.
+        matrix: returns the memory of a fused table, [rows, stored width] of its type, which is used as it is; None: new
+            memory, with initial rows.
 
     Raises:
-        UserError: there is no such device.
+        UserError: the device does not exist.
     """
 
     def __init__(
@@ -262,24 +263,24 @@ class ShardedEmbeddings(LocalTables):
         super().__init__(plan, collective, seed, init_bound=init_bound, dynamic=dynamic, device=device, matrix=matrix)
         with default_device(self.device):
             self._indexer = BatchIndexer(self.layout)
-        #: Joined rows by number of the fused table, of tables that no rank holds.
+        #: Joined rows of tables that no rank holds, by number of the fused table.
         self._joined = {a.number: JoinedRows(plan, a) for a in self.layout.fused_tables if a.joined}
         #: Widths of the features' vectors.
         self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
-        self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
+        self._has_equal_widths = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
 
     @cached_property
     def _supports_zero_copy(self) -> bool:
         from headrace.embeddings.lookup.zero_copy import supports_zero_copy
 
-        is_plain = self.device.type == "cpu" and self.dynamic is None and self._is_uniform
+        is_plain = self.device.type == "cpu" and self.dynamic is None and self._has_equal_widths
         return is_plain and bool(self.plan.lookups) and supports_zero_copy(self.layout)
 
     def set_joined(self, rows: Mapping[str, TableRows]) -> None:
-        """Set the rows of the plan's joined tables, by name, in place of all earlier ones.
+        """Replace the rows of the plan's joined tables, by name.
 
-        The next lookups may ask for these rows alone, and give the bits that the whole tables would give. A table that
-        is not named has no rows.
+        The next lookups may request only these rows, and return the same bits as with complete tables. A table that is
+        not named has no rows.
         """
         for number, joined in self._joined.items():
             self.weights[number] = joined.set(rows)
@@ -287,27 +288,27 @@ class ShardedEmbeddings(LocalTables):
     def prepare(
         self, batch: CodeBatch, weights: Tensor | None = None, raw: Sequence[Tensor] = (), *, zero_copy: bool = False
     ) -> LookupHandle:
-        """Start a lookup: deduplicate the ids and send them to their owners, who answer later.
+        """Start a lookup: deduplicate the ids and send them to their owners, who answer later. Collective.
 
-        Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
-        row is read before `forward`, so the result is the same as without. Rows travel early too where it is asked
-        for, still to the same result, bit for bit:
+        Call it one batch ahead: the ids of the next batch travel while the dense part works on this one. No row is
+        read before `forward`, so the result does not change. On request rows travel early too, with the same result,
+        bit for bit:
 
             prepared = embeddings.prepare(codes)
             while True:
                 following = embeddings.prepare(next_codes)   # ids travel during the forward pass
                 loss = loss_of(embeddings(prepared))
-                following.prefetch()                      # rows this step leaves alone: during the backward pass
+                following.prefetch()                      # rows that this step keeps: during the backward pass
                 loss.backward()
                 embeddings.step()
                 following.start()                            # the other rows: during what comes before the lookup
                 prepared = following
 
         Args:
-            batch: codes int64 [B, S], or by lookup, see above.
-            weights: float32 [B, S], where a lookup of padded codes is weighted.
-            raw: ids of each table of `dynamic`, int64 [N], any number of them.
-            zero_copy: let `forward` give a `ZeroCopyVectors` where it can, in place of a tensor. No step may come
+            batch: codes int64 [B, S], or one tensor a lookup; see the class.
+            weights: float32 [B, S]; needed if a lookup of padded codes is weighted.
+            raw: ids of each table of `dynamic`, int64 [N] of any length.
+            zero_copy: let `forward` return a `ZeroCopyVectors` where possible, in place of a tensor. No step may come
                 between the lookup's `start` and its backward pass.
         """
         if self.device.type != "cpu":
@@ -324,21 +325,21 @@ class ShardedEmbeddings(LocalTables):
         else:
             jagged, samples = self._indexer.jagged(batch), _samples_of(batch, self.plan)
         fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
-        jagged = [self._among_joined(fused, x) for fused, x in zip(fused_tables, jagged, strict=True)]
+        jagged = [self._joined_positions(fused, x) for fused, x in zip(fused_tables, jagged, strict=True)]
         if zero_copy:
             from headrace.embeddings.lookup.zero_copy import is_zero_copy
 
             zero_copy = self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
         return LookupHandle(self, samples, jagged, raw, zero_copy, is_padded=isinstance(batch, Tensor))
 
-    def _among_joined(self, fused: FusedTable, jagged: JaggedIndices) -> JaggedIndices:
+    def _joined_positions(self, fused: FusedTable, jagged: JaggedIndices) -> JaggedIndices:
         """Convert the indices of a joined table to positions among its joined rows."""
         if not fused.joined:
             return jagged
         return replace(jagged, indices=self._joined[fused.number].places(jagged.indices))
 
     def forward(self, batch: CodeBatch | LookupHandle, weights: Tensor | None = None) -> Tensor | ZeroCopyVectors:
-        if not self._is_uniform:
+        if not self._has_equal_widths:
             raise ValueError("the features' vectors differ in width or are sequences: call features()")
         handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
         if handle.zero_copy:
@@ -350,9 +351,9 @@ class ShardedEmbeddings(LocalTables):
         return out.view(out.shape[0], len(self.plan.lookups), max(self._dims, default=0))
 
     def features(self, batch: CodeBatch | LookupHandle, weights: Tensor | None = None) -> list[Tensor]:
-        """Return the vectors of each lookup, in plan order: float32 [B, dim], or of a sequence one for each code.
+        """Return the vectors of each lookup, in plan order: float32 [B, dim].
 
-        These are [N, dim], or [B, length, dim] of padded codes; those of padding are zeros.
+        A sequence has a vector for each code: [N, dim], or [B, length, dim] for padded codes, with zeros for padding.
         """
         handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
         vectors = self.layout.split(self.outputs(handle))
@@ -362,7 +363,7 @@ class ShardedEmbeddings(LocalTables):
         return vectors
 
     def configure_all(self, optimizer: EmbeddingOptimizer) -> None:
-        """Configure the optimizer of these tables and of those of raw ids, which `optimizer.tables` may name too."""
+        """Configure the optimizer of these tables and of the tables of raw ids; `optimizer.tables` may name both."""
         if self.dynamic is not None:
             self.dynamic.configure_optimizer(optimizer)
             names = {t.spec.name for t in self.dynamic.tables}
@@ -377,10 +378,9 @@ class ShardedEmbeddings(LocalTables):
             self.dynamic.step(lr)
 
     def outputs(self, handle: LookupHandle) -> list[Tensor]:
-        """Return the vectors of all pooled lookups side by side, [B, their dims], and of each sequence those of its
-        codes.
+        """Return the vectors of all pooled lookups side by side, [B, sum of widths], then those of each sequence.
 
-        Those of raw ids are then in `handle.found`.
+        The vectors of raw ids are then in `handle.raw_vectors`.
         """
         if not self.plan.lookups and not handle.raw:
             return [torch.zeros(handle.samples, 0, device=self.device)]

@@ -41,7 +41,7 @@ def past_of(op: EarlierEventsOp, table: pa.Table, context: ArrowTableContext) ->
 
 
 def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) -> Bits:
-    """Return the rows that an operator's condition chooses, as `spark_chosen` does: bool [n]."""
+    """Return the rows that an operator's condition chooses, as `spark_condition` does: bool [n]."""
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
     condition = Predicate(op.where, context.schema.types)

@@ -201,7 +201,7 @@ def test_a_write_that_comes_late_leaves_no_file_of_a_stage_that_is_over(
         write(self, file)
 
     monkeypatch.setattr(RunningStage, "write", late)
-    monkeypatch.setattr(running, "_SECONDS", 0.05)
+    monkeypatch.setattr(running, "_INTERVAL_SECONDS", 0.05)
     keeper = RunningFile(ws, "clicks", stage(time.time()))
     with keeper:
         assert held.wait(30)

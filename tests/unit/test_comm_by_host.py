@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.comm import World
 from headrace.comm.base import Collective, PeerLost, ThreadCollective, run_ranks
-from headrace.comm.shared_memory import ByHostCollective, SharedCollective, shared, some_may_share
+from headrace.comm.shared_memory import ByHostCollective, SharedCollective, may_share_memory, shared
 from headrace.embeddings.hierarchical_exchange import SubgroupCollective
 
 
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_messages_arrive_as_between_threads(case: Case) -> None:
     def by_host(threads: ThreadCollective) -> tuple[list[tuple[Tensor, list[int]]], int, bool]:
         inner = OnHosts.on_hosts(threads, case.hosts)
-        promised = some_may_share(inner)
+        promised = may_share_memory(inner)
         c = shared(inner)
         kinds = ByHostCollective, SharedCollective
         assert isinstance(c, kinds) is promised is (max(case.hosts) > 1)
@@ -133,6 +133,6 @@ def test_claims_that_do_not_fit_share_nothing() -> None:
     def rank_main(threads: ThreadCollective) -> bool:
         rank = threads.world.rank
         inner = OnHosts(threads, World(rank, 3, (1, 0, 0)[rank], 2))
-        return shared(inner) is inner and not some_may_share(inner)
+        return shared(inner) is inner and not may_share_memory(inner)
 
     assert run_ranks(3, rank_main) == [True] * 3

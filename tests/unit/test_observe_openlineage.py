@@ -24,7 +24,7 @@ from openlineage.client.generated import base
 from headrace.config import OpenLineage, Spec, load_spec
 from headrace.config.workspace import Workspace
 from headrace.errors import RefusedError, UserError
-from headrace.jobs.observe.application import Observation, whole_run
+from headrace.jobs.observe.application import Observation, observed_run
 from headrace.jobs.observe.openlineage.names import (
     DatasetName,
     ParentRun,
@@ -164,7 +164,7 @@ def test_a_day_is_told_in_valid_events_that_hang_together(ws: Workspace, receive
     for version in range(9):  # the run's commit is version 8
         lines = actions if version in (0, 8) else [{"commitInfo": {}}]
         (table / "_delta_log" / f"{version:020d}.json").write_text("".join(json.dumps(a) + "\n" for a in lines))
-    with whole_run(spec, ws, DS) as run:
+    with observed_run(spec, ws, DS) as run:
         run.start()
         for name in ("ingest", "features", "drift", "train"):
             observe(ws, spec, FinishedStage(name, manifests[name]))
@@ -242,7 +242,7 @@ def test_a_failure_is_told_with_its_message_and_no_secret(
 def test_a_killed_stage_is_told_by_its_parent(ws: Workspace, received: list[dict[str, Any]]) -> None:
     spec = load_spec("clicks")
     killed = new_run_id()
-    with whole_run(spec, ws, DS) as run:
+    with observed_run(spec, ws, DS) as run:
         run.start()
         run.fail("train did not finish: killed by signal 9")
         run.fail_stage("train", DS, killed, "killed by signal 9")

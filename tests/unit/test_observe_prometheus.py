@@ -190,7 +190,7 @@ def test_each_stage_writes_the_file_and_a_bad_folder_fails_none(
     midnight = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
     assert value(samples, "headrace_stage_day_timestamp_seconds", stage="ingest") == midnight
     assert ws.days("clicks")[-1] == "2026-01-04"
-    assert len([r for r in caplog.records if "was not told" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "could not report" in r.getMessage()]) == 1
 
 
 def test_no_more_manifests_are_read_after_a_year_than_after_a_day(

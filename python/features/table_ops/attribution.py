@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from headrace.features.functions.timestamps import micros_of_duration
 from headrace.features.table_ops.base import LABEL_KNOWN, SourceRead, SparkTableContext, TableOp, TableSchema, refuse
-from headrace.features.table_ops.earlier_events import check_source_keys, same_names
+from headrace.features.table_ops.earlier_events import check_source_keys, keys_as_mapping
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.types import ValueType
 
@@ -65,7 +65,7 @@ class Attribution(TableOp):
     @field_validator("keys", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, str])
     @classmethod
     def _as_mapping(cls, value: Any) -> Any:
-        return same_names(value)
+        return keys_as_mapping(value)
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         schema.needs_time()
@@ -93,10 +93,10 @@ class Attribution(TableOp):
 
         from headrace.features.table_ops.spark_windows import (
             EVENT_MICROS,
-            asking_rows,
             has_key_and_time,
             is_event,
             passthrough_columns,
+            rows_without_source,
             with_source_events,
             with_time,
         )
@@ -117,7 +117,7 @@ class Attribution(TableOp):
         both, values = with_source_events(rows, context, self.keys, self.source(), {"u": F.when(chosen, F.lit(1))})
         both = _next_event(both, self.keys, values["u"])
         hit = F.coalesce(F.col("__next") < F.col("__end"), F.lit(False)) & has_key_and_time(self.keys)
-        rows = asking_rows(both)
+        rows = rows_without_source(both)
         return rows.select(
             *passthrough_columns(rows, frame.columns),
             F.when(hit, 1).otherwise(0).alias(self.add),

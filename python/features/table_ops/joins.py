@@ -22,7 +22,7 @@ from headrace.features.table_ops.base import (
     refuse,
     scalar,
 )
-from headrace.features.table_ops.earlier_events import same_names
+from headrace.features.table_ops.earlier_events import keys_as_mapping
 from headrace.features.types import OpError, ValueType, declared
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ReadsOtherTable(TableOp):
     @field_validator("keys", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, str])
     @classmethod
     def _same_names(cls, value: Any) -> Any:
-        return same_names(value)
+        return keys_as_mapping(value)
 
     @field_validator("add", mode="before", json_schema_input_type=tuple[str, ...] | Mapping[str, ColumnType | None])
     @classmethod

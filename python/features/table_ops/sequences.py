@@ -149,7 +149,7 @@ class History(FilteredEventsOp):
             raise ValueError("a column is given twice")
         return values
 
-    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+    def event_columns(self, schema: TableSchema) -> tuple[str, ...]:
         return (*self.values, *self.columns_of_where(schema))
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
@@ -183,7 +183,7 @@ class History(FilteredEventsOp):
         )
 
         types, input_columns, keys = self.events_schema(context.schema).types, frame.columns, self.keys
-        ok = self.spark_chosen(context)
+        ok = self.spark_condition(context)
         values = {f"h{i}": F.when(ok, input_column(v, types[v])) for i, v in enumerate(self.values)}
         both, values = self.with_events(frame, context, values)
         columns = both.columns
@@ -208,7 +208,7 @@ class History(FilteredEventsOp):
             past = F.when(has_key_and_time(keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
             histories.append(past.alias(self._name(value)))
-        rows = self.asking_rows(rows.where(F.col(COPY) == 0))
+        rows = self.rows_without_source(rows.where(F.col(COPY) == 0))
         return rows.select(*passthrough_columns(rows, input_columns), *histories)
 
 

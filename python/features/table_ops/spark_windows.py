@@ -263,6 +263,6 @@ def with_source_events(
     return rows.unionByName(events, allowMissingColumns=True), {name: F.col(c) for name, c in value_columns.items()}
 
 
-def asking_rows(both: DataFrame) -> DataFrame:
-    """Return the rows alone, as they were."""
+def rows_without_source(both: DataFrame) -> DataFrame:
+    """Return the rows of `with_source_events` without the events."""
     return both.where(F.col(_ASKS)).drop(QUERY, _ASKS).withColumnRenamed(_ROW_QUERY, QUERY)

@@ -136,7 +136,7 @@ class Trailing(FilteredEventsOp):
         days = "all" if w == "all" else f"{w:g}d"
         return "_".join([self.prefix or self.key_name, *([value] if value else []), stat, days])
 
-    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+    def event_columns(self, schema: TableSchema) -> tuple[str, ...]:
         return (*self.values, *self.columns_of_where(schema))
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
@@ -172,7 +172,7 @@ class Trailing(FilteredEventsOp):
         from headrace.features.table_ops.spark_windows import Sums, passthrough_columns, window_sums
 
         types = self.events_schema(context.schema).types
-        ok = self.spark_chosen(context)
+        ok = self.spark_condition(context)
         values: dict[str, Column] = {}
         for name, (kind, column) in self._atoms().items():
             x = F.lit(1).cast("bigint") if kind == "count" else to_grid(col(column), types[column])
@@ -186,7 +186,7 @@ class Trailing(FilteredEventsOp):
             values[name] = F.when(ok, x)
         both, values = self.with_events(frame, context, values)
         sums = Sums(values, self._micros, self.delay)
-        rows = self.asking_rows(window_sums(both, context, self.keys, sums))
+        rows = self.rows_without_source(window_sums(both, context, self.keys, sums))
         out = []
         for w in range(len(self.windows)):
             if "count" in self.stats:
@@ -253,7 +253,7 @@ class TargetEncodingPast(DelayedEventsOp):
     def _name(self) -> str:
         return f"{self.prefix or self.key_name}_target"
 
-    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+    def event_columns(self, schema: TableSchema) -> tuple[str, ...]:
         return (self.target or schema.label,)
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
@@ -280,7 +280,7 @@ class TargetEncodingPast(DelayedEventsOp):
             frame = context.materialize(frame)
         both, values = self.with_events(frame, context, {"n": n, "h": high, "l": low})
         sums = Sums(values, [None], self.delay)
-        rows = self.asking_rows(window_sums(both, context, self.keys, sums))
+        rows = self.rows_without_source(window_sums(both, context, self.keys, sums))
         if self.prior is None:
             rows = self._with_prior(rows, frame, context)
             prior = F.col("__prior")

@@ -1,7 +1,7 @@
-"""Observation of an application's stages, and of a whole `headrace run`, which is their parent.
+"""Observation of an application's stages, and of `headrace run`, which is their parent.
 
-Observers get log context, events, metrics, and a status file of the running stage for others on this machine, which
-exists while the stage runs.
+It sets the log context, sends events and writes metrics. While a stage runs, a status file tells other processes of
+this machine about it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headrace.storage import Location
 log = logging.getLogger("headrace.observe")
 
 
-#: Seconds between two looks at Spark's tasks, and most seconds between two writes.
-_SECONDS = 2.0
-#: Seconds for which a stage's own progress is shown in place of its tasks.
+#: Seconds between two writes of the status file, with the progress of Spark's tasks.
+_INTERVAL_SECONDS = 2.0
+#: Seconds after a stage's own report of progress before the progress of its tasks is shown again.
 _SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class RunningStage:
-    """A stage at work, as it was at `updated`."""
+    """State of a running stage at the time `updated`."""
 
     stage: str
     ds: str
@@ -61,7 +61,7 @@ class RunningStage:
                 record = json.loads(file.read_text())
                 progress = record.pop("progress")
                 stage = RunningStage(**record, progress=Progress(**progress) if progress else None)
-                if _lives(stage.pid):
+                if _is_alive(stage.pid):
                     running.append(stage)
         return sorted(running, key=lambda s: s.began)
 
@@ -71,14 +71,14 @@ class RunningStage:
 
 
 class RunningFile:
-    """Keeps the file of a stage for the length of a `with` block; what goes wrong with it is nobody's business."""
+    """Status file of a running stage, for the length of a `with` block. Its faults are ignored."""
 
     def __init__(self, ws: Workspace, pipeline: str, stage: RunningStage) -> None:
         self._file = ws.running(pipeline) / f"{stage.stage}.json"
-        self._stage, self._heard_at, self._over = stage, 0.0, threading.Event()
+        self._stage, self._progress_at, self._stopped = stage, 0.0, threading.Event()
         self._thread = threading.Thread(target=self._follow, name="running-stage", daemon=True)
         self._progress: Progress | None = None
-        self._listening = listening_to_progress(self._hear)
+        self._listening = listening_to_progress(self._on_progress)
 
     def __enter__(self) -> RunningFile:
         self._listening.__enter__()
@@ -86,33 +86,33 @@ class RunningFile:
         self._thread.start()
         return self
 
-    def __exit__(self, *of_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._listening.__exit__(None, None, None)
-        self._over.set()
-        self._thread.join(_SECONDS)
+        self._stopped.set()
+        self._thread.join(_INTERVAL_SECONDS)
         with suppress(OSError):
             self._file.remove_quietly()
 
-    def _hear(self, progress: Progress) -> None:
-        self._progress, self._heard_at = progress, time.monotonic()
+    def _on_progress(self, progress: Progress) -> None:
+        self._progress, self._progress_at = progress, time.monotonic()
 
     def _follow(self) -> None:
-        while not self._over.wait(_SECONDS):
-            if time.monotonic() - self._heard_at > _SILENT_SECONDS:
+        while not self._stopped.wait(_INTERVAL_SECONDS):
+            if time.monotonic() - self._progress_at > _SILENT_SECONDS:
                 self._progress = _spark_tasks()
             self._write()
 
     def _write(self) -> None:
         stage = {**asdict(self._stage), "updated": time.time(), "progress": self._progress}
         with suppress(OSError):
-            if not self._over.is_set():
+            if not self._stopped.is_set():
                 RunningStage(**stage).write(self._file)
-            if self._over.is_set():  # `__exit__` may have removed the file during the write
+            if self._stopped.is_set():  # `__exit__` may have removed the file during the write
                 self._file.remove_quietly()
 
 
 def _spark_tasks() -> Progress | None:
-    """Return the progress of Spark's tasks in this process: ended ones, of all."""
+    """Return the progress of Spark's tasks in this process, ended ones of all; None without tasks."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -130,7 +130,7 @@ def _spark_tasks() -> Progress | None:
     return Progress(sum(info.numCompletedTasks for info in known), total, "tasks of Spark") if total else None
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -141,7 +141,7 @@ def _lives(pid: int) -> bool:
 
 
 class Observation:
-    """Observation of the stages that this process runs. Nothing here fails a stage: a fault is reported once.
+    """Observation of the stages that this process runs. Its faults never fail a stage; the first one is logged.
 
     Args:
         spec: the pipeline.
@@ -156,7 +156,7 @@ class Observation:
 
     @contextmanager
     def stage(self, name: str, ds: str) -> Iterator[StageObservation]:
-        """Around one turn of a stage; an exception that leaves it is told as its failure, where it had begun."""
+        """Observe one run of a stage in this block; an exception is reported as its failure, if it had work to do."""
         run = Run(self._spec.pipeline, ds, name, new_run_id(), self._parent, self._root)
         logs.set_context(pipeline=run.pipeline, ds=ds, stage=name, run_id=run.run_id)
         stage = StageObservation(run, self)
@@ -170,12 +170,12 @@ class Observation:
             logs.set_context(pipeline=run.pipeline)
 
     def close(self) -> None:
-        """Wait for events that are on their way, no longer than the spec allows."""
-        self.quietly(self._events.close)
+        """Wait for events that are being sent, no longer than the spec allows."""
+        self.report_safely(self._events.close)
 
     def started(self, run: Run, plan: RunPlan) -> RunningFile:
-        """Its work begins."""
-        self.quietly(lambda: self._events.start(run, plan))
+        """Report that a stage begins its work, and return its status file."""
+        self.report_safely(lambda: self._events.start(run, plan))
         previous = plan.manifest or self._earlier(run)
         now = time.time()
         stage = RunningStage(
@@ -184,27 +184,29 @@ class Observation:
         return RunningFile(self._ws, run.pipeline, stage)
 
     def completed(self, run: Run, plan: RunPlan, manifest: Manifest) -> None:
-        """Its manifest is written."""
-        self.quietly(lambda: self._events.complete(run, plan, manifest))
+        """Report that a stage has written its manifest, and write the metrics."""
+        self.report_safely(lambda: self._events.complete(run, plan, manifest))
         if (folder := self._spec.observe.prometheus) is not None:
-            self.quietly(lambda: self._write_metrics(folder))
+            self.report_safely(lambda: self._write_metrics(folder))
 
     def failed(self, run: Run, plan: RunPlan, e: BaseException) -> None:
         """Report that the stage raised."""
         trace = None if isinstance(e, UserError) else "".join(traceback.format_exception(e))
-        self.quietly(lambda: self._events.fail(run, str(e) or type(e).__name__, trace, plan))
+        self.report_safely(lambda: self._events.fail(run, str(e) or type(e).__name__, trace, plan))
 
-    def quietly(self, act: Callable[[], object]) -> None:
-        """Do something that no stage depends on."""
+    def report_safely(self, report: Callable[[], object]) -> None:
+        """Call `report`, and log its first exception as a warning."""
         try:
-            act()
+            report()
         except Exception as e:  # observers must not fail the stage, whatever their libraries raise
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("who observes pipeline '%s' was not told: %s: %s", self._spec.pipeline, type(e).__name__, e)
+                log.warning(
+                    "could not report a stage of pipeline '%s': %s: %s", self._spec.pipeline, type(e).__name__, e
+                )
 
     def _write_metrics(self, folder: str) -> None:
-        # Reads tables' logs, and with them imports pyarrow: not in each application.
+        # Imported here, since it imports pyarrow, which most applications do not need.
         from headrace.jobs.observe.prometheus import write_metrics
 
         write_metrics(self._ws, self._spec, folder)
@@ -217,7 +219,7 @@ class Observation:
 
 @dataclass
 class StageObservation:
-    """One turn of a stage."""
+    """Observation of one run of a stage."""
 
     run: Run
     observation: Observation
@@ -227,7 +229,7 @@ class StageObservation:
     def begin(self, plan: RunPlan) -> None:
         """Report that the stage has work to do."""
         self.plan = plan
-        self.observation.quietly(self._open)
+        self.observation.report_safely(self._open)
 
     def done(self, manifest: Manifest) -> None:
         """Report that the stage is done."""
@@ -240,9 +242,9 @@ class StageObservation:
             self.observation.failed(self.run, self.plan, e)
 
     def end(self) -> None:
-        """Report that the run is over, in one way or the other."""
+        """Remove the status file after success or failure."""
         if self.file is not None:
-            self.observation.quietly(lambda: self.file.__exit__() if self.file else None)
+            self.observation.report_safely(lambda: self.file.__exit__() if self.file else None)
 
     def _open(self) -> None:
         assert self.plan is not None
@@ -251,20 +253,20 @@ class StageObservation:
         self.file = file
 
 
-class WholeRun:
-    """Tells of the run once it has started something, and of stages that could not tell their own end."""
+class RunObservation:
+    """Observation of a `headrace run`: its start, its end, and stages that died before they reported theirs."""
 
     def __init__(self, spec: Spec, ws: Workspace, ds: str) -> None:
         self._parent, self._root = parent_of_process()
         self.run = Run(spec.pipeline, ds, "", new_run_id(), self._parent, self._root)
         self._events = RunEvents(spec, ws)
-        self._begun, self._error = False, ""
+        self._has_started, self._error = False, ""
 
     def start(self) -> None:
-        """Something is about to be started: what is, learns from variables of the environment whose child it is."""
-        if self._begun:
+        """Report the start, once, and name this run in the environment as the parent of its child processes."""
+        if self._has_started:
             return
-        self._begun = True
+        self._has_started = True
         self._events.start(self.run)
         parent = self._events.as_parent(self.run)
         if parent is not None:
@@ -282,18 +284,18 @@ class WholeRun:
 
     def end(self) -> None:
         """End the run."""
-        if self._begun and self._error:
+        if self._has_started and self._error:
             self._events.fail(self.run, self._error)
-        elif self._begun:
+        elif self._has_started:
             self._events.complete(self.run)
         self._events.close()
 
 
 @contextmanager
-def whole_run(spec: Spec, ws: Workspace, ds: str) -> Iterator[WholeRun]:
-    """Around the applications of a run; an exception that leaves it is told as its failure."""
+def observed_run(spec: Spec, ws: Workspace, ds: str) -> Iterator[RunObservation]:
+    """Observe a run in this block; an exception is reported as its failure."""
     variables = {name: os.environ.get(name) for name in (PARENT, ROOT)}
-    run = WholeRun(spec, ws, ds)
+    run = RunObservation(spec, ws, ds)
     try:
         yield run
     except BaseException as e:

@@ -1,11 +1,10 @@
-"""Changes of an Iceberg table that carry the token of a lease's holder: after one of a later holder, those of an
-earlier one are refused.
+"""Fenced changes of an Iceberg table: each carries a fencing token, and those with an earlier token are refused.
 
-Iceberg's own commits are made again upon whatever is newest then, so they ask nobody. So a change is written to a
-branch of its own, which no reader looks at, and becomes the table's by one commit of metadata that rests on those that
-were looked at: `main` is the branch's snapshot, and a property says the token. A catalog takes it only where nobody has
-committed since (a REST catalog: where `main` is still the snapshot that it was), so a token that came in between is
-seen, however long a process stood still.
+Iceberg repeats a commit on top of the newest metadata, so it cannot check a token. Here a change is written to a branch
+of its own, which no reader sees. One commit of metadata then makes it the table's: it sets `main` to the branch's
+snapshot and a property to the token. A catalog accepts that commit only if nobody has committed since its base was read
+(a REST catalog: only if `main` is still the same snapshot). So a later token is noticed, however long a process was
+paused.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.publish")
 
 _MAIN = "main"
-#: What the names of the branches begin with; behind it lease and token of who writes there, and a number of its own.
-_BRANCHES = "headrace_write_"
-_BRANCH = re.compile(_BRANCHES + "(?P<lease>.*)_(?P<token>[0-9]+)_[0-9a-f]{32}")
-#: How often a change is written, and each time committed, at most. Behind each time a wait, twice as long as the one
-#: before: all together half a minute.
+#: Prefix of the branches' names; it is followed by lease and token of the writer and a random number.
+_BRANCH_PREFIX = "headrace_write_"
+_BRANCH = re.compile(_BRANCH_PREFIX + "(?P<lease>.*)_(?P<token>[0-9]+)_[0-9a-f]{32}")
+#: Most attempts to write a change, and to commit each written one. The wait after an attempt doubles each time: half a
+#: minute in total.
 _TRIES, _WAIT_SECONDS = 8, 0.25
 _CONFLICT = "org.apache.iceberg.exceptions.CommitFailedException"
 
@@ -55,27 +54,27 @@ def change(
 
     Args:
         spark: a session with the table's catalog.
-        name: the table's, quoted.
-        label: the same for people.
-        fence: of the holder of the lease under which the table is written; None: there is no lease.
-        write: makes the change to a branch, whose quoted name it is given; also several times, each to a new branch:
-            where somebody else has changed the table meanwhile.
-        check_lease: raises LeaseLost where another process is at work; asked before whatever is tried again.
+        name: quoted name of the table.
+        label: name of the table for messages.
+        fence: fencing token of the lease under which the table is written; None: there is no lease.
+        write: writes the change to the branch of the given quoted name. It is called again, with a new branch, if
+            another writer has changed the table meanwhile.
+        check_lease: raises LeaseLost if another process holds the lease; called before each new attempt.
 
     Raises:
-        LeaseLost: a later holder has changed the table, or claimed it; nothing of this change is in it.
-        IncompleteError: the catalog has refused the change again and again; nothing of it is in the table.
+        LeaseLost: a later holder has changed or claimed the table; this change is not in it.
+        IncompleteError: the catalog has refused every attempt; this change is not in the table.
     """
-    changing = _Change(spark, name, label, fence, check_lease)
-    for _ in changing.tries():
-        if changing.attempt(write):
+    attempts = _Change(spark, name, label, fence, check_lease)
+    for _ in attempts.tries():
+        if attempts.attempt(write):
             return
 
 
 def claim(
     spark: SparkSession, name: str, label: str, fence: Fence | None, check_lease: Callable[[], None] = lambda: None
 ) -> None:
-    """Have changes of earlier holders of a lease refused from now on, also where this one changes nothing else.
+    """Write the token of a lease's holder to a table, so that changes of earlier holders are refused from now on.
 
     Args and Raises: see `change`.
     """
@@ -84,7 +83,7 @@ def claim(
 
 
 def load_table(spark: SparkSession, name: str) -> Any:
-    """Iceberg's `Table` as its catalog has it now, by its quoted name."""
+    """Return Iceberg's `Table` by its quoted name, with the catalog's newest metadata."""
     jvm: Any = spark._jvm
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
     table.refresh()
@@ -98,15 +97,15 @@ class _Change:
         self._spark, self._name, self._label, self._fence = spark, name, label, fence
         self._check_lease = check_lease
         self._lease, self._token_number = ("", 0) if fence is None else (fence.lease, fence.token)
-        #: Why the last try was none.
+        #: Reason why the last attempt failed.
         self._refusal = ""
 
     def tries(self) -> Iterator[int]:
-        """Yield the numbers of tries, with a wait after each. Raises IncompleteError after the last one."""
+        """Yield the numbers of attempts, with a wait between them. Raises IncompleteError after the last one."""
         for n in range(_TRIES):
             yield n
             if n + 1 < _TRIES:
-                # Not all of those that are in each other's way at the same time again.
+                # A random wait, so that conflicting writers do not all try again at the same time.
                 time.sleep(_WAIT_SECONDS * 2**n * random.uniform(0.5, 1))
                 self._check_lease()
         raise IncompleteError(
@@ -116,54 +115,54 @@ class _Change:
         )
 
     def attempt(self, write: Callable[[str], None]) -> bool:
-        """Return whether the change is the table's now; otherwise it must be written again."""
+        """Write and commit the change; return False if it must be written again."""
         table = load_table(self._spark, self._name)
         self._check(table.properties())
-        self._remove_left(table)
-        head = table.currentSnapshot()
-        start = None if head is None else int(head.snapshotId())
-        branch = f"{_BRANCHES}{self._lease}_{self._token_number}_{uuid.uuid4().hex}"
+        self._remove_stale_branches(table)
+        current = table.currentSnapshot()
+        start = None if current is None else int(current.snapshotId())
+        branch = f"{_BRANCH_PREFIX}{self._lease}_{self._token_number}_{uuid.uuid4().hex}"
         manage = table.manageSnapshots()
         try:
-            # Of a table without a snapshot: an empty one.
+            # A branch of a table without snapshots begins empty.
             (manage.createBranch(branch) if start is None else manage.createBranch(branch, start)).commit()
             write(f"{self._name}.{quoted(f'branch_{branch}')}")
             table.refresh()
             ref = table.refs().get(branch)
             if ref is not None and ref.snapshotId() == start:
-                # Nothing was to be changed. A REST catalog compares snapshots: there has to be one.
+                # `write` changed nothing, and a REST catalog compares snapshots: add an empty one.
                 table.newAppend().toBranch(branch).commit()
             return self._commit(table.operations(), branch, start)
         except Exception as e:  # Spark's own errors are of several kinds
-            # Of a later holder, most likely, which has removed the branch.
+            # Most likely a later holder has removed the branch; then this raises LeaseLost.
             self._check(load_table(self._spark, self._name).properties())
             if self._is_conflict(e):
                 return False
             raise
         finally:
-            self._remove_own(branch)
+            self._remove_branch_quietly(branch)
 
     def _commit(self, ops: Any, branch: str, start: int | None) -> bool:
-        """Make the branch's snapshot the table's; False where the table has another one than when it was begun."""
+        """Make the branch's snapshot the table's; return False if the table's snapshot is no longer `start`."""
         jvm: Any = self._spark._jvm
         for _ in self.tries():
             base = ops.refresh()
             self._check(base.properties())
-            head, ref = base.currentSnapshot(), base.ref(branch)
-            if ref is None or (None if head is None else int(head.snapshotId())) != start:
+            current, ref = base.currentSnapshot(), base.ref(branch)
+            if ref is None or (None if current is None else int(current.snapshotId())) != start:
                 self._refusal = "another writer has changed the table meanwhile"
                 return False
             new = int(ref.snapshotId())
-            changed = jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
+            new_metadata = jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
             if self._fence is not None:
-                changed = changed.setProperties({application_of(self._fence): str(self._fence.token)})
-            changed = changed.setBranchSnapshot(new, _MAIN).removeRef(branch).build()
+                new_metadata = new_metadata.setProperties({application_of(self._fence): str(self._fence.token)})
+            new_metadata = new_metadata.setBranchSnapshot(new, _MAIN).removeRef(branch).build()
             try:
-                ops.commit(base, changed)
+                ops.commit(base, new_metadata)
             except Py4JJavaError as e:
-                # An answer that was lost is one as well.
-                head = ops.refresh().currentSnapshot()
-                if head is not None and int(head.snapshotId()) == new:
+                # The commit may have succeeded, with its answer lost.
+                current = ops.refresh().currentSnapshot()
+                if current is not None and int(current.snapshotId()) == new:
                     return True
                 if not self._is_conflict(e):
                     raise
@@ -176,14 +175,14 @@ class _Change:
             raise lease_lost(self._label)
 
     def _is_conflict(self, error: Exception) -> bool:
-        """Return whether the error is a conflict with another writer, and keep its message for this try."""
+        """Return whether the error is a conflict with another writer; if so, note its message as the refusal."""
         gateway = self._spark.sparkContext._gateway
         if not isinstance(error, Py4JJavaError) or not is_instance_of(gateway, error.java_exception, _CONFLICT):
             return False
         self._refusal = str(error.java_exception.getMessage())
         return True
 
-    def _remove_own(self, branch: str) -> None:
+    def _remove_branch_quietly(self, branch: str) -> None:
         """Remove the branch. A failure does not affect the change itself: the next holder removes the branch."""
         try:
             _remove(load_table(self._spark, self._name), branch)
@@ -191,10 +190,10 @@ class _Change:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             log.warning("%s: the branch %s was not removed, the next run will: %s", self._label, branch, reason)
 
-    def _remove_left(self, table: Any) -> None:
-        """Remove the branches of processes that were killed, and of earlier holders that are suspended."""
+    def _remove_stale_branches(self, table: Any) -> None:
+        """Remove branches of killed processes and of earlier holders of the lease."""
         for branch in [str(name) for name in table.refs()]:
-            match = _BRANCH.fullmatch(branch)  # None: of people
+            match = _BRANCH.fullmatch(branch)  # None: a user's branch
             if match is not None and match["lease"] == self._lease and int(match["token"]) <= self._token_number:
                 _remove(table, branch)
 
@@ -205,7 +204,7 @@ def _remove(table: Any, branch: str) -> None:
     try:
         table.manageSnapshots().removeBranch(branch).commit()
     except Py4JJavaError as e:
-        # Of two processes at once one comes too late; what stays goes with the next change.
+        # Another process may have removed it first. A branch that stays is removed with the next change.
         log.info("%s: the branch %s was not removed: %s", table.name(), branch, e.java_exception.getMessage())
 
 

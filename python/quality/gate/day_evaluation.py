@@ -257,7 +257,7 @@ def requested_metrics(task: GateTask) -> list[str]:
 
 
 def _requested(task: GateTask, kinds: Sequence[Any]) -> list[str]:
-    return [m for kind in kinds for m in task.train.evaluation.wants(kind)]
+    return [m for kind in kinds for m in task.train.evaluation.metrics_of(kind)]
 
 
 def _task(

@@ -1,10 +1,10 @@
-"""Covisitation: similarities of items that users had in common, and their sums for each user's newest items.
+"""Covisitation: similarities of items by their common users, and sums of them over each user's newest items.
 
-Similarities (`Covisitation`: their definition and where it is from) are made of pairs of items within each user's
-newest items: a heavy user adds history * (history - 1) / 2 pairs, whatever they did. A popular item's users are thinned
-to about `users_per_item` by a hash of the user. The hash is the same for all items, so that of two popular items the
-same users stay: a pair's count is divided by the share that stays of the more popular one, and is right on average.
-Similarities are kept as whole numbers, whose sums do not depend on the order in which Spark adds them.
+`headrace.config.Covisitation` defines the similarities and names their source. They count pairs among each user's
+newest items, so a user adds at most history * (history - 1) / 2 pairs. A popular item's users are sampled down to about
+`users_per_item` by a hash of the user. The hash is the same for all items, so two popular items keep the same users. A
+pair's count is divided by the share of users that the more popular item keeps, and is right on average. Similarities
+are whole numbers, so their sums do not depend on the order in which Spark adds them.
 """
 
 from __future__ import annotations
@@ -27,28 +27,32 @@ from headrace.score.candidates.source import FETCH, PAIR_TIME, USER, CandidateCo
 from headrace.score.items import ITEM_ROW
 from headrace.score.ranking import ITEMS
 
-#: Steps in which users are thinned.
+#: Resolution of the share of users that an item keeps.
 _STEPS = 1 << 20
 #: Fixed-point value of a similarity of 1.
 _UNIT = 1 << 40
-_NEIGHBORS, _SCORES, _LIMIT = "__neighbors", "__similarities", "__wanted"
-#: Neighbours that a task sums at once.
+_NEIGHBORS, _SCORES, _LIMIT = "__neighbors", "__similarities", "__limit"
+#: Most neighbours that a task sums at once.
 _BLOCK = 1 << 20
 
 
 class CovisitedItems:
-    """Item-to-item collaborative filtering: see the module."""
+    """Candidates by item-to-item collaborative filtering; see the module."""
 
     def __init__(self, context: CandidateContext, source: Covisitation, spec_path: str) -> None:
         self._context, self._source, self._spec_path = context, source, spec_path
 
     def first(self, users: DataFrame, limit: int) -> DataFrame:
-        """See ItemRanking."""
+        """Return the users with their first items, at most FETCH of each, in ITEMS; see `ItemRanking`."""
         key = self._context.user_key
-        requesting = users.where(F.col(FETCH) > 0).select(col(key).alias("__asks"), F.col(FETCH).alias(_LIMIT))
-        matches = requesting.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _LIMIT, ITEM_ROW)
+        requesting = users.where(F.col(FETCH) > 0).select(
+            col(key).alias("__requesting_user"), F.col(FETCH).alias(_LIMIT)
+        )
+        matches = requesting.join(self._history, F.col("__requesting_user") == F.col(USER)).select(
+            USER, _LIMIT, ITEM_ROW
+        )
         matches = matches.join(self._similar, ITEM_ROW)
-        # Lists are joined to the users and summed there, instead of a row for each neighbour of each item of each user.
+        # Join lists of neighbours to users and sum them in a task: a row for each neighbour would be far more data.
         lists = matches.groupBy(USER).agg(
             F.first(_LIMIT).alias(_LIMIT), F.collect_list(F.struct(_NEIGHBORS, _SCORES)).alias("e")
         )
@@ -81,8 +85,8 @@ class CovisitedItems:
         entry = F.struct(F.col(ITEM_ROW).alias("item"), n.alias("n"), F.col("__share").alias("share"))
         baskets = thinned.groupBy(USER).agg(F.sort_array(F.collect_list(entry)).alias("b"))
         pairs = baskets.select(F.explode(_pairs_within(F.col("b"))).alias("p")).select("p.*")
-        together = pairs.groupBy("a", "b").agg(F.count(F.lit(1)).alias("__seen_together"))
-        together = together.select(
+        pair_counts = pairs.groupBy("a", "b").agg(F.count(F.lit(1)).alias("__seen_together"))
+        pair_counts = pair_counts.select(
             F.col("a.item").alias(ITEM_ROW),
             F.col("b.item").alias(neighbor),
             F.col("a.n").alias("__n"),
@@ -92,7 +96,7 @@ class CovisitedItems:
         similarity = F.least(F.lit(1.0), self._similarity(common, n, F.col("__m")))
         if self._source.shrinkage:
             similarity = similarity * common / (common + F.lit(self._source.shrinkage))
-        scaled = together.select(ITEM_ROW, neighbor, F.floor(similarity * F.lit(float(_UNIT))).alias("__similarity"))
+        scaled = pair_counts.select(ITEM_ROW, neighbor, F.floor(similarity * F.lit(float(_UNIT))).alias("__similarity"))
         symmetric = scaled.unionByName(
             scaled.select(F.col(neighbor).alias(ITEM_ROW), F.col(ITEM_ROW).alias(neighbor), "__similarity")
         )
@@ -115,16 +119,14 @@ class CovisitedItems:
 
 
 def share_of_users(users_per_item: int, n: Column) -> Column:
-    """Return how many of 2^20 steps of an item's n users (bigint) leave about `users_per_item` of them: int, 1 at
-    least.
-    """
+    """Return the share, in 2^20 steps, of an item's n users (bigint) that keeps about `users_per_item`: int, >= 1."""
     # A double, since Spark's product of two ints is an int and would overflow.
     steps = F.floor(F.lit(float(users_per_item * _STEPS)) / n)
     return F.greatest(F.lit(1), F.least(F.lit(_STEPS), steps)).cast("int")
 
 
 def _pairs_within(basket: Column) -> Column:
-    """Return all pairs of entries of a sorted list, the lower one first: array<struct<a, b>>."""
+    """Return all pairs of entries of a sorted list, each with the lower one first: array<struct<a, b>>."""
     return F.flatten(
         F.transform(
             basket,
@@ -137,7 +139,7 @@ def _pairs_within(basket: Column) -> Column:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """For each of n users a list of items and similarities; items may come several times."""
+    """Lists of items and similarities, one for each of n users; an item may be in a list several times."""
 
     #: int64 [n + 1]
     offsets: NDArray[np.int64]
@@ -151,24 +153,24 @@ def best_neighbors(lists: Neighbors, limits: NDArray[np.integer[Any]]) -> tuple[
     """Return the items with the greatest sums of similarities, for each user.
 
     Args:
-        lists: of n users.
-        limits: int [n], at most so many.
+        lists: neighbours of n users.
+        limits: largest number of items of each user, int [n].
 
     Returns:
-        (offsets int64 [n + 1], items int32): greatest sum first, of equal ones the lower item first.
+        (offsets int64 [n + 1], items int32): by descending sum; of equal sums the lower item first.
     """
     n = len(lists.offsets) - 1
     users = np.repeat(np.arange(n), np.diff(lists.offsets))
     order = np.lexsort((lists.items, users))
     users, items = users[order], lists.items[order]
-    begins = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])][: len(users)])
-    sums = np.add.reduceat(lists.similarities[order], begins) if len(begins) else np.empty(0, np.int64)
-    users, items = users[begins], items[begins]
+    group_starts = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])][: len(users)])
+    sums = np.add.reduceat(lists.similarities[order], group_starts) if len(group_starts) else np.empty(0, np.int64)
+    users, items = users[group_starts], items[group_starts]
     best = np.lexsort((items, -sums, users))
     users, items = users[best], items[best]
     starts = np.searchsorted(users, np.arange(n))
-    has_place = np.arange(len(users)) - starts[users] < np.asarray(limits)[users]
-    return np.r_[0, np.cumsum(np.bincount(users[has_place], minlength=n))].astype(np.int64), items[has_place]
+    is_listed = np.arange(len(users)) - starts[users] < np.asarray(limits)[users]
+    return np.r_[0, np.cumsum(np.bincount(users[is_listed], minlength=n))].astype(np.int64), items[is_listed]
 
 
 def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -178,7 +180,7 @@ def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ends = np.asarray(items.offsets).astype(np.int64)
         start = 0
         while start < batch.num_rows:
-            # At least one user, else as many as fit the block.
+            # As many users as fit the block, and at least one.
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _BLOCK, "right")) - 1)
             user_items = items.slice(start, stop - start)
             offsets = ends[start : stop + 1] - ends[start]

@@ -1,15 +1,16 @@
 """A lease in a store of objects: one holder on any number of hosts.
 
-The lease PATH is the last of the files PATH/0000000001, PATH/0000000002, ...: each says who holds it, until when. Its
-number is the holder's token. The next file is written on the condition that there is none of that number, so of two who
-want the lease one gets it; that is the one condition that every store keeps between writers at once. The holder renews
-its file in a thread; where it could not (its process was paused, its host is cut off) the lease ends, another may take
-it, and what its holder then wants to commit is refused. A lease that was given back, or whose holder's process is gone
-from this very machine, is free at once. To give it back is tried for END_SECONDS: where the store is away for longer it
-ends by itself, and nobody waits for that here.
+The lease PATH is the last of the files PATH/0000000001, PATH/0000000002, ... Each names its holder and its end, and its
+number is the holder's token. A process takes the lease by writing the file of the next number, on condition that it
+does not exist. All stores guarantee that condition between concurrent writers, so only one process gets the lease.
 
-Clocks: `expires` is of the holder's clock, and another host waits SKEW_SECONDS longer by its own. The holder itself
-counts on a clock that goes on while the machine sleeps, from before it asked the store.
+The holder renews its file in a thread. If it cannot (its process was paused, its host is cut off), the lease ends,
+another process may take it, and later commits of the old holder are refused. A lease is free at once if it was
+released, or if its holder's process on this machine has ended. The holder tries for END_SECONDS to release it; if the
+store is away for longer, the lease ends by itself.
+
+Clocks: `expires` is by the holder's clock, and another host waits SKEW_SECONDS longer by its own. The holder measures
+from before its request to the store, by a clock that goes on while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from headrace.storage.objects import calls
 
 log = logging.getLogger("headrace.storage")
 
-#: Seconds for which a lease holds unless it is renewed; tests set fewer.
+#: Seconds for which a lease is valid without renewal; tests set fewer.
 SECONDS = 60.0
-#: Largest tolerated difference of hosts' clocks, in seconds.
+#: Largest tolerated difference between hosts' clocks, in seconds.
 SKEW_SECONDS = 10.0
-#: Seconds for which the end of a lease waits for a store that is away.
+#: Seconds for which a holder tries to release its lease in a store that is away.
 END_SECONDS = 5.0
-#: Share of SECONDS after which a lease is renewed: two renewals may fail.
+#: Share of SECONDS after which a lease is renewed, so that two renewals may fail.
 _RENEWED_AFTER = 0.25
 _UNKNOWN = Holder(process=0, host="")
-#: (lease, token) that this process has ended but not yet released in the store: they do not block its next lease.
+#: (lease, token) of leases that this process has ended and could not release: they do not block its next lease.
 _ended_leases: set[tuple[str, int]] = set()
 
 
 @contextmanager
 def lease(bucket: Any, path: str) -> Iterator[Lease]:
-    """Hold the lease while the block runs; `Held` where another process does."""
-    held = _Held(bucket, path)
+    """Hold the lease during the block. Raises Held if another process holds it."""
+    active = _ActiveLease(bucket, path)
     try:
-        yield Lease(held.holder, held.is_held)
+        yield Lease(active.holder, active.is_held)
     finally:
-        held.end()
+        active.end()
 
 
 def holder(bucket: Any, path: str) -> Holder | None:
@@ -61,31 +62,31 @@ def holder(bucket: Any, path: str) -> Holder | None:
     return None if last is None or _is_free(last) else last
 
 
-class _Held:
-    """A lease that this process has taken, and the thread that renews it."""
+class _ActiveLease:
+    """A lease that this process holds, and the thread that renews it."""
 
     def __init__(self, bucket: Any, path: str) -> None:
         self._bucket, self._path = bucket, path
-        self._stop_requested, self._given_back = Event(), False
+        self._stop_requested, self._is_released = Event(), False
         self._refusal: Exception | None = None
-        #: Time of `elapsed_seconds` up to which no other process can hold it.
-        self._until = 0.0
+        #: Time by `elapsed_seconds` until which no other process can hold the lease.
+        self._held_until = 0.0
         self._seconds = SECONDS
         self.holder = self._take()
-        self._thread = Thread(target=self._renew_and_end, name="lease", daemon=True)
+        self._thread = Thread(target=self._renew_and_release, name="lease", daemon=True)
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Return whether this process holds the lease now, by the clock and by the store."""
-        if elapsed_seconds() >= self._until:
+        """Return whether this process holds the lease now, by its clock and by the store."""
+        if elapsed_seconds() >= self._held_until:
             return False
-        return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and elapsed_seconds() < self._until
+        return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and elapsed_seconds() < self._held_until
 
     def end(self) -> None:
-        """Give it back: the next holder need not wait. Where the store is away, the thread alone goes on to try."""
+        """Release the lease, so that the next holder need not wait. If the store is away, only the thread goes on."""
         self._stop_requested.set()
         self._thread.join(END_SECONDS)
-        if not self._given_back:
+        if not self._is_released:
             _ended_leases.add((self.holder.lease, self.holder.token))
             log.warning(
                 "the lease %s was not given back (%s): it ends by itself, and %g s from now at the latest another "
@@ -103,44 +104,44 @@ class _Held:
         holder = holder_after(previous, previous.token + 1 if previous else 1, self._end(), _machine())
         token = holder.token
         data = _encoded(holder)
-        written = calls.put_new(self._bucket, _key(self._path, token), data)
+        tag = calls.put_new(self._bucket, _key(self._path, token), data)
         numbers = _numbers(self._bucket, self._path)
-        if written is None:
+        if tag is None:
             current = calls.get(self._bucket, _key(self._path, token))
             # It is this process's own write, if only the answer to the first try was lost.
-            written = None if current is None or current[0] != data else current[1].tag
-        if written is None or numbers[-1:] != [token]:
+            tag = None if current is None or current[0] != data else current[1].tag
+        if tag is None or numbers[-1:] != [token]:
             raise Held(_last(self._bucket, self._path) or _UNKNOWN)
-        self._until = start + self._seconds
+        self._held_until = start + self._seconds
         calls.delete(self._bucket, [_key(self._path, n) for n in numbers if n < token])
         return holder
 
-    def _renew_and_end(self) -> None:
-        """Renew the lease, then give it back, in one thread: no renewal is in flight when the lease is given back."""
+    def _renew_and_release(self) -> None:
+        """Renew the lease, then release it, in one thread, so that no renewal is in flight at the release."""
         self._renew()
         self._stop_requested.wait()
         try:
             self._write(datetime.fromtimestamp(0, UTC))
-            self._given_back = True
+            self._is_released = True
         except (OSError, UserError) as e:
             self._refusal = e
 
     def _renew(self) -> None:
         while not self._stop_requested.wait(self._seconds * _RENEWED_AFTER):
             start = elapsed_seconds()
-            if start >= self._until:
+            if start >= self._held_until:
                 return
             try:
                 self._write(self._end())
             except (OSError, UserError):  # the store is away: try again until the lease ends
                 continue
-            # If that took longer than the lease held, another process may have taken it.
-            if elapsed_seconds() >= self._until:
+            # If the renewal took longer than the lease was valid, another process may have taken it.
+            if elapsed_seconds() >= self._held_until:
                 return
-            self._until = start + self._seconds
+            self._held_until = start + self._seconds
 
     def _write(self, expires: datetime) -> None:
-        """Its own file: no other process writes that one."""
+        """Write this holder's file, which no other process writes."""
         data = _encoded(self.holder.model_copy(update={"expires": expires}))
         calls.put(self._bucket, _key(self._path, self.holder.token), data)
 
@@ -158,7 +159,7 @@ def _numbers(bucket: Any, path: str) -> list[int]:
 
 
 def _last(bucket: Any, path: str) -> Holder | None:
-    """Return the holder that the last file names, with its number as the token; None where there never was one."""
+    """Return the holder in the last file, with the file's number as its token; None if there was never a holder."""
     while numbers := _numbers(bucket, path):
         last = calls.get(bucket, _key(path, numbers[-1]))
         if last is not None:
@@ -166,8 +167,8 @@ def _last(bucket: Any, path: str) -> Holder | None:
     return None
 
 
-def _encoded(held: Holder) -> bytes:
-    return held.model_dump_json().encode() + b"\n"
+def _encoded(holder: Holder) -> bytes:
+    return holder.model_dump_json().encode() + b"\n"
 
 
 def _read(data: bytes) -> Holder | None:
@@ -177,15 +178,15 @@ def _read(data: bytes) -> Holder | None:
         return None
 
 
-def _is_free(written: Holder) -> bool:
+def _is_free(record: Holder) -> bool:
     """Return whether the lease that a file describes is free."""
-    if written.expires is None:  # unknown: the record is damaged
+    if record.expires is None:  # unknown: the record is damaged
         return False
-    if written.expires.timestamp() == 0:
+    if record.expires.timestamp() == 0:
         return True
-    if written.machine and written.machine == _machine() and not _is_alive(written.process):
+    if record.machine and record.machine == _machine() and not _is_alive(record.process):
         return True
-    return datetime.now(UTC) > written.expires + timedelta(seconds=SKEW_SECONDS)
+    return datetime.now(UTC) > record.expires + timedelta(seconds=SKEW_SECONDS)
 
 
 def _is_alive(process: int) -> bool:
@@ -200,7 +201,7 @@ def _is_alive(process: int) -> bool:
 
 @cache
 def _machine() -> str:
-    """Return an identity of the running kernel and of this process table."""
+    """Return an identity of the running kernel and its process table, empty where /proc does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  (no file)

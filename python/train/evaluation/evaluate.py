@@ -149,7 +149,7 @@ class Evaluator:
         """Count the codes of the split `train`, where something asks for them. Collective."""
         item = (
             [self._request.item.name]
-            if self._request.item is not None and self._settings.wants(CatalogueMetric)
+            if self._request.item is not None and self._settings.metrics_of(CatalogueMetric)
             else []
         )
         names = {*item, *self._request.seen_features.values()}
@@ -176,7 +176,7 @@ class Evaluator:
             return evaluate_basic(ranks, predictions, self._probability)
         rows, dimensions = self._rows(ranks, predictions, self._request.user)
         settings, draws = self._settings, self._bootstrap
-        further = _meaningful(settings.wants(ClickMetric), self._probability)
+        further = _meaningful(settings.metrics_of(ClickMetric), self._probability)
         click_tables = click_metrics(
             ranks,
             rows,
@@ -187,7 +187,7 @@ class Evaluator:
         )
         names = [*_meaningful(BASIC, self._probability), *further]
         tables = [{name: clicks.values[name] for name in names} for clicks in click_tables]
-        if of_users_wanted := settings.wants(UserMetric):
+        if of_users_wanted := settings.metrics_of(UserMetric):
             for table, of_users in zip(
                 tables, user_metrics(ranks, rows, dimensions=dimensions, bootstrap=draws), strict=True
             ):
@@ -255,7 +255,7 @@ class Evaluator:
         """
         settings, draws = self._settings, self._bootstrap
         assert settings.full_ranking is not None
-        of_items = settings.wants(CatalogueMetric)
+        of_items = settings.metrics_of(CatalogueMetric)
         tables: list[dict[str, F64]] = [{} for _ in range(1 + len(dimensions))]
         coverage: dict[str, float | None] = {}
         for k in settings.full_ranking.k:
@@ -280,9 +280,9 @@ class Evaluator:
         assert self._request.group is not None
         rows, dimensions = self._rows(ranks, predictions, self._request.group)
         settings, draws = self._settings, self._bootstrap
-        item, of_items = self._request.item, settings.wants(CatalogueMetric)
+        item, of_items = self._request.item, settings.metrics_of(CatalogueMetric)
         lists = ranked_lists(ranks, rows, predictions.codes[item.name] if item is not None else None)
-        names = [*OF_LISTS, *settings.wants(RankingMetric)]
+        names = [*OF_LISTS, *settings.metrics_of(RankingMetric)]
         tables = [
             {name: rankings[name] for name in names}
             for rankings in ranking_metrics(ranks, lists, self._request.k, dimensions=dimensions, bootstrap=draws)

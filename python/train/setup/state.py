@@ -15,7 +15,7 @@ from torch import nn
 from headrace import config
 from headrace.comm import World
 from headrace.comm.base import Collective
-from headrace.comm.shared_memory import some_may_share
+from headrace.comm.shared_memory import may_share_memory
 from headrace.config.schema import DatasetSchema, Kind
 from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
@@ -232,7 +232,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         job.train.embeddings.kind,
         1 + job.train.background_checkpoints,
     )
-    shares_memory = job.train.device == "cpu" and some_may_share(collective)
+    shares_memory = job.train.device == "cpu" and may_share_memory(collective)
     device, settings = place(job.train.device, collective.world), job.train.sharding
     if device.type == "cuda" and settings.memory_gib is None:
         reserved = reserved_gib(schema, job.model, job.train, collective.world)
