@@ -68,13 +68,13 @@ class CategoricalBatch:
 
 
 class BatchIds(Mapping[str, Tensor | JaggedTensor]):
-    """Ids of a batch by categorical feature: int64 [B], or of a list a JaggedTensor of int64 without nulls.
+    """Ids of a batch by categorical feature: int64 [B], or for a list a JaggedTensor of int64 without nulls.
 
-    Those of a list are made when they are first asked for.
+    The ids of a list are converted at their first use.
 
     Args:
         batch: the features' ids.
-        places: by feature, whether it is a list, and where the batch has it: `places_of`.
+        places: result of `places_of`: for each feature, whether it is a list, and its position in the batch.
     """
 
     def __init__(self, batch: CategoricalBatch, places: Mapping[str, tuple[bool, int]]) -> None:
@@ -133,8 +133,8 @@ _ALIGNED = 64
 def moved_in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy tensors to a device in one copy: return views of one block of bytes.
 
-    Pinned memory is what a GPU copies from without a detour. A copy costs a call to the driver, some ten microseconds
-    whatever its size; a batch has as many tensors as it has lists, twice, and two.
+    A GPU copies from pinned memory directly. Each copy is a call to the driver, which takes about ten microseconds for
+    any size, and a batch has two tensors, and two more for each list.
     """
     begins, total = [], 0
     for x in tensors:

@@ -1,6 +1,6 @@
 """Network classes: the torch module that a spec's `model` names, and its construction.
 
-A class of the user's takes the dataset's features and its settings, and gives logits by name:
+A class of your own takes the dataset's features and its settings, and returns logits by name:
 
     class MyNet(torch.nn.Module):
         lookups: Sequence[EmbeddingLookup]                           # optional: tables, sequences (models.lookups)
@@ -10,10 +10,10 @@ A class of the user's takes the dataset's features and its settings, and gives l
 
     model: {class: my_package.nets:MyNet, args: {hidden: 32}}
 
-An installed package may offer it under a name, by an entry point of the group `headrace.models`.
+An installed package may give it a name, by an entry point of the group `headrace.models`.
 
-Settings are checked by the constructor's signature, or, where the class has a pydantic model `Args`, by that: the
-constructor then takes one of it.
+Settings are checked by the constructor's signature. If the class has a pydantic model `Args`, they are checked by that,
+and the constructor takes an instance of it.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _GLOBAL_GENERATOR = Lock()
 
 
 def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.Module:
-    """Create the dense part of a model, on the CPU, with initial weights that follow from the seed alone.
+    """Create the dense part of a model, on the CPU, with initial weights that depend only on the seed.
 
     Args:
-        model: its class and settings.
-        features: the dataset's.
-        seed: of torch's global generator while the class is made; it is as before behind that.
+        model: class and settings.
+        features: the dataset's features.
+        seed: seed of torch's global generator during construction; its previous state is restored.
 
     Raises:
-        UserError: no such class, or settings that are not its own.
+        UserError: the class does not exist, or does not take these settings.
     """
     kind = _NETWORKS.find(model.kind, "model.class")
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):

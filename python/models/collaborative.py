@@ -44,12 +44,12 @@ def weights_of_positives(inputs: Inputs) -> Tensor:
 
 
 def loss_of(kind: Literal["bce", "bpr", "softmax"], outputs: Mapping[str, Tensor], inputs: Inputs, item: str) -> Tensor:
-    """Return the sum over the rows, [].
+    """Return the loss, summed over the rows: [].
 
     Args:
-        kind: bce: of each row's label; the others: of positive rows beside their negatives.
+        kind: bce compares each row with its label; the others compare positive rows with their negatives.
         outputs: `logits` [B]; `negatives` [B, n], the scores of the batch's negatives.
-        item: the feature that negatives are drawn of; those that are the row's own are left out of a softmax.
+        item: the feature of the negatives; a softmax leaves out negatives that are the row's own item.
     """
     logits = outputs["logits"]
     if kind == "bce":
@@ -66,7 +66,7 @@ def cardinality_of(features: InputFeatures, name: str) -> int:
     """Return the number of codes of a feature whose complete table a model reads.
 
     Raises:
-        UserError: there is no such feature of one code a row.
+        UserError: the dataset has no such feature with one code a row.
     """
     cardinality = features.cardinality.get(name)
     if cardinality is None:
@@ -83,11 +83,12 @@ class MatrixFactorization(nn.Module):
 
     Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (2009).
 
-    With `similarity: cosine` it is their cosine over the temperature, without a bias; with a sampled softmax that is
-    the model of Wu et al., "On the Effectiveness of Sampled Softmax Loss for Item Recommendation" (2024).
+    With `similarity: cosine` the logit is their cosine over the temperature, without a bias. With a sampled softmax
+    that is the model of Wu et al., "On the Effectiveness of Sampled Softmax Loss for Item Recommendation" (2024).
 
-    Losses: `bce`, of each row's label; `bpr` (Rendle et al., "BPR: Bayesian Personalized Ranking from Implicit
-    Feedback", 2009) and `softmax`, of positive rows beside the batch's negatives; rows of label 0 add nothing there.
+    The loss `bce` compares each row with its label. `bpr` (Rendle et al., "BPR: Bayesian Personalized Ranking from
+    Implicit Feedback", 2009) and `softmax` compare positive rows with the batch's negatives; rows of label 0 add
+    nothing.
     """
 
     Args = MatrixFactorizationArgs
@@ -131,13 +132,13 @@ class MatrixFactorization(nn.Module):
 
 
 class SimpleX(nn.Module):
-    """The cosine of an item and a user, who is a vector of the user's own beside the mean of a history of items.
+    """The cosine of an item and a user, whose vector combines one of the user's own with the mean of a history.
 
     Mao et al., "SimpleX: A Simple and Strong Baseline for Collaborative Filtering" (CIKM 2021).
 
-    user = user_share * u + (1 - user_share) * V mean(items of the history); the history's items have the item's table
-    where both features have one vocabulary. A user without a history is that vector alone, and with `history: null` all
-    are: matrix factorisation under the cosine contrastive loss.
+    user = user_share * u + (1 - user_share) * V mean(items of the history). The history's items share the item's table
+    if both features have one vocabulary. A user without a history has the vector u, and with `history: null` all users
+    have: that is matrix factorisation with the cosine contrastive loss.
     """
 
     Args = SimpleXArgs
@@ -153,7 +154,7 @@ class SimpleX(nn.Module):
         ]
         if args.history is not None:
             self.lookups.append(EmbeddingLookup("history", args.history, width, pooling="mean"))
-            #: V of the paper.
+            #: The matrix V of the paper.
             self.of_history = nn.Linear(width, width, bias=False)
         self.dropout = nn.Dropout(args.dropout)
 
@@ -193,9 +194,9 @@ class NeuMF(nn.Module):
 
     He et al., "Neural Collaborative Filtering" (WWW 2017).
 
-    GMF multiplies the vectors of a user and an item element by element, the MLP sees them side by side; each part has
-    tables of its own, `gmf` and `mlp`. With `part: gmf` or `part: mlp` the model is that part alone, and what it
-    learned is what the fused model may start from (section 3.4.1 of the paper): `start_from`.
+    GMF multiplies the vectors of a user and an item element by element; the MLP reads them side by side. Each part has
+    its own tables, `gmf` and `mlp`. With `part: gmf` or `part: mlp` the model is only that part. The fused model can
+    start from two such models (`start_from`; section 3.4.1 of the paper).
     """
 
     Args = NeuMFArgs
@@ -231,9 +232,9 @@ class NeuMF(nn.Module):
         return {"logits": self.head(torch.cat(parts, dim=1)).squeeze(1)}
 
     def start_from(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over the dense parts of two trained models, `gmf` and `mlp`: their state dicts.
+        """Load the dense parts of two trained models, `gmf` and `mlp`, from their state dicts.
 
-        The head is alpha times the GMF's beside 1 - alpha times the MLP's.
+        The head is alpha times the head of GMF, and 1 - alpha times the head of the MLP, side by side.
 
         Raises:
             KeyError, RuntimeError: a state of another shape.
@@ -252,13 +253,13 @@ class MultVAE(nn.Module):
 
     Liang et al., "Variational Autoencoders for Collaborative Filtering" (WWW 2018).
 
-    The first layer of the encoder and the last of the decoder are as wide as there are items: both are embedding
-    tables, `encoder` (summed over the list) and `decoder` (a row and a bias an item), which shard. A row is a user with
-    a list; the row's own item is only scored: its logit is the multinomial's, without the normaliser.
+    The encoder's first layer and the decoder's last layer have the width of the vocabulary. Both are embedding tables,
+    which shard: `encoder` (summed over the list) and `decoder` (a row and a bias for each item). A row is a user with a
+    list. The row's own item is only scored: its logit is the multinomial's, without the normaliser.
 
-    The loss is the list's negative log-likelihood plus the KL divergence of the latent normal times a factor that rises
-    with the steps, to `kl_weight` after `anneal_steps`. Labels are not looked at. With `variational: false` the latent
-    vector is its mean and there is no divergence: Mult-DAE of the same paper.
+    The loss is the list's negative log-likelihood, plus the KL divergence of the latent normal times a factor that
+    rises to `kl_weight` over `anneal_steps` steps. Labels have no effect. With `variational: false` the latent vector
+    is its mean and there is no divergence: Mult-DAE of the same paper.
     """
 
     Args = MultVAEArgs
@@ -296,7 +297,7 @@ class MultVAE(nn.Module):
     def _encoded(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the rows' latent vectors, [B, D], and their divergence from a standard normal, [B]."""
         history = inputs.sequence("history")
-        # Of a row of zeros and ones the length is the square root of the number of ones.
+        # The length of a vector of zeros and ones is the square root of the number of ones.
         weights = dropout(torch.ones_like(history.values[:, :1]), self.args.dropout, self.training)
         total = JaggedTensor(history.values * weights, history.offsets).pooled("sum")
         total = total / history.lengths.clamp(min=1).sqrt().unsqueeze(1)

@@ -15,14 +15,14 @@ from headrace.models.lookups import EmbeddingLookup
 
 
 class DIN(nn.Module):
-    """An MLP over all features, of which histories are summed by how much their items have to do with the row's.
+    """An MLP over all features, in which the items of histories are weighted by attention to the row's item.
 
     Each pair of `histories` (an item's feature and a list of such items) has an attention of its own. Histories are
-    never padded: the MLP that weighs an item sees all items of the batch behind each other. The other list features are
+    never padded: the MLP that weights an item reads the items of all rows, one after the other. Other list features are
     summed.
 
     Raises:
-        UserError: a history is no list, or what looks at it has not one id a row.
+        UserError: a history is not a list, or its item's feature does not have one id a row.
     """
 
     Args = DINArgs
@@ -32,7 +32,7 @@ class DIN(nn.Module):
         for target, history in args.histories.items():
             check_feature(features, "model.args.histories", target, is_list=False)
             check_feature(features, "model.args.histories", history, is_list=True)
-        # Sorted: the order of a spec's keys must not decide which saved weights fit.
+        # Sorted, so that saved weights fit for any order of the spec's keys.
         self.histories = dict(sorted(args.histories.items()))
         lists, dim = set(self.histories.values()), features.embedding_dim
         self.pooled = [f for f in features.categorical if f not in lists]
@@ -40,7 +40,7 @@ class DIN(nn.Module):
             EmbeddingLookup(f, f, dim, pooling="none" if f in lists else "sum") for f in features.categorical
         ]
         self.softmax = args.softmax
-        # A list: a feature may be named as an attribute of a torch module is.
+        # A list and no dict, since a feature may have the name of an attribute of torch modules.
         self.attention = nn.ModuleList(
             ActivatedMLP((4 * dim, *args.attention_mlp, 1), args.activation, 0.0) for _ in self.histories
         )
@@ -97,8 +97,8 @@ class ActivatedMLP(nn.Module):
 class Dice(nn.Module):
     """p x + (1 - p) alpha x, p = sigmoid((x - mean) / sqrt(variance + eps)) (section 5.3 of the paper): [N, W].
 
-    Mean and variance are those of a step's values on all ranks, so that the number of ranks changes nothing, and in
-    evaluation their moving averages.
+    In training, mean and variance are those of the step's values on all ranks, so the result does not depend on the
+    number of ranks. In evaluation they are moving averages.
     """
 
     mean: Tensor
@@ -122,7 +122,7 @@ class Dice(nn.Module):
         sums = inputs.all_gather(torch.cat([x.sum(0), x.new_tensor([len(x)])]).unsqueeze(0)).sum(0)
         count = sums[-1].detach().clamp(min=1)
         mean = sums[:-1] / count
-        # From the mean, not from the sum of squares, whose difference from it has few digits.
+        # Squares of the differences from the mean; the difference of sums of squares would lose digits.
         variance = inputs.all_gather((x - mean).square().sum(0, keepdim=True)).sum(0) / count
         with torch.no_grad():
             self.mean.lerp_(mean, self.momentum)

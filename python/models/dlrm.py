@@ -17,12 +17,14 @@ from headrace.models.layers import MLP, pairwise_dots
 
 
 class DLRM(nn.Module):
-    """The bottom MLP turns the continuous columns into one vector of the embeddings' width; the dot products of all
-    pairs of that vector and the features' embeddings, beside the vector itself, go through the top MLP.
+    """DLRM: a bottom MLP, the dot products of all pairs of vectors, and a top MLP.
 
-    Without continuous features the vector is a learned constant, which is what a linear layer of no inputs is: its
-    products with the embeddings are the first-order terms of a factorisation machine (an item's popularity). Without
-    categorical features the top MLP sees the vector alone.
+    The bottom MLP maps the continuous columns to a vector of the embeddings' width. The top MLP reads this vector and
+    the dot products of all pairs of it and the features' embeddings.
+
+    Without continuous features the vector is a learned constant (a linear layer without inputs). Its products with the
+    embeddings are the first-order terms of a factorisation machine, such as an item's popularity. Without categorical
+    features the top MLP reads only the vector.
     """
 
     #: The interaction reads embeddings where they are (headrace.embeddings.lookup.zero_copy).
@@ -60,16 +62,16 @@ class DLRM(nn.Module):
 def dot_interaction(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tensor:
     """Compute the top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2], on a GPU followed by zeros.
 
-    `bottom` itself, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i; vector 0 is
-    `bottom`. (Naumov et al., 2019, section 2.) The ways differ by rounding. On CPUs, under autocast a `bottom` of
-    bfloat16 leaves it to torch, so vectors in place are not for it; on GPUs so do samples that are too large for a
-    kernel (headrace.models.feature_interaction_triton).
+    The output is `bottom`, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i, where
+    vector 0 is `bottom` (Naumov et al., 2019, section 2). C++, Triton and torch compute it with different rounding.
+    Torch computes it for a `bottom` of bfloat16 on CPUs (autocast), which excludes vectors in place, and on GPUs for
+    samples that are too large for a kernel (headrace.models.feature_interaction_triton).
     """
     bottom = bottom.contiguous()
     if isinstance(features, ZeroCopyVectors):
         return _zero_copy_pairs(bottom, features)
     features = features.contiguous()
-    if torch.compiler.is_exporting():  # a graph has torch's operators alone
+    if torch.compiler.is_exporting():  # an exported graph can have only torch's operators
         return _by_torch(bottom, features)
     if dispatch.usable(bottom, features):
         from headrace.models import feature_interaction_triton as interaction  # brings Triton
@@ -98,7 +100,7 @@ def _zero_copy_pairs(bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
 
 
 class _DotInteraction(torch.autograd.Function):
-    """(bottom, features) -> the top MLP's input. Both gradients come from one pass, whoever wants them."""
+    """Autograd function (bottom, features) -> the top MLP's input; one pass computes both gradients."""
 
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, features: Tensor) -> Tensor:
@@ -114,7 +116,10 @@ class _DotInteraction(torch.autograd.Function):
 
 
 class _ZeroCopyPairs(torch.autograd.Function):
-    """(anchor, bottom, features in place) -> the same; backward the features' gradients go where they are needed."""
+    """Autograd function (anchor, bottom, features in place) -> the top MLP's input.
+
+    Backward writes the features' gradients to their places in memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
@@ -127,7 +132,7 @@ class _ZeroCopyPairs(torch.autograd.Function):
         (bottom,) = ctx.saved_tensors
         features: ZeroCopyVectors = ctx.features
         features.check()
-        if torch.get_num_threads() > 1:  # which would meet where samples have a row in common
+        if torch.get_num_threads() > 1:  # threads would add to one row where samples share it
             of_bottom, of_features = interact_gradient(bottom, None, grads[0], features.pointers)
             assert of_features is not None
             with features.span():
@@ -146,9 +151,9 @@ def interact(bottom: Tensor, features: Tensor | None, pointers: Tensor | None = 
     (F + 1) / 2].
 
     Args:
-        bottom: vectors 0.
-        features: the others.
-        pointers: their addresses in place of themselves, int64 [B, F].
+        bottom: vector 0 of each sample.
+        features: the other vectors; None with `pointers`.
+        pointers: addresses of the other vectors, int64 [B, F].
     """
     lib = native.library()
     assert lib is not None
@@ -171,15 +176,15 @@ def interact(bottom: Tensor, features: Tensor | None, pointers: Tensor | None = 
 def interact_gradient(
     bottom: Tensor, features: Tensor | None, grad: Tensor, pointers: Tensor | None = None, to: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the gradients of both inputs from that of the output.
+    """Compute the gradients of both inputs from the gradient of the output.
 
     Args:
         bottom: see `interact`.
         features: see `interact`.
-        grad: of the output.
+        grad: gradient of the output.
         pointers: see `interact`.
-        to: addresses where the features' gradients go, int64 [B, F]; one that is odd, less 1, is stored to, else added
-            to, sample by sample: for one thread. None: they are returned.
+        to: addresses for the features' gradients, int64 [B, F]. An odd address, less 1, is overwritten; an even one is
+            added to, sample by sample, so use one thread. None: the gradients are returned.
     """
     lib = native.library()
     assert lib is not None

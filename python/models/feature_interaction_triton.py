@@ -1,9 +1,9 @@
-"""Triton kernels of DLRM's interaction, one each way: dot products of all pairs, after the bottom vector.
+"""Triton kernels of DLRM's interaction, forward and backward: dot products of all pairs, after the bottom vector.
 
-Plain torch makes a matrix of all products of a sample, N x N, and gathers the half below its diagonal; here neither
-that matrix nor the stacked vectors are ever in memory. Products are of 16-bit numbers with sums in float32, as those
-of autocast, or of float32 (or TF32: torch.set_float32_matmul_precision). With TRITON_INTERPRET=1 it runs on CPUs,
-slowly, for tests.
+Plain torch computes a matrix of all products of a sample, N x N, and gathers the half below its diagonal. The kernels
+store neither that matrix nor the stacked vectors. They multiply 16-bit numbers and sum in float32, as autocast does, or
+multiply float32 (TF32 by torch.set_float32_matmul_precision). With TRITON_INTERPRET=1 they run on CPUs, slowly, for
+tests.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
@@ -130,8 +130,8 @@ def interact(x: Tensor, vectors: Tensor) -> Tensor:
     """Return the bottom vector, all pairs' dot products, then zeros: [B, interaction_width(F, D)] of x's type.
 
     Args:
-        x: bottom vectors, of any float type [B, D], contiguous: the products' type.
-        vectors: of the features [B, F, D], contiguous, of any float type.
+        x: bottom vectors [B, D], contiguous; their float type is that of the products.
+        vectors: vectors of the features [B, F, D], contiguous, of any float type.
     """
     out: Tensor = _Interact.apply(x.contiguous(), vectors.contiguous())
     return out

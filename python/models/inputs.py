@@ -16,7 +16,8 @@ from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.errors import UserError, nearest
 
-#: Population of an item's share: all rows of the split train, its positive ones, or draws of `train.negatives`.
+#: Population of which a share is measured: all rows of the split train, its positive rows, or draws of
+#: `train.negatives`.
 ShareOf = Literal["rows", "positives", "negatives"]
 #: Vectors by the name of a lookup: pooled, or a sequence.
 LookupResults = Mapping[str, Tensor | JaggedTensor]
@@ -26,13 +27,17 @@ LookupResults = Mapping[str, Tensor | JaggedTensor]
 class InputFeatures:
     """The features of a dataset, in its order: the first argument of a model's class.
 
-    continuous: how many columns each has, by name; categorical: those that have an embedding; embedding_dim: the width
-    D of each embedding; lists: the categorical features that have any number of ids a row; cardinality: codes of a
-    categorical feature, 0 .. cardinality - 1, None of raw ids; first_code: the first code that a known value has (below
-    it are null, 0, and the values that the vocabulary lacks); vocabulary: the name of each one's codes, which several
-    features may share; tasks: the names of the outputs that a model of several labels gives (`train.tasks`), the first
-    of which is scored; products: tasks that are products of such, which are made of their outputs; tags: of each
-    feature.
+    Attributes:
+        continuous: number of columns of each continuous feature, by name.
+        categorical: features with an embedding.
+        embedding_dim: width D of each embedding.
+        lists: categorical features with any number of ids a row.
+        cardinality: number of codes of a categorical feature, 0 .. cardinality - 1; None for raw ids.
+        first_code: the code of the first known value; lower codes are null (0) and values outside the vocabulary.
+        vocabulary: name of a feature's vocabulary, which several features may share.
+        tasks: names of the outputs of a model of several labels (`train.tasks`); the first one is scored.
+        products: tasks that are products of others, computed from their outputs.
+        tags: tags of each feature.
     """
 
     continuous: Mapping[str, int]
@@ -85,23 +90,23 @@ class Inputs:
     """One batch: the argument of a model's `forward` and `loss`.
 
     Args:
-        features: their names and widths.
+        features: the dataset's features.
         continuous: float32 [B, C], on the model's device.
-        vectors: the categorical features' embeddings, [B, F, D], pooled where the feature is a list; or what gives
-            them: asked whether they may stay where they are. They may be under way between ranks, and asking waits, so
-            what does not need them comes before.
-        labels: float32 [B], where they are known.
-        weights: of the rows in the loss, float32 [B]; None: 1 each.
-        watch: is given the gradients of `vectors`, or of what `watch` is called with.
-        embeddings: of a model that says what it looks up (headrace.models.lookups): by lookup, what was found.
-        ids: by categorical feature, int64 [B], or of a list a JaggedTensor without nulls.
+        vectors: the categorical features' embeddings, [B, F, D], with lists pooled; or a function that returns them,
+            called with whether they may stay in place. The function may wait for other ranks, so compute first what
+            does not need them.
+        labels: float32 [B]; None where they are unknown.
+        weights: weights of the rows in the loss, float32 [B]; None: 1 each.
+        watch: called with the gradients of `vectors`, or of the output that `Inputs.watch` is called with.
+        embeddings: results of the model's own lookups (headrace.models.lookups), by name.
+        ids: by categorical feature, int64 [B], or for a list a JaggedTensor without nulls.
         negatives: ids drawn for each row, int64 [B, n], or for all rows of the step together, [n].
         targets: labels by task, float32 [B], NaN where a row has none or is not in the task's sample space.
         all_gather: concatenates the ranks' tensors [B_r, ...] in their order, with gradients; None: there is one rank.
-        rank: of all_gather's ranks, this one.
-        log_share: by feature and among what: `log_q` of all codes, float32 [cardinality].
-        lists: which list each row is of, int64 [B].
-        drop: receives for nothing what `embeddings` would give.
+        rank: number of this rank in `all_gather`.
+        log_share: for a feature and a population, `log_q` of all codes: float32 [cardinality].
+        lists: number of each row's list, int64 [B].
+        drop: receives the results of `embeddings` and discards them.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class Inputs:
         """Labels, float32 [B].
 
         Raises:
-            ValueError: they are not known, as in scoring.
+            ValueError: the labels are not known, as in scoring.
         """
         if self._labels is None:
             raise ValueError("there are no labels: a model may look at them in its loss alone")
@@ -185,13 +190,13 @@ class Inputs:
 
     @property
     def negatives(self) -> Tensor:
-        """Ids of `train.negatives.column` that are drawn (`as: candidates`): for each row, int64 [B, n].
+        """Drawn ids of `train.negatives.column` (`as: candidates`): int64 [B, n], n for each row.
 
-        With `shared: true` they are drawn once for all rows of the step: int64 [n], and a lookup of them gives [n, D].
-        A row's own id is then among them at times; else never. Outside training they are [B, 0].
+        With `shared: true` they are drawn once for all rows of the step, int64 [n], and a lookup of them returns
+        [n, D]. Only then they may include a row's own id. Outside training they are [B, 0].
 
         Raises:
-            UserError: none are drawn.
+            UserError: the training draws no candidates.
         """
         if self._negatives is None:
             raise UserError("the model's loss compares with drawn items: set train.negatives with `as: candidates`")
@@ -211,18 +216,18 @@ class Inputs:
     def log_q(self, feature: str, ids: Tensor, of: ShareOf = "rows") -> Tensor:
         """Return the log probability of ids, float32 of their shape, which logQ correction subtracts from logits.
 
-        Collective where a feature is asked for the first time: its values are counted.
+        Collective at the first call for a feature, whose values are then counted.
 
         Args:
-            feature: of one code a row.
-            ids: codes of it, int64 of any shape.
-            of: `rows`, the share of the rows of the split train that have it, as of the items of a batch; `positives`,
-                of those whose label is above 0; `negatives`, the chance of one draw of `train.negatives`. An id that
-                never comes has the share of one that comes once.
+            feature: a feature of one code a row.
+            ids: codes of the feature, int64 of any shape.
+            of: `rows`: share of the id among the rows of the split train, as for items of a batch; `positives`: among
+                the rows with a label above 0; `negatives`: probability of one draw of `train.negatives`. An id that
+                never occurs has the share of one that occurs once.
 
         Raises:
-            ValueError: it is not known, as in scoring.
-            UserError: the feature has no codes, or no candidates are drawn of it.
+            ValueError: the shares are not known, as in scoring.
+            UserError: the feature has no codes, or candidates are drawn from another feature.
         """
         if self._log_share is None:
             raise ValueError("how likely ids are is known in training: a model may look at it in its loss alone")
@@ -238,9 +243,9 @@ class Inputs:
         return results
 
     def drop_embeddings(self) -> None:
-        """Discard the lookup results that are in flight, where the model does not need them. Collective.
+        """Discard lookup results that are in flight and that the model does not need. Collective.
 
-        Of a model that knows without: what other ranks sent would stay in memory.
+        Without this call, messages of other ranks would stay in memory.
         """
         if "_lookup_results" not in self.__dict__ and self._drop is not None:
             self._drop()
@@ -272,7 +277,7 @@ class Inputs:
         """Concatenate the rows of all ranks in their order: [B_r, ...] -> [sum of B_r, ...]. Collective, with
         gradients.
 
-        Each rank's loss is a sum over its own rows: what others compute from this rank's `x` comes back to it.
+        Each rank's loss is a sum over its own rows; gradients of other ranks' losses flow back to this rank's `x`.
         """
         return x if self._all_gather is None else self._all_gather(x)
 
@@ -286,10 +291,10 @@ class Inputs:
         return vectors
 
     def vectors_in_place(self, dtype: torch.dtype) -> Tensor | ZeroCopyVectors:
-        """Return `vectors`, or their places in memory, for a kernel that reads them there, once.
+        """Return `vectors`, or their addresses for a kernel that reads them in place. Call it once.
 
-        `dtype` is that of what it reads beside them. Give what the kernel makes to `watch`: vectors that are read in
-        place have no gradient that could be looked at.
+        `dtype` is the type of the kernel's other inputs. Pass the kernel's output to `watch`, since vectors that are
+        read in place have no gradient tensor.
         """
         if isinstance(self._vectors, Tensor) or dtype is not torch.float32:
             return self.vectors
@@ -300,7 +305,7 @@ class Inputs:
         return vectors
 
     def watch(self, output: Tensor) -> Tensor:
-        """Watch the gradient of `output` in place of the vectors' where these are read in place."""
+        """Watch the gradient of `output` in place of the gradient of vectors that are read in place."""
         seen = "vectors" in self.__dict__
         if not seen and self._watch is not None and output.requires_grad:
             output.register_hook(self._watch)  # type: ignore[no-untyped-call]
@@ -329,16 +334,16 @@ class Inputs:
 
 
 def check_feature(features: InputFeatures, key: str, name: str, *, is_list: bool) -> None:
-    """Raise UserError unless `name` is a categorical feature, a list of ids or of one id a row.
+    """Check that `name` is a categorical feature, with a list of ids or with one id a row.
 
     Args:
-        features: the dataset's.
-        key: where the spec has the name, for the message.
+        features: the dataset's features.
+        key: key of the spec that names the feature, for the message.
         name: the feature.
-        is_list: which of the two it must be.
+        is_list: whether it must have a list of ids.
 
     Raises:
-        UserError: there is no such feature.
+        UserError: the dataset has no such feature.
     """
     known = [f for f in features.categorical if (f in features.lists) is is_list]
     if name not in known:

@@ -1,12 +1,12 @@
-"""Joined tables of a saved model, which no process holds: their size, the rows that a batch needs, and these rows.
+"""Joined tables of a saved model: no process holds them, and each batch gets only the rows that it needs.
 
     names = frozenset({"user_id"})
     model = load_mapped(folder, maps, joined=names)
     codes = needed_codes(model, names, columns)         # by table, int64, ascending
     set_rows(model, names, read_rows(folder, model, names, codes))
-    model(...)                                          # the bits of the whole tables
+    model(...)                                          # the same bits as with complete tables
 
-`read_rows` asks the saved files itself; Spark's tasks bring the rows of many in one pass (headrace.score.joined_rows).
+`read_rows` reads the saved files. For many rows, tasks of Spark read them in one pass (headrace.score.joined_rows).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Codes = Mapping[str, NDArray[np.int64]]
 
 
 def table_bytes(folder: Location) -> dict[str, int]:
-    """Return the bytes of a saved model's tables as processes map them, by name; of raw ids with their ids.
+    """Return the bytes of a saved model's tables as processes map them, by name; tables of raw ids include their ids.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -104,7 +104,7 @@ def united_codes(parts: Iterable[Codes]) -> dict[str, NDArray[np.int64]]:
 
 
 def read_rows(folder: Location, model: ShardedModel, names: Collection[str], codes: Codes) -> dict[str, TableRows]:
-    """Read rows of joined tables from the saved files: for a few rows, since no checksum is compared.
+    """Read a few rows of joined tables from the saved files, without comparing checksums.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -131,7 +131,7 @@ def joined_tables(model: ShardedModel, names: Collection[str]) -> list[Table | D
 
 
 def set_rows(model: ShardedModel, names: Collection[str], rows: Mapping[str, TableRows]) -> None:
-    """Replace the rows of the joined tables: the next batches look up these alone.
+    """Replace the rows of the joined tables: the next batches can look up only these.
 
     A raw id that is not among them has no row.
     """

@@ -1,4 +1,4 @@
-"""Layers that several models share: multi-layer perceptrons with reproducible starts, a first-order model."""
+"""Layers that several models share: multi-layer perceptrons with reproducible initial weights, a first-order model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace.models.inputs import InputFeatures, Inputs
 class MLP(nn.Sequential):
     """Linear layers with ReLU between them: float32 [B, widths[0]] -> [B, widths[-1]].
 
-    Weights start normal with variance 2 / (inputs + outputs), biases with 1 / outputs, as in Naumov et al. (2019),
-    drawn from `generator`, so every rank that is given the same seed starts alike.
+    Initial weights are normal with variance 2 / (inputs + outputs), biases with 1 / outputs, as in Naumov et al.
+    (2019). They are drawn from `generator`, so ranks with the same seed have the same ones.
 
     Args:
-        widths: inputs, hidden layers, outputs; at least two.
-        generator: where the starts are drawn from.
+        widths: widths of inputs, hidden layers and outputs; at least two.
+        generator: generator of the initial weights.
         last_relu: whether the last layer is followed by a ReLU too.
-        dropout: after each ReLU.
+        dropout: share of values that are dropped after each ReLU.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MLP(nn.Sequential):
         for i, (inputs, outputs) in enumerate(pairwise(widths)):
             layers.append(linear(inputs, outputs, generator))
             if last_relu or i < len(widths) - 2:
-                layers.append(nn.ReLU(inplace=True))  # a linear layer does not look at its output again
+                layers.append(nn.ReLU(inplace=True))  # backward of a linear layer does not need its output
                 if dropout:
                     layers.append(nn.Dropout(dropout))
         super().__init__(*layers)
@@ -56,7 +56,7 @@ class MLP(nn.Sequential):
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """Create a linear layer that draws nothing from torch's global generator."""
     layer = nn.Linear(inputs, outputs, device="meta")
-    # Not torch's to_empty: it imports a symbolic algebra system, which takes a second.
+    # torch's to_empty would import a symbolic algebra system, which takes a second.
     layer.weight, layer.bias = nn.Parameter(torch.empty(outputs, inputs)), nn.Parameter(torch.empty(outputs))
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2.0 / (inputs + outputs)), generator=generator)
@@ -77,7 +77,7 @@ def pairwise_dots(x: Tensor) -> Tensor:
 def hidden_layers(inputs: int, widths: Sequence[int], dropout: float = 0.0, *, outputs: int | None = None) -> nn.Module:
     """Create ReLU layers float32 [B, inputs] -> [B, widths[-1]], followed by a linear one to `outputs` if given.
 
-    Starts are drawn from torch's global generator. Without widths and outputs it is the identity.
+    Initial weights are drawn from torch's global generator. Without widths and outputs it is the identity.
     """
     if outputs is None and not widths:
         return nn.Identity()
@@ -87,10 +87,10 @@ def hidden_layers(inputs: int, widths: Sequence[int], dropout: float = 0.0, *, o
 
 
 class FirstOrder(nn.Module):
-    """A linear model over everything: sum of one weight an id and one a continuous column, and a bias, [B].
+    """A linear model: the sum of a weight for each id, a weight times each continuous column, and a bias, [B].
 
-    An id's weight is the first value of its vector, so that no second lookup is needed; what is of second order reads
-    the others (`rest`).
+    An id's weight is the first value of its vector, which saves a second lookup; second-order terms read the other
+    values (`rest`).
     """
 
     def __init__(self, features: InputFeatures) -> None:

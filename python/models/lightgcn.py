@@ -17,17 +17,18 @@ from headrace.models.lookups import EmbeddingLookup
 
 
 class LightGCN(nn.Module):
-    """Vectors of users and items, propagated over the graph of who chose what; the logit is a dot product.
+    """Vectors of users and items, propagated over the graph of their positive rows; the logit is a dot product.
 
-    Layer k + 1 is D^-1/2 A D^-1/2 times layer k, A the adjacency of both sides and D its degrees; a vector is the mean
-    of layers 0 to `layers`. Each step propagates both tables whole: they should fit beside the graph on each rank.
+    Layer k + 1 is D^-1/2 A D^-1/2 times layer k, where A is the adjacency of both sides and D has its degrees. A vector
+    is the mean of layers 0 to `layers`. Each step propagates both tables completely, so they and the graph must fit on
+    each rank.
 
-    The graph is that of the training rows with a positive label (`observe`); it is saved with the model. Null and what
-    the vocabulary lacks are codes like others there. Codes without an edge keep their own vector over `layers` + 1.
+    The graph has the training rows with a positive label (`observe`) and is saved with the model. The codes of null and
+    of values outside the vocabulary are nodes like others. A code without an edge has its own vector over `layers` + 1.
     """
 
     Args = LightGCNArgs
-    #: Buffers that `observe` makes: their shapes follow from the data.
+    #: Buffers that `observe` creates; their shapes depend on the data.
     observed = ("graph_users", "graph_items")
 
     def __init__(self, features: InputFeatures, args: LightGCNArgs) -> None:
@@ -121,7 +122,7 @@ class LightGCN(nn.Module):
         """Return an equivalent network without the graph, and its tables, by lookup: float32 [cardinality, D].
 
         Args:
-            inputs: of any rows, in evaluation mode.
+            inputs: inputs of any rows, in evaluation mode.
         """
         with torch.no_grad():
             users, items = self._vectors(inputs)
@@ -163,13 +164,13 @@ def _codes(inputs: Inputs, feature: str) -> Tensor:
 
 
 class _Adjacency:
-    """The normalised graph, from either side.
+    """The normalised graph, for propagation to either side.
 
     Args:
-        users: codes int64 [E], ascending.
-        items: codes int64 [E]; no pair twice.
-        user_codes: how many there are.
-        item_codes: how many there are.
+        users: codes of the edges' users, int64 [E], ascending.
+        items: codes of the edges' items, int64 [E]; pairs are distinct.
+        user_codes: number of users' codes.
+        item_codes: number of items' codes.
     """
 
     def __init__(self, users: Tensor, items: Tensor, user_codes: int, item_codes: int) -> None:
@@ -190,7 +191,7 @@ class _Adjacency:
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """Codes int64 [E] of the other side, where those of each node begin, and the edges' weights float32 [E]."""
+    """Edges by node: codes of the other side int64 [E], the offset of each node's edges, and weights float32 [E]."""
 
     codes: Tensor
     starts: Tensor

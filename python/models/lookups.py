@@ -1,4 +1,4 @@
-"""Lookups of a model: requested vectors by feature, the tables that follow from them, and the results by name."""
+"""Lookups of a model: the requested vectors of features, the tables that they need, and the results by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from headrace.models.categorical import BatchIds
 class EmbeddingLookup:
     """One lookup of a batch: a model's attribute `lookups` is a sequence of them.
 
-    A model without that attribute has one of each categorical feature, `embedding_dim` wide and pooled as the spec
-    says: `Inputs.vectors`. A model with it has what it asks for, `Inputs.embedding(name)`, and nothing else.
+    A model without that attribute has a lookup of each categorical feature, `embedding_dim` wide and pooled as in the
+    spec: `Inputs.vectors`. A model with it has only the lookups that it declares: `Inputs.embedding(name)`.
 
         EmbeddingLookup("item", "item_id", dim=64)                              # [B, 64]
         EmbeddingLookup("history", "viewed_items", dim=64, pooling="none")      # a JaggedTensor, values [N, 64]
@@ -33,18 +33,19 @@ class EmbeddingLookup:
         EmbeddingLookup("mlp_item", "item_id", dim=32, table="mlp")             # a table of its own, item_id.mlp
 
     Attributes:
-        name: by which `Inputs.embedding` finds what was looked up.
+        name: name of the result for `Inputs.embedding`.
         feature: a categorical feature of the dataset.
         dim: width D of the vectors.
-        pooling: of a list: how its vectors become one; `none`: a sequence. Nulls are in neither.
-        table: features of one vocabulary share a table; this names another one over the same vocabulary, in
-            `train.embeddings.tables` and `train.sharding.tables` `<vocabulary>.<table>`. Lookups of one table have one
-            `dim`.
-        ids: `batch`, the feature's own of each row: float32 [B, D], or of a sequence a JaggedTensor of [N, D] with
-            `Inputs.ids(feature)` beside it; `negatives`, those that are drawn for the batch (`train.negatives`):
-            [B, n, D]; `all`, every code of the feature's vocabulary, by code: [cardinality, D], on each rank.
-        init_bound: rows start uniform in +- this, which follows from seed, table, row and column alone; None: the
-            tables' own, 0.05. A normal start of deviation s has the variance of +- sqrt(3) s.
+        pooling: how the vectors of a list become one; `none`: they stay a sequence. Nulls are left out.
+        table: name of another table over the feature's vocabulary; None: the table that all features of the vocabulary
+            share. `train.embeddings.tables` and `train.sharding.tables` call it `<vocabulary>.<table>`. Lookups of one
+            table have one `dim`.
+        ids: `batch`: the feature's ids of each row, with the result float32 [B, D], or for a sequence a JaggedTensor of
+            [N, D] that belongs to `Inputs.ids(feature)`; `negatives`: the ids that are drawn for the batch
+            (`train.negatives`): [B, n, D]; `all`: every code of the vocabulary, by code: [cardinality, D], on each
+            rank.
+        init_bound: initial rows are uniform in [-init_bound, init_bound] and depend only on seed, table, row and
+            column; None: 0.05. A normal distribution of deviation s has the variance of the bound sqrt(3) s.
     """
 
     name: str
@@ -61,11 +62,11 @@ class ModelTables:
     """Tables and lookups of a model.
 
     Attributes:
-        tables: of codes.
-        lookups: of these tables.
-        counted: those of `lookups` whose codes are a row's own; the others are drawn, or are all that there are.
+        tables: tables of codes.
+        lookups: lookups in these tables.
+        counted: lookups whose codes are those of the rows; the others look up drawn ids or all codes.
         dynamic: tables of raw ids.
-        raw_ids: by table of raw ids, the most ids of a row.
+        raw_ids: for each table of raw ids, the largest number of ids of a row.
     """
 
     tables: tuple[Table, ...]
@@ -93,15 +94,15 @@ def model_tables(
     """Return the tables of a model.
 
     Args:
-        schema: the dataset's.
-        model: its widths.
-        network: made of `model`.
-        settings: `train.embeddings`, for the tables of raw ids; None: to score.
-        negatives: ids that are drawn for a row, which the planner reckons with.
-        rows: of a rank's batch, which share what is looked up whole.
+        schema: schema of the dataset.
+        model: settings of the model, with its widths.
+        network: the network of `model`.
+        settings: `train.embeddings`, for the tables of raw ids; None: the tables are for scoring.
+        negatives: number of ids that are drawn for a row, for the planner.
+        rows: number of rows of a rank's batch, which share the lookups of complete tables.
 
     Raises:
-        UserError: a lookup of what the dataset does not have, or lookups or settings that do not fit each other.
+        UserError: a lookup's feature is not in the dataset, or lookups or settings contradict each other.
     """
     specs = {s.name: s for s in dynamic_specs(schema, model.embedding_dim, settings)}
     requested = lookups_of(network)
@@ -184,7 +185,7 @@ def check_lookups(requested: Sequence[EmbeddingLookup], schema: DatasetSchema) -
 
 
 def table_name(lookup: EmbeddingLookup, feature: Feature) -> str:
-    """Return the vocabulary's name, else the feature's; of further tables over it `<vocabulary>.<table>`."""
+    """Return the name of the vocabulary or, without one, of the feature; for other tables `<vocabulary>.<table>`."""
     name = _vocabulary(feature)
     return name if lookup.table is None else f"{name}.{lookup.table}"
 
@@ -206,8 +207,8 @@ class NetworkLookups:
 
     Args:
         requested: lookups of the network.
-        schema: the dataset's.
-        tables: made of both.
+        schema: schema of the dataset.
+        tables: result of `model_tables`.
     """
 
     def __init__(self, requested: Sequence[EmbeddingLookup], schema: DatasetSchema, tables: ModelTables) -> None:
@@ -235,9 +236,9 @@ class NetworkLookups:
 
         Args:
             embeddings: the tables.
-            handle: what `prepare` gave.
-            ids: of the same batch.
-            absent: by table of raw ids, what stands for an id without a row, [D].
+            handle: result of `prepare`.
+            ids: ids of the same batch.
+            absent: for each table of raw ids, the vector of an id without a row, [D].
         """
         side_by_side, *sequences = embeddings.outputs(handle)
         pooled = iter(torch.split(side_by_side, self._dims, dim=1) if self._dims else ())

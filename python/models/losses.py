@@ -1,17 +1,17 @@
 """Losses as plain functions of tensors, each with its paper.
 
-Each is a sum over the local rows, never a mean: a step's rows lie on several ranks and in several micro-batches, so
-the trainer divides by the rows of the global batch. Row weights multiply the loss of a row.
+Each is a sum over the local rows, never a mean: a step's rows are on several ranks and in several micro-batches, so the
+trainer divides by the number of rows of the global batch. Row weights multiply the loss of a row.
 
-- pointwise: binary cross-entropy, focal, squared error of a prediction and a label a row
+- pointwise, from a prediction and a label for each row: binary cross-entropy, focal, squared error
 - pairwise: BPR, a positive against negatives; RankNet and LambdaRank, all pairs of a list
 - softmax: sampled softmax and in-batch softmax, with logQ correction; sampled softmax with negatives that all rows
   share, without the matrix of their logits
 - contrastive: the cosine contrastive loss
 
-Negatives of a softmax come as often as they are drawn: popular ones come more often, and would be pushed down more than
-by a softmax over all items. logQ correction subtracts from each logit the logarithm of the expected number of its draws
-(Bengio and Senécal, 2008; for in-batch negatives: Yi et al., 2019).
+Popular items are drawn as negatives more often, so a sampled softmax would push them down more than a softmax over all
+items. logQ correction subtracts from each logit the logarithm of the expected number of its draws (Bengio and Senécal,
+2008; for in-batch negatives: Yi et al., 2019).
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def weighted_sum(losses: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the negative log-likelihood of labels, nats: float32 [B], [B] -> [].
+    """Return the negative log-likelihood of labels, in nats: float32 [B], [B] -> [].
 
     Args:
-        labels: in [0, 1].
-        weights: of the rows, [B].
+        logits: [B].
+        labels: in [0, 1], [B].
+        weights: weights of the rows, [B].
     """
     if weights is None:
         return binary_cross_entropy_with_logits(logits, labels, reduction="sum")
@@ -56,8 +57,8 @@ def focal(
 ) -> Tensor:
     """Return a cross-entropy in which well-predicted rows count little (Lin et al., "Focal loss", 2017).
 
-    -(1 - p_t)^gamma log p_t, p_t the probability of the row's label; times alpha for positives and 1 - alpha for
-    negatives where `alpha` is given. float32 [B], [B] -> [].
+    It is -(1 - p_t)^gamma log p_t, where p_t is the probability of the row's label. With `alpha`, positives are
+    multiplied by alpha and negatives by 1 - alpha. float32 [B], [B] -> [].
 
     Args:
         labels: 0 or 1.
@@ -81,7 +82,7 @@ def bpr(positives: Tensor, negatives: Tensor, weights: Tensor | None = None) -> 
 
     Args:
         positives: scores float32 [B].
-        negatives: scores float32 [B, N]; the mean over a row's negatives counts.
+        negatives: scores float32 [B, N]; a row's loss is the mean over its negatives.
         weights: of the rows, [B].
     """
     return weighted_sum(softplus(negatives - positives.unsqueeze(1)).mean(1), weights)
@@ -106,16 +107,16 @@ def lambda_rank(
 ) -> Tensor:
     """Return `rank_net` with each pair weighted by the change of NDCG@k from its exchange.
 
-    Burges et al., 2007; as a loss: Wang et al., "The LambdaLoss framework", 2018. Gains are 2^label - 1, discounts
-    1 / log2(place + 2) of the places that the scores give now (of equal scores the row before stands before), and no
-    gradient goes through places. A list without a row of positive gain adds nothing.
+    Burges et al., 2007; as a loss: Wang et al., "The LambdaLoss framework", 2018. Gains are 2^label - 1. Discounts are
+    1 / log2(place + 2), with the places by the current scores (equal scores in order of the rows) and no gradient
+    through places. A list without a positive gain adds nothing.
 
     Args:
         scores: float32 [N].
         labels: [N], grades from 0.
         offsets: list l is rows offsets[l]:offsets[l + 1]; int64 [L + 1], from 0 to N.
         weights: of the lists, [L].
-        k: places that count; None: all.
+        k: number of places that count; None: all.
     """
     above, below, list_of_pair = _ordered_pairs(labels, offsets)
     lengths = offsets.diff()
@@ -173,7 +174,7 @@ def cosine_contrastive(
         negatives: cosines of the user and of sampled items, float32 [B, N].
         weights: of the rows, [B].
         margin: negatives below it add nothing.
-        negative_weight: of a row's negatives together.
+        negative_weight: weight of all of a row's negatives together.
     """
     return weighted_sum(1 - positives + negative_weight * relu(negatives - margin).mean(1), weights)
 
@@ -186,14 +187,14 @@ def sampled_softmax(
     log_q: tuple[Tensor, Tensor] | None = None,
     hits: Tensor | None = None,
 ) -> Tensor:
-    """Return -log of the softmax of a row's positive beside its negatives (Jean et al., 2015).
+    """Return -log of the softmax of a row's positive among itself and its negatives (Jean et al., 2015).
 
     Args:
         positives: logits float32 [B].
         negatives: logits float32 [B, N].
         weights: of the rows, [B].
         log_q: log of the expected number of draws of the positives, [B], and of the negatives, [B, N] or [N].
-        hits: negatives that are the row's positive, and are left out: bool [B, N].
+        hits: True for negatives that are the row's positive, which are left out: bool [B, N].
     """
     if log_q is not None:
         positives, negatives = positives - log_q[0], negatives - log_q[1]
@@ -217,12 +218,12 @@ def in_batch_softmax(
 
     Args:
         queries: vectors float32 [B, D] of this rank's rows.
-        items: vectors float32 [M, D]: of this rank's rows, or of all ranks', or with further negatives.
-        targets: which item is the row's, int64 [B].
-        weights: of the rows, [B].
-        log_q: log of the share of the batches' items that an item is, [M].
-        item_ids: [M]; items of the target's id, but the target, are left out.
-        temperature: the dot products are divided by it.
+        items: vectors float32 [M, D], of this rank's rows or of all ranks' rows, perhaps with further negatives.
+        targets: position of the row's item among `items`, int64 [B].
+        weights: weights of the rows, [B].
+        log_q: log of an item's share of the batches' items, [M].
+        item_ids: ids of the items, [M]; other items with the target's id are left out.
+        temperature: divisor of the dot products.
     """
     logits = queries @ items.T / temperature
     if log_q is not None:
@@ -234,7 +235,7 @@ def in_batch_softmax(
     return weighted_sum(cross_entropy(logits, targets, reduction="none"), weights)
 
 
-#: Logits computed at once: they stay in the core's cache until their gradients are computed.
+#: Number of logits in a piece, which stay in the core's cache until their gradients are computed.
 _PIECE = 2**18
 
 
@@ -258,15 +259,16 @@ def shared_sampled_softmax(
 ) -> Tensor:
     """Return `sampled_softmax` for negatives that all rows share, [].
 
-    The matrix of logits [P, M] is never whole in memory: a piece of it becomes a loss and gradients at once, in the
-    forward pass, and the backward pass multiplies these by its gradient. There is no gradient of a gradient.
+    The matrix of logits [P, M] is computed in pieces. The forward pass turns each piece into losses and gradients at
+    once, and the backward pass multiplies these by its gradient. Second derivatives are not supported.
 
     Args:
         queries: vectors [P, D].
         positives: logits [P].
         negatives: vectors [M, D].
         weights: of the rows, [P]; they have no gradient.
-        hits: pairs of a row, ascending, and a negative that is the row's positive, which is left out: int64 [pairs].
+        hits: pairs (row, negative) in ascending order of rows, in which the negative is the row's positive and is left
+            out: int64 [pairs] each.
     """
     weights = torch.ones_like(positives) if weights is None else weights
     no_hits = torch.zeros(0, dtype=torch.int64, device=queries.device)

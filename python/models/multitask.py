@@ -14,7 +14,7 @@ from headrace.models.layers import hidden_layers
 
 
 class Towers(nn.Module):
-    """An MLP for each task: representations float32 [B, width] of the tasks, in their order -> outputs by name, [B].
+    """An MLP for each task, from its representation float32 [B, width] to its output [B]; inputs in order of the tasks.
 
     `logits` is the output of the first task.
     """
@@ -22,7 +22,7 @@ class Towers(nn.Module):
     def __init__(self, features: InputFeatures, width: int, widths: Sequence[int], dropout: float) -> None:
         super().__init__()
         self.tasks = features.tasks
-        # A list: a task may be named as an attribute of a torch module is.
+        # A list and no dict, since a task may have the name of an attribute of torch modules.
         self.towers = nn.ModuleList(hidden_layers(width, widths, dropout, outputs=1) for _ in features.tasks)
 
     def forward(self, representations: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ class ExpertGate(nn.Module):
 
 
 class SharedBottom(nn.Module):
-    """One MLP that all tasks share, and an MLP behind it for each.
+    """One MLP that all tasks share, followed by an MLP for each task.
 
     Caruana, "Multitask Learning" (Machine Learning 1997).
     """
@@ -78,7 +78,7 @@ class SharedBottom(nn.Module):
 
 
 class MMoE(nn.Module):
-    """Experts that all tasks share, a gate over them and an MLP behind it for each task.
+    """Experts that all tasks share; for each task a gate over them, followed by an MLP.
 
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts" (2018).
     """
@@ -100,7 +100,7 @@ class MMoE(nn.Module):
 
 
 class PLE(nn.Module):
-    """Levels of experts, some shared and some of one task; each task sees its own and the shared ones.
+    """Levels of experts, some shared and some of one task; each task reads its own and the shared ones.
 
     Tang et al., "Progressive Layered Extraction (PLE)" (RecSys 2020).
     """
@@ -128,8 +128,8 @@ class PLE(nn.Module):
 class ExtractionLevel(nn.Module):
     """Customized gate control: gates of the tasks over their own and the shared experts, and one gate over all.
 
-    Of the tasks' inputs, float32 [B, inputs] each, and the shared ones, [B, inputs], to the same with [B, widths[-1]].
-    The last level has no shared gate: nothing looks at it.
+    It maps the inputs of each task and the shared inputs, float32 [B, inputs] each, to [B, widths[-1]] each. The last
+    level has no shared gate, since nothing would read its output.
     """
 
     def __init__(self, tasks: int, inputs: int, args: PLEArgs, *, is_last: bool) -> None:
@@ -157,12 +157,12 @@ class ExtractionLevel(nn.Module):
 
 
 class ESMM(nn.Module):
-    """An MLP for each task over the same embeddings; what follows a click is learned over all impressions.
+    """An MLP for each task over the same embeddings; conversions after clicks are learned over all impressions.
 
     Ma et al., "Entire Space Multi-Task Model" (SIGIR 2018).
 
-    The conversion's output is its probability after a click. It has no loss of its own (weight 0): the product of both
-    probabilities has one, over all rows, where the clicks alone would be a biased sample.
+    The conversion's output is its probability after a click. It has no loss of its own (weight 0). The loss is on the
+    product of both probabilities, over all rows, since the clicked rows would be a biased sample.
 
         tasks:
           click: {}

@@ -1,8 +1,8 @@
 """Models of the next item of a history: SASRec and HSTU, their losses, and ragged batches.
 
-Histories are ragged: each row has its own number of ids, and layers that work on one place at a time (embeddings,
-norms, linear layers, losses) see the places of all rows one after the other, [N, D], without padding. Attention alone
-needs a row's places side by side: `LengthGroups`.
+Histories are ragged: each row has its own number of ids. Layers that work on one place at a time (embeddings, norms,
+linear layers, losses) read the places of all rows one after the other, [N, D], without padding. Only attention needs a
+row's places side by side: `LengthGroups`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def newest_of(sequence: JaggedTensor, length: int, *, newest_first: bool = False
 
     Args:
         sequence: values [N, ...].
-        length: at most so many of a row.
-        newest_first: whether the first value of a row of `sequence` is the newest; else it is the last.
+        length: largest number of values of a row.
+        newest_first: whether the newest value of a row of `sequence` is the first; else it is the last.
 
     Returns:
-        offsets begin at 0, and end with the values.
+        the values, with offsets from 0 to their number.
     """
     lengths = sequence.lengths
     counts = lengths.clamp(max=length)
@@ -71,14 +71,14 @@ def places_of(offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Rows of a ragged batch in groups of 8, 16, 32, ... places, each padded to that: at most half of it is padding.
+    """Rows of a ragged batch in groups that are padded to 8, 16, 32, ... places; at most half of a group is padding.
 
-    A row's group follows from its own length, so what is computed of a row does not depend on the others. Padding is
-    behind a row's values, where causal attention never looks.
+    A row's group depends only on its length, so its result does not depend on other rows. Padding follows a row's
+    values, where causal attention does not read.
 
     Attributes:
-        slots: where each value goes in the groups behind each other, int64 [N], each slot once.
-        shapes: rows and places of each group.
+        slots: position of each value in the concatenated groups, int64 [N], without repetition.
+        shapes: number of rows and places of each group.
     """
 
     slots: Tensor
@@ -124,19 +124,20 @@ class LengthGroups:
 class NextItemModel(nn.Module):
     """Model that predicts the next item after each item of a history.
 
-    A row is a history h1 .. hn (a list, its items before the row's event) and the item of the row. One pass over the
-    history gives a state after each of its items: the state after hn is the row's query, whose dot product with the
-    row's item is its logit. In training with `positions: all` the state after h_k is to find h_{k+1} as well, so a row
-    that holds a user's whole sequence learns all of it; with `positions: last` the query alone learns, for datasets
-    that have a row an event. A row's item counts as much as its label says, items of a history count 1, and what the
-    vocabulary lacks is nobody's target.
+    A row is a history h1 .. hn (a list of the items before the row's event) and the row's item. One pass over the
+    history computes a state after each of its items. The state after hn is the row's query; its dot product with the
+    row's item is the logit.
 
-    A state looks at the items up to its own: those behind it, and other rows, change nothing.
+    In training with `positions: all` the state after h_k must predict h_{k+1} too, so one row with a user's sequence
+    trains on all of it. With `positions: last` only the query is trained, for datasets with a row for each event. The
+    row's item is weighted by its label, items of a history by 1. Ids outside the vocabulary are no targets.
 
-    Subclasses make states of vectors (`encode`). History and item share a table: name both in one `categorify`.
+    A state depends on the items up to its own, not on later ones or on other rows.
+
+    Subclasses compute states from vectors (`encode`). History and item share a table: name both in one `categorify`.
 
     Raises:
-        UserError: `history` is no list feature, `item` none of one id a row, or they have different vocabularies.
+        UserError: `history` is not a list feature, `item` does not have one id a row, or their vocabularies differ.
     """
 
     def __init__(self, features: InputFeatures, args: NextItemArgs) -> None:
@@ -222,10 +223,10 @@ class NextItemModel(nn.Module):
     def _queries(self, states: JaggedTensor) -> Tensor:
         """Return the last state of each row [B, D], and `start` where there is none."""
         last = states.offsets[1:] - 1
-        if torch.compiler.is_exporting():  # whether there are any is not known: a row of zeros is appended
+        if torch.compiler.is_exporting():  # the graph must work without values: append a row of zeros
             last_states = pad(states.values, (0, 0, 0, 1)).index_select(0, last.clamp(min=0))
             return torch.where((states.lengths > 0).unsqueeze(1), last_states, self.start)
-        if not len(states.values):  # the sum of nothing, so that every weight has a gradient
+        if not len(states.values):  # add an empty sum, so that every weight has a gradient
             return self.start.expand(len(last), -1) + states.values.sum()
         last_states = states.values.index_select(0, last.clamp(min=0))
         return torch.where((states.lengths > 0).unsqueeze(1), last_states, self.start)
@@ -283,7 +284,7 @@ class NextItemModel(nn.Module):
 class PositionEmbedding(nn.Module):
     """Vectors of places, added to the items' vectors times sqrt(D): packed [N, D] -> [N, D].
 
-    Places count from the oldest item that is kept, so that a later event changes no state before it.
+    Places count from the oldest retained item, so a later event does not change earlier states.
     """
 
     def __init__(self, length: int, dim: int, dropout: float) -> None:
@@ -303,7 +304,7 @@ class SASRec(NextItemModel):
 
     Kang and McAuley, "Self-Attentive Sequential Recommendation" (ICDM 2018, arXiv:1808.09781).
 
-    With `loss: sampled_softmax` it is that of Klenitskiy and Vasilev, "Turning Dross Into Gold Loss" (RecSys 2023).
+    `loss: sampled_softmax` follows Klenitskiy and Vasilev, "Turning Dross Into Gold Loss" (RecSys 2023).
     """
 
     Args = SASRecArgs
@@ -357,21 +358,21 @@ class SASRecBlock(nn.Module):
         return groups.packed(group_outputs) if group_outputs else x[:, : x.shape[1] // 3]
 
 
-#: Widths of a step in the logarithm of a distance in time: that of the authors' code.
+#: Width of a bucket of the logarithm of a distance in time, as in the authors' code.
 _TIME_STEP = 0.301
 
 
 class HSTU(NextItemModel):
-    """Layers of pointwise aggregated attention, gated by what is attended from (section 3.2 of the paper).
+    """Layers of pointwise aggregated attention, gated by the attending item (section 3.2 of the paper).
 
     Zhai et al., "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers for Generative
     Recommendations" (ICML 2024, arXiv:2402.17152).
 
-    Weights are SiLU(q k + bias) / `length` in place of a softmax: they need not sum to 1, so that how often something
-    happened is not lost. The bias is learned by distance in places and, with `times`, in time.
+    Weights are SiLU(q k + bias) / `length` in place of a softmax. They need not sum to 1, so the model can see how
+    often something happened. The bias is learned by distance in places and, with `times`, in time.
 
     Raises:
-        UserError: `times` is no feature of numbers.
+        UserError: `times` is not a feature of numbers.
     """
 
     Args = HSTUArgs
@@ -402,7 +403,7 @@ class HSTU(NextItemModel):
         padded, offsets = inputs[name], inputs.sequence("history").offsets
         if torch.compiler.is_exporting():
             history = inputs.sequence("history")
-            # A row with too few times makes the index exceed the last one, an error of the runtime.
+            # A row with too few times makes the index exceed the last one, which the runtime refuses.
             each = JaggedTensor(padded[history.owners, history.places], offsets)
             return newest_of(each, self.length, newest_first=self.newest_first).values
         lengths = offsets.diff()
@@ -452,7 +453,7 @@ class HSTULayer(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """Bias of the scores of two places, by their distance; the same for all heads."""
+    """Bias of the attention score of two places by their distance; the same for all heads."""
 
     def __init__(self, length: int, time_buckets: int | None) -> None:
         super().__init__()

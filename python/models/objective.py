@@ -29,14 +29,14 @@ def spec_loss(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inpu
 
     Args:
         settings: `model.loss`.
-        outputs: `logits` float32 [B], of each row's item. Of losses over drawn items also `negatives`, float32 [B, n]:
-            the logits (of cosine_contrastive: cosines) of `Inputs.negatives`. Of in_batch_softmax `queries` and
+        outputs: `logits` float32 [B] of each row's item. Losses over drawn items also need `negatives`, float32 [B, n]:
+            the logits (cosine_contrastive: cosines) of `Inputs.negatives`. in_batch_softmax needs `queries` and
             `items`, float32 [B, D].
-        inputs: the batch. Rows whose label is not above 0 are no positives, and only their items count.
-        item: the feature that is drawn, or in the batch.
+        inputs: the batch. A row with a label of 0 or less is not a positive; only its item counts.
+        item: the feature whose values are drawn or are compared within the batch.
 
     Raises:
-        UserError: an output that is not there.
+        UserError: the network lacks an output.
     """
     logits, labels, weights = outputs["logits"], inputs.labels, inputs.weights
     if settings.is_of_rows:
@@ -71,7 +71,7 @@ def row_loss(settings: config.Loss, logits: Tensor, labels: Tensor, weights: Ten
     """Return a loss of each row alone (`Loss.is_of_rows`), summed: float32 [B], [B] -> [].
 
     Args:
-        labels: in [0, 1]; of squared_error any numbers.
+        labels: in [0, 1]; for squared_error any numbers.
         weights: of the rows, [B].
     """
     if settings.kind == "squared_error":
@@ -84,19 +84,19 @@ def row_loss(settings: config.Loss, logits: Tensor, labels: Tensor, weights: Ten
 def hardest(scores: Tensor, ids: Tensor, k: int, item_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Select each row's k candidates with the highest scores (dynamic negative sampling: Zhang et al., 2013).
 
-    No gradient goes through the choice; of equal scores the first.
+    No gradient flows through the selection. Of equal scores the first is taken.
 
     Args:
         scores: float32 [B, n].
-        ids: int64 [B, n], or [n] of all rows.
-        k: at most n count.
-        item_ids: the rows' items, int64 [B], which stand behind all others; None: they are not known.
+        ids: int64 [B, n], or [n] for all rows.
+        k: number of candidates to select; n at most.
+        item_ids: the rows' items, int64 [B], which rank after all other ids; None: unknown.
 
     Returns:
         Their scores float32 [B, min(k, n)], highest first, and their ids, int64.
     """
     ids, by = ids.expand(scores.shape), scores.detach()
-    if item_ids is not None:  # drawn for all rows, it may be there, and would be the hardest
+    if item_ids is not None:  # ids that are drawn for all rows may include a row's item, which would be the hardest
         by = by.masked_fill(ids == item_ids.unsqueeze(1), -torch.inf)
     order = torch.argsort(by, dim=1, descending=True, stable=True)[:, :k]
     return scores.gather(1, order), ids.gather(1, order)
@@ -109,7 +109,7 @@ def _listwise(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inpu
         logits, labels = logits[order], labels[order]
         lengths = torch.unique_consecutive(inputs.lists[order], return_counts=True)[1]
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        if weights is not None:  # a list's is the mean of its rows'
+        if weights is not None:  # a list's weight is the mean of its rows' weights
             weights = torch.segment_reduce(weights[order], "mean", offsets=offsets)
     else:
         negatives = _negatives(settings, outputs)
@@ -166,7 +166,7 @@ def _ids(inputs: Inputs, item: str) -> Tensor:
 
 
 class Tasks:
-    """Tasks of a model. Without tasks outputs stay as they are, and there is no loss."""
+    """Tasks of a model. Without tasks, outputs are not changed and there is no loss."""
 
     def __init__(self, tasks: Mapping[str, config.Task]) -> None:
         self.specs = dict(tasks)
@@ -200,7 +200,7 @@ class Tasks:
         for name, task in self.specs.items():
             if task.weight:
                 output, target = outputs[name], inputs.target(name)
-                # No mask of rows: their number would have to be known on the host.
+                # No selection of rows by a mask: the host would have to wait for their number.
                 known = ~target.isnan()
                 weights = known.to(output.dtype)
                 if inputs.weights is not None:
@@ -219,8 +219,8 @@ class Tasks:
 def product_logits(logits: list[Tensor]) -> Tensor:
     """Return the logit of the product of probabilities, from their logits, [B] each.
 
-    That not all happen is that one is the first that does not: a sum of probabilities, without a difference of numbers
-    that are nearly equal.
+    The probability that not all events happen is the sum, over the events, of the probability that it is the first that
+    does not happen. That sum avoids a difference of nearly equal numbers.
     """
     so_far, misses = torch.zeros_like(logits[0]), []
     for x in logits:

@@ -51,15 +51,15 @@ class Predictor(Protocol):
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
         """Predict from features by name (continuous float, categorical codes): probabilities or numbers, float32 [n].
 
-        Of a model that only orders items, the logistic function of its scores.
+        For a model that only orders items, it is the logistic function of its scores.
         """
         ...
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
         """Predict each label of the model, by the task's name (`train.tasks`): float32 [n].
 
-        Probabilities; of a task with squared error the expected value. The first task is what `predict` gives. A model
-        of one label has one task, `label`.
+        Values are probabilities, or expected values for a task with squared error. `predict` returns the first task. A
+        model of one label has one task, `label`.
         """
         ...
 
@@ -79,16 +79,18 @@ def load_predictor(
 
     Args:
         folder: the saved model.
-        threads: of the model's library (torch's setting is the process's); None: as the library has it.
-        output: the task that `predict` gives; None: the first one.
-        maps: of a model with embeddings, a folder of `maps_of`: all processes of the host map its tables from there.
+        threads: number of threads of the model's library (torch's setting applies to the process); None: its default.
+        output: the task that `predict` returns; None: the first one.
+        maps: for a model with embeddings, a folder of `maps_of`, from which all processes of the host map its tables.
             None: the tables are in this process's memory.
-        device: of a model with embeddings, where it computes and, unless that is the CPU, where its tables are: they
-            are loaded there once, nothing is mapped. Trees compute on the CPU.
-        joined: tables that are not mapped: who asks brings their rows before (headrace.models.joined). With `maps`.
+        device: for a model with embeddings, the device that computes. On another device than the CPU its tables are
+            loaded there, and nothing is mapped. Trees compute on the CPU.
+        joined: tables that are not mapped, whose rows the caller sets before each call (headrace.models.joined). Only
+            with `maps`.
 
     Raises:
-        UserError: the folder is not a complete saved model; names the file. Or the model has no such output.
+        UserError: the folder is not a complete saved model (the message names the file), or the model has no such
+            output.
     """
     folder = folder if isinstance(folder, Location) else local(folder)
     meta = read_meta(folder)
@@ -114,18 +116,18 @@ def load_predictor(
 
 
 def stages_of(predictor: Predictor) -> tuple[Predictor, ...]:
-    """Return the model, or for a second stage the first one and it: each ranks fewer items than the one before."""
+    """Return the models of a predictor in order: a second stage follows its first model, and ranks fewer items."""
     first: Predictor | None = getattr(predictor, "first", None)
     return (predictor,) if first is None else (first, predictor)
 
 
 def network_of(predictor: Predictor) -> NetworkPredictor | None:
-    """Return the model with embeddings: the predictor, or the one before a second stage; None for trees alone."""
+    """Return the predictor's model with embeddings, which may be the first model of a second stage; None for trees."""
     return next((stage for stage in stages_of(predictor) if isinstance(stage, NetworkPredictor)), None)
 
 
 def network_folder(folder: Location) -> Location | None:
-    """Return the folder with embeddings of a saved model, or of its first stage; None for trees alone.
+    """Return the folder of a saved model with embeddings, or of a second stage's first model; None for trees.
 
     Raises:
         UserError: a folder is not a complete saved model.
@@ -139,13 +141,13 @@ def network_folder(folder: Location) -> Location | None:
 def maps_of(folder: Location, maps: Location) -> Location:
     """Return the folder in which this host maps a saved model: below `maps`, named after the model.
 
-    Two models at one place, one after the other, have two names.
+    Two models that are saved in one folder, one after the other, have different names.
     """
     return maps / model_digest(folder)[:16]
 
 
 def model_digest(folder: Location) -> str:
-    """Return a digest of a saved model, in hex: of its record and its index, which have checksums of the rest."""
+    """Return a digest of a saved model's record and index, in hex; these have checksums of all other files."""
     index = folder / "embeddings" / "index.json"
     content = (folder / "model.json").read_bytes() + (index.read_bytes() if index.is_file() else b"")
     return hashlib.sha256(content).hexdigest()
@@ -154,12 +156,12 @@ def model_digest(folder: Location) -> str:
 def read_meta(folder: Location) -> dict[str, Any]:
     """Read `model.json` of a saved model, and check that all its parts are there, in their recorded sizes.
 
-    Cheap: imports neither torch nor XGBoost, and reads no other file, but where rows lie upon another model's the
-    indexes of both. Checksums of other files are looked at when a model is loaded.
+    This is cheap: it imports neither torch nor XGBoost and reads no other file, except the indexes of both models if
+    the rows are changes to another model's. Other checksums are compared when a model is loaded.
 
     Raises:
-        UserError: a part is missing, or model.json is no JSON or no model's record; names the file. Or the first
-            model of a second stage, or the one that rows lie upon, is gone or another one by now.
+        UserError: a part is missing, or model.json is not a model's record (the message names the file). Or a model
+            that this one needs, the first model of a second stage or the base of its rows, is missing or has changed.
     """
     path = folder / "model.json"
     try:
@@ -192,9 +194,10 @@ def read_meta(folder: Location) -> dict[str, Any]:
 
 
 def damaged_model(folder: Location) -> str | None:
-    """Return why a saved model cannot be opened, or None: parts that are missing, sizes, and checksums of all files.
+    """Return why a saved model cannot be opened, or None. Checks parts, sizes and checksums of all files.
 
-    In a store of objects sizes are compared: it keeps what was put, and each file is compared as it is fetched.
+    In a store of objects only sizes are compared: objects do not change, and a file's checksum is compared when it is
+    fetched.
     """
     try:
         meta = read_meta(folder)
@@ -229,11 +232,11 @@ def _damaged_file(folder: Location, record: Mapping[str, Any]) -> str | None:
 
 
 def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:
-    """Return the folder of the model below this one's rows (`model.json`'s `base`).
+    """Return the folder of the model to which this one's rows are changes (`base` in `model.json`).
 
     Raises:
-        UserError: it is gone, no longer whole, or another one than the rows were saved upon: a training under the same
-            key may have written it again, on another number of ranks, say.
+        UserError: it is missing or incomplete, or another model than the rows were saved for: a training with the same
+            key may have written it again, for example on another number of ranks.
     """
     base = folder.following(str(meta["base"]))
     message = f"{folder} holds the rows that changed since the model {base}"
@@ -266,10 +269,10 @@ def _index_of(folder: Location) -> dict[str, Any]:
 def needed_models(folder: Location) -> tuple[Location, ...]:
     """Return the folders of saved models that this one needs, its own first.
 
-    Those that its rows lie upon, and of a second stage the first model and what that lies upon.
+    It needs the models to which its rows are changes. A second stage needs its first model and that model's bases.
 
     Raises:
-        UserError: one of them is gone or no longer whole.
+        UserError: one of them is missing or incomplete.
     """
     meta = read_meta(folder)
     below: tuple[Location, ...] = ()
@@ -281,14 +284,14 @@ def needed_models(folder: Location) -> tuple[Location, ...]:
 
 
 def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:
-    """Return the folder of the model whose predictions a second stage uses: in that of its run, beside this one's.
+    """Return the folder of the model whose predictions a second stage uses; it is in the folder of its own run.
 
     Args:
         folder: the second stage's saved model.
         meta: its model.json.
 
     Raises:
-        UserError: it is gone, no longer whole, or another one than the trees were trained with.
+        UserError: it is missing or incomplete, or another model than the trees were trained with.
     """
     named = meta["first"]
     first: Location = folder.parent.parent / str(named["key"]) / "model"
@@ -328,7 +331,7 @@ class NetworkPredictor:
         device: str = "cpu",
         joined: Collection[str] = (),
     ) -> None:
-        # Imported here: a process that uses XGBoost must not pay for torch's import, nor the other way round.
+        # Imported here, so that a process that only uses XGBoost does not import torch.
         import torch
 
         from headrace.embeddings.jagged import JaggedTensor
@@ -388,11 +391,11 @@ class NetworkPredictor:
         A pair's logit is the dot product of its user's vector and its item's.
 
         Args:
-            columns: all features by name; those of the other side are not looked at.
-            side: whose vectors.
+            columns: all features by name; those of the other side are ignored.
+            side: whether to return vectors of users or of items.
 
         Raises:
-            UserError: the model is in no retrieval form.
+            UserError: the model has no retrieval form.
         """
         from headrace.models.retrieval import item_feature, query_vectors, row_item_vectors
 
@@ -433,9 +436,9 @@ _RAW_IDS, _TRAINING = "dynamic", "-training.safetensors"
 
 
 def saved_rows_bytes(folder: Location) -> int:
-    """Return the bytes of the files with rows of a saved model with embeddings, and of those below it.
+    """Return the bytes of the files with rows of a saved model with embeddings and of its bases.
 
-    The tables are no larger: each row is in one file at least.
+    The tables are no larger, since each row is in at least one file.
 
     Raises:
         UserError: a record is missing or damaged.
@@ -459,14 +462,15 @@ def saved_rows_bytes(folder: Location) -> int:
 
 
 def maps_of_tasks(ws: Workspace, spec: Spec, folders: Sequence[Location]) -> HostPlace:
-    """Return the host folder for `maps_of`, on any host; maps of other models there are removed.
+    """Return the folder for `maps_of` on any host, and remove maps of other models from it.
 
-    Here at once, on hosts of their own disks before the run's first task. Who maps them now keeps what is open.
+    On this host they are removed now, on hosts with scratch of their own before the run's first task there. A process
+    that has a map open keeps it.
 
     Args:
         ws: the workspace.
-        spec: says whether executors share this host's folder.
-        folders: of the run's models.
+        spec: the pipeline, whose `spark.scratch` tells whether executors share this host's folder.
+        folders: folders of the run's models.
     """
     maps = ws.mapped(spec.pipeline)
     own_names = tuple(maps_of(folder, maps).name for folder in folders)

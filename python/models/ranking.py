@@ -12,12 +12,12 @@ from headrace.models.layers import FirstOrder, hidden_layers
 
 
 class WideDeep(nn.Module):
-    """A linear model of ids and numbers (wide) and an MLP over their embeddings and the numbers (deep), summed.
+    """The sum of a linear model of ids and numbers (wide) and an MLP over embeddings and numbers (deep).
 
     Cheng et al., "Wide & Deep Learning for Recommender Systems" (DLRS 2016).
 
-    The paper's cross products of columns are features: operator `hashed_cross` makes them. An id's weight in the wide
-    part is the first value of its vector, the deep part sees the others: `embedding_dim` is the deep width plus 1.
+    The operator `hashed_cross` makes the paper's cross products of columns as features. An id's weight in the wide part
+    is the first value of its vector, and the deep part reads the others: `embedding_dim` is the deep width plus 1.
     """
 
     Args = WideDeepArgs
@@ -35,12 +35,12 @@ class WideDeep(nn.Module):
 
 
 class DeepFM(nn.Module):
-    """A factorisation machine and an MLP over the same vectors, summed.
+    """The sum of a factorisation machine and an MLP over the same vectors.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (IJCAI 2017).
 
-    Every feature is a field: a categorical one is its id's vector, a column of numbers a learned vector times the
-    number. The first value of an id's vector is its weight of first order; the machine and the MLP see the others.
+    Every feature is a field: a categorical feature is its id's vector, a column of numbers is a learned vector times
+    the number. The first value of an id's vector is its first-order weight; the machine and the MLP read the others.
     """
 
     Args = DeepFMArgs
@@ -49,7 +49,7 @@ class DeepFM(nn.Module):
         super().__init__()
         width, columns = features.embedding_dim - 1, features.continuous_columns
         self.first_order = FirstOrder(features)
-        #: The vectors that numbers are multiplied with, [C, D - 1].
+        #: Vectors by which numbers are multiplied, [C, D - 1].
         self.fields = nn.Parameter(torch.randn(columns, width) / max(width, 1) ** 0.5)
         self.deep = hidden_layers((columns + len(features.categorical)) * width, args.deep_mlp, args.dropout, outputs=1)
 
@@ -57,13 +57,13 @@ class DeepFM(nn.Module):
         """Return `logits` float32 [B]."""
         numbers = inputs.continuous.unsqueeze(2) * self.fields
         fields = torch.cat([numbers, FirstOrder.rest(inputs)], dim=1)
-        # Rendle (2010): the sum of all pairs' dot products is half the square of the sum less the sum of the squares.
+        # Rendle (2010): the sum of all pairs' dot products is half of (square of the sum - sum of the squares).
         second = 0.5 * (fields.sum(dim=1).square() - fields.square().sum(dim=1)).sum(dim=1)
         return {"logits": self.first_order(inputs) + second + self.deep(fields.flatten(1)).squeeze(1)}
 
 
 class DCNv2(nn.Module):
-    """Cross layers x' = x0 * (W x + b) + x over embeddings and numbers, with an MLP behind or beside them.
+    """Cross layers x' = x0 * (W x + b) + x over embeddings and numbers, with an MLP after or in parallel to them.
 
     Wang et al., "DCN V2: Improved Deep & Cross Network" (WWW 2021).
     """
@@ -127,7 +127,7 @@ class LowRankCrossLayer(nn.Module):
 
 
 class FinalMLP(nn.Module):
-    """Two MLPs over the same inputs, each behind a gate of its own, and a bilinear fusion of both, by heads.
+    """Two MLPs over the same inputs, each after a gate of its own, and a bilinear fusion of both by heads.
 
     Mao et al., "FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction" (AAAI 2023).
     """
@@ -150,7 +150,7 @@ class FinalMLP(nn.Module):
         first, second = args.first_mlp[-1], args.second_mlp[-1]
         self.heads = args.heads
         self.first, self.second = nn.Linear(first, 1), nn.Linear(second, 1)
-        #: By head, [heads, first / heads, second / heads].
+        #: Bilinear weights of each head, [heads, first / heads, second / heads].
         self.bilinear = nn.Parameter(
             torch.randn(args.heads, first // args.heads, second // args.heads) / (first * second) ** 0.25
         )
@@ -165,7 +165,7 @@ class FinalMLP(nn.Module):
 
 
 class FeatureGate(nn.Module):
-    """Weights of all inputs, 2 sigmoid(MLP(some features)) in (0, 2), [B, C + F D]; of no features one row for all."""
+    """Weights 2 sigmoid(MLP(some features)) in (0, 2) of all inputs: [B, C + F D], or one row without features."""
 
     def __init__(self, features: InputFeatures, names: tuple[str, ...], widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class FeatureGate(nn.Module):
 
 
 class MaskNet(nn.Module):
-    """Blocks that multiply a layer's inputs by a mask that an MLP makes of all embeddings of the row.
+    """Blocks that multiply a layer's inputs by a mask, computed by an MLP from all embeddings of the row.
 
     Wang, She and Zhang, "MaskNet: Introducing Feature-Wise Multiplication to CTR Ranking Models by Instance-Guided
     Mask" (DLP-KDD 2021).
@@ -199,7 +199,7 @@ class MaskNet(nn.Module):
         super().__init__()
         guide = width = features.flat_columns
         self.is_serial = args.structure == "serial"
-        #: One a feature, so that each is normalised by itself.
+        #: A norm for each feature, which is normalised by itself.
         self.norms = nn.ModuleList(nn.LayerNorm(features.embedding_dim) for _ in features.categorical)
         blocks = []
         for outputs in args.blocks:

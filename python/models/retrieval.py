@@ -1,12 +1,12 @@
 """Retrieval form of a model: vectors of users and items, over all ranks.
 
-Such a network says which categorical feature its items are (`item`), and has
+Such a network names the categorical feature of its items (`item`), and has
 
     queries(inputs) -> float32 [B, D]      of each row's user
     items(inputs) -> float32 [B, D]        of each row's item; its dot product with the query is the row's logit
 
-and, where an item's vector follows from its code alone, `all_items(inputs) -> float32 [cardinality, D]`, by code. One
-whose items have further features names them in `item_features`.
+If an item's vector depends only on its code, it also has `all_items(inputs) -> float32 [cardinality, D]`, by code. If
+items have further features, it names them in `item_features`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def item_feature(network: nn.Module, schema: DatasetSchema, purpose: str) -> Fea
     """Return the categorical feature of a network's items.
 
     Args:
-        purpose: what needs vectors, for the message.
+        purpose: what the vectors are for, for the message.
 
     Raises:
-        UserError: the network is in no retrieval form, or its item is no feature of codes.
+        UserError: the network has no retrieval form, or its item is not a feature of codes.
     """
     name = getattr(network, "item", None)
     if not isinstance(name, str) or not hasattr(network, "queries"):
@@ -88,11 +88,11 @@ def item_vectors(
 ) -> Tensor:
     """Return the vectors of all codes of the item's vocabulary: float32 [cardinality, D], on each rank. Collective.
 
-    Each rank makes its share; the network is in evaluation mode, and there are no gradients.
+    Each rank computes its share, with the network in evaluation mode and without gradients.
 
     Args:
-        features: what is known of the items.
-        rows: items of a batch.
+        features: known features of the items, by code.
+        rows: number of items in a batch.
     """
     cardinality = item_feature(model.network, model.schema, "a ranking of all items").cardinality
     assert cardinality is not None
@@ -107,7 +107,7 @@ def item_vectors(
         for begin in range(0, share, rows):
             codes = np.arange(min(first + begin, last), min(first + min(begin + rows, share), last))
             parts.append(row_item_vectors(model, *features.rows(model.schema, codes)))
-        # Gathered on the host, as all messages outside a step.
+        # Gather on the host, as all messages outside a step do.
         return collective.all_gather(torch.cat(parts).cpu()).to(model.device)
 
 
@@ -117,9 +117,9 @@ def _network(model: ShardedModel) -> RetrievalNetwork:
 
 @dataclass(frozen=True)
 class ItemFeaturesByCode:
-    """Features of items, by code: continuous ones float32 [cardinality, length], categorical ones int64 likewise.
+    """Features of items, by code: [cardinality, length] each, continuous ones float32, categorical ones int64.
 
-    A list has its padded length, 0 behind its end. Zeros stand for what is not known of an item.
+    Lists are padded with 0 at their end. Zeros stand for unknown features of an item.
     """
 
     item: str

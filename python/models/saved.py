@@ -1,4 +1,4 @@
-"""A saved model with embeddings: one folder that holds all that scoring needs.
+"""A saved model with embeddings: one folder with everything that scoring needs.
 
     model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
     dense.safetensors   the state dict of the dense part
@@ -64,10 +64,10 @@ class ModelCard(BaseModel):
     seed: int
     #: `train.tasks`, the labels of the outputs.
     tasks: Mapping[str, config.Task] = Field(default_factory=dict)
-    #: Folder of the model below the embeddings' rows, relative to this one's; None: all rows are here.
+    #: Folder of the model to which the embeddings' rows are changes, relative to this folder; None: all rows are here.
     base: str | None = None
-    #: The SHA-256 of the record as it was saved, where a value and its rows were taken out of the model since
-    #: (`headrace forget`): what names the model by that still does.
+    #: SHA-256 of the record as it was first saved, if `headrace forget` has removed a value and its rows since.
+    #: References to the model by that digest stay valid.
     saved_as: str | None = None
     #: The dense part and the workflow's files, relative to the model's folder.
     files: tuple[FileRecord, ...]
@@ -94,7 +94,7 @@ class Changes:
 
     Attributes:
         model: the folder of the model that training started from.
-        aged: what `age_state` multiplied by then; 1 where it was not called.
+        aged: factor of `age_state` at the start; 1 if it was not called.
     """
 
     model: Location
@@ -119,15 +119,15 @@ def save_model(
 
     Args:
         final: the model's folder.
-        model: on every rank, its shards.
-        workflow: folder of the dataset's fitted workflow, copied.
+        model: the model; each rank has its shards.
+        workflow: folder of the dataset's fitted workflow, which is copied.
         pipeline: the pipeline's name.
         ds: the day.
         key: the training run's key.
-        metrics: what the evaluation found; None for what has no value.
-        with_optimizer: also the embeddings' optimizer states, where there is an optimizer, in files that scoring does
-            not read: tomorrow's training can go on with them.
-        changes: the model that it started from, to save the rows that changed since alone; None: all rows.
+        metrics: results of the evaluation; None for metrics without a value.
+        with_optimizer: whether to save the embeddings' optimizer states too, if there is an optimizer. They are in
+            files that scoring does not read, and the next day's training can continue with them.
+        changes: the model that training started from, to save only the rows that changed; None: all rows.
 
     Raises:
         UserError: the workflow's folder is missing.
@@ -217,7 +217,7 @@ def check_tables(loaded: Loaded, folder: Location) -> None:
 
 
 def check_workflow(folder: Location, card: ModelCard, most_bytes: int | None = None) -> None:
-    """Compare the workflow's files, those of at most so many bytes (None: all), with their checksums.
+    """Compare the workflow's files of at most `most_bytes` (None: all files) with their checksums.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -240,8 +240,8 @@ def has_state_of(folder: Location, kind: str) -> bool:
 def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Loaded:
     """Load a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
 
-    Speaks to no other rank. What the model made of its own training rows stays. With `with_optimizer` also the
-    embeddings' optimizer states (`configure_optimizer` first).
+    No communication with other ranks. Buffers that the model computed from its own training rows stay. With
+    `with_optimizer` the embeddings' optimizer states are loaded too (call `configure_optimizer` first).
 
     Raises:
         UserError: a file is missing or damaged, or the shapes differ.
@@ -256,7 +256,7 @@ def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Load
 
 
 def restore_dense(model: ShardedModel, folder: Location, card: ModelCard) -> None:
-    """Load all of a saved model but its tables into a model of the same shape, for prediction.
+    """Load a saved model except its tables into a model of the same shape, for prediction.
 
     Raises:
         UserError: a file is missing or damaged, or the shapes differ.

@@ -37,33 +37,33 @@ _NETWORK = "network."
 class ShardedModel(nn.Module):
     """A model whose embeddings are sharded and whose dense part is the same on all ranks.
 
-    What works on the embeddings (`network`) is any torch module that `headrace.models.classes` makes: the spec's
-    `model.class` names it. The categorical features of a batch are a `CategoricalBatch`, or all side by side, int64
-    [B, S], lists padded with 0.
+    The dense part (`network`) is a torch module that `headrace.models.classes` creates; the spec's `model.class` names
+    it. The categorical features of a batch are a `CategoricalBatch`, or all side by side, int64 [B, S], with lists
+    padded by 0.
 
-    A network with `lookups` (headrace.models.lookups) has the tables that these ask for; one without has each
-    categorical feature's vectors, `embedding_dim` wide.
+    A network with `lookups` (headrace.models.lookups) has the tables of these lookups. One without has the vectors of
+    each categorical feature, `embedding_dim` wide.
 
     Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`), all in
-    one exchange each way. An id without a row has a learned vector `absent` of its table instead, which belongs to the
-    dense part; it starts at zero.
+    one exchange each way. An id without a row gets the learned vector `absent` of its table, which belongs to the dense
+    part and is initially zero.
 
-    The dense part has the same start on all ranks (same seed) and is what `dense_state` holds. The embeddings are
-    sharded over `collective`; B may be 0 on a rank, but all ranks call forward and backward alike.
+    The dense part has the same initial weights on all ranks (same seed); `dense_state` returns it. The embeddings are
+    sharded over `collective`. B may be 0 on a rank, but all ranks call forward and backward the same number of times.
 
         model = ShardedModel(schema, spec.model, LocalCollective(), seed=1)
         logits = model(torch.zeros(8, 3), torch.zeros(8, 5, dtype=torch.int64))   # [8]
 
     Args:
-        schema: the dataset's.
-        model: class, settings, widths.
+        schema: schema of the dataset.
+        model: class, settings and widths.
         collective: the ranks.
-        seed: of all starts.
-        make_plan: where tables of codes live.
-        settings: `train.embeddings`, for the tables of raw ids; None: to score.
-        device: of the tables and the dense part. Batches may come from the host, codes do.
-        network: made of `model` with this seed; None: it is made here.
-        tasks: `train.tasks`: what the network's outputs are of.
+        seed: seed of all initial weights.
+        make_plan: function that plans the tables of codes.
+        settings: `train.embeddings`, for the tables of raw ids; None: the model is for scoring.
+        device: device of the tables and the dense part. Batches may be on the host; codes must be.
+        network: the network of `model` with this seed; None: it is created here.
+        tasks: `train.tasks`, the labels of the network's outputs.
         matrix: see ShardedEmbeddings.
 
     Raises:
@@ -117,7 +117,7 @@ class ShardedModel(nn.Module):
         #: Lookups of the network; None: each categorical feature.
         self._lookups = None if requested is None else NetworkLookups(requested, schema, tables)
         self._gradient_sum: Tensor | None = None
-        #: Log probabilities of codes, where a run has them: see Inputs.
+        #: Log probabilities of codes, if the run has them; see `Inputs`.
         self.log_share: Callable[[str, ShareOf], Tensor] | None = None
         #: Vector of an id without a row, by table: [tables of raw ids, D], or [D] for each of a network's lookups.
         self.absent: nn.Parameter | nn.ParameterList | None = None
@@ -128,7 +128,7 @@ class ShardedModel(nn.Module):
         self.network = network
         #: True once the network has seen the training rows: buffers computed from them stay when a model is restored.
         self.has_observed = False
-        if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
+        if self.device.type != "cpu":  # drawn on the host, so that every device has the same initial weights
             self.to(self.device)
 
     @property
@@ -167,7 +167,7 @@ class ShardedModel(nn.Module):
         return self.outputs_of(continuous, batch)["logits"]
 
     def outputs_of(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> dict[str, Tensor]:
-        """Return all outputs, of which `forward` returns the logits. Collective."""
+        """Return all outputs, including the logits that `forward` returns. Collective."""
         return self.outputs(self.inputs_of(continuous, batch))
 
     def inputs_of(
@@ -255,8 +255,8 @@ class ShardedModel(nn.Module):
     def observe(self, rows: Iterable[tuple[Tensor, CategoricalBatch, Tensor]]) -> None:
         """Show the network's `observe` rows without embeddings: continuous features, categorical ones, labels.
 
-        What it makes of them are the buffers named in its `observed`. They belong to the dense part, but a saved model
-        that is restored here leaves them as they are.
+        The network computes from them the buffers that its `observed` names. They belong to the dense part, but
+        restoring a saved model does not replace them.
         """
         self.network.observe(  # type: ignore[operator]
             Inputs(self.inputs, continuous, _no_vectors, labels, ids=BatchIds(batch, self._places))
@@ -270,11 +270,10 @@ class ShardedModel(nn.Module):
         self._gradient_sum = total if self._gradient_sum is None else self._gradient_sum + total
 
     def take_gradient_sum(self) -> Tensor | None:
-        """Return the sum of the vectors' gradients since the last call, float32 []: not finite where one of them is
-        not.
+        """Return the sum of the vectors' gradients since the last call, float32 []: not finite if one of them is not.
 
-        Of vectors that are read in place it is that of what was made of them (`Inputs.watch`).
-        None: there was no backward pass, or none that is looked at.
+        For vectors that are read in place it is the gradient of the output that was computed from them
+        (`Inputs.watch`). None: no backward pass has added a gradient.
         """
         gradient_sum, self._gradient_sum = self._gradient_sum, None
         return gradient_sum
@@ -410,7 +409,7 @@ def _without_nulls(ids: Tensor | JaggedTensor) -> Tensor | JaggedTensor:
 def all_gather_rows(x: Tensor, collective: Collective) -> Tensor:
     """Concatenate the ranks' `x` [B_r, ...] in their order: [sum of B_r, ...]. Collective, as is its backward.
 
-    B_r may differ and be 0. The gradient of `x` is the sum of what all ranks have for its rows, in their order.
+    B_r may differ and be 0. The gradient of `x` is the sum of all ranks' gradients of its rows, in order of the ranks.
     """
     if collective.world.size == 1:
         return x
@@ -422,7 +421,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, collective: Collective) -> Tensor:
         size = collective.world.size
-        # The same rows to each rank: one message, which also tells how many rows each rank has.
+        # Send the same rows to each rank: one all-to-all, which also tells how many rows each rank has.
         copies = x.detach().unsqueeze(0).expand(size, *x.shape).reshape(size * len(x), *x.shape[1:])
         gathered, rows = collective.all_to_all(copies, [len(x)] * size)
         ctx.collective, ctx.rows, ctx.local_rows = collective, rows, len(x)

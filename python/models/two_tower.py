@@ -22,14 +22,15 @@ _DRAWN = "drawn items"
 
 
 class TwoTower(nn.Module):
-    """An MLP over a user's features and one over an item's; the logit is the dot product of what they make.
+    """An MLP over a user's features and one over an item's; the logit is the dot product of their outputs.
 
-    The loss is the softmax of a positive row's item beside the items of all positive rows of the step, those of other
-    ranks too, and beside drawn ones (mixed negatives: Yang et al., "Mixed Negative Sampling for Learning Two-tower
-    Neural Networks in Recommendations", 2020); of these perhaps only the hardest ones (dynamic negatives: Zhang et al.,
-    "Optimizing Top-N Collaborative Filtering via Dynamic Negative Item Sampling", 2013). Each logit is lessened by the
-    logarithm of how often the item is expected among what a row is compared with. Other places of the row's own item
-    are left out. With `train.accumulate` a step's micro-batches are compared each with itself.
+    The loss is the softmax of a positive row's item among the items of all positive rows of the step, on all ranks, and
+    among drawn items (mixed negatives: Yang et al., "Mixed Negative Sampling for Learning Two-tower Neural Networks in
+    Recommendations", 2020). Optionally only the hardest drawn items count (dynamic negatives: Zhang et al., "Optimizing
+    Top-N Collaborative Filtering via Dynamic Negative Item Sampling", 2013).
+
+    The logarithm of an item's expected number of occurrences in that comparison is subtracted from its logit. Other
+    occurrences of the row's own item are left out. With `train.accumulate` each micro-batch is compared within itself.
     """
 
     Args = TwoTowerArgs
@@ -136,17 +137,17 @@ class TwoTower(nn.Module):
 
 
 class Tower(nn.Module):
-    """Features side by side, ReLU layers, a linear one: float32 [B, width], of length 1 where that is asked for.
+    """ReLU layers over features side by side, and a linear layer: float32 [B, width], optionally of length 1.
 
     Args:
-        features: the dataset's.
-        names: those that the tower sees.
+        features: the dataset's features.
+        names: the features that the tower reads.
         hidden: widths of the ReLU layers.
-        width: of the vectors.
+        width: width of the vectors.
         args: dropout and normalisation.
 
     Raises:
-        UserError: a feature that the dataset does not have.
+        UserError: the dataset lacks a feature.
     """
 
     def __init__(

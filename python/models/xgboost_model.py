@@ -1,6 +1,6 @@
-"""XGBoost baseline as a saved model: its input matrix, how it is written, how it is read.
+"""XGBoost baseline as a saved model: its input matrix, its files, and prediction.
 
-A saved model is one folder: `model.json` (what it is), `model.ubj` (XGBoost's own binary JSON: data, never code) and
+A saved model is one folder: `model.json` (its record), `model.ubj` (XGBoost's own binary JSON: data, never code) and
 `workflow/` (the fitted features that it was trained on).
 """
 
@@ -36,23 +36,24 @@ def matrix_columns(schema: DatasetSchema) -> tuple[str, ...]:
 def matrix_features(schema: DatasetSchema) -> tuple[Feature, ...]:
     """Return the features of the trees' matrix.
 
-    Raw ids are left out: they have no order that a threshold could cut, and float32 would not hold them.
+    Raw ids are left out: they have no order for thresholds, and float32 cannot hold them.
     """
     return (*schema.of(Kind.CONTINUOUS), *(f for f in schema.of(Kind.CATEGORICAL) if not f.dynamic))
 
 
 def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32]:
-    """Return the float32 [n, F] matrix of features by name; a list has as many columns as it may have values.
+    """Return the matrix float32 [n, F] of features by name; a list has a column for each of its possible values.
 
-    Continuous values go in as they are, NaN where they are missing. A categorical code goes in as a number: codes are
-    given by frequency, so a threshold on one cuts popular values from rare ones. Trees that were told so split codes
-    into two sets instead (`baseline.enable_categorical`); one that training had not seen then goes left. Code 0 says
-    that there is no value (a null, or the padding of a list), so it goes in as missing, for which XGBoost learns the
-    better side of every split (Chen and Guestrin, 2016, section 3.4). Values that the vocabulary lacks have a code, 1,
-    and so are a value like others. float32 holds codes exactly up to 2^24; XGBoost knows no wider type.
+    Continuous values are copied, NaN where they are missing. A categorical code is a number: codes are ordered by
+    frequency, so a threshold separates popular values from rare ones. With `baseline.enable_categorical` trees split
+    the codes into two sets instead, and a code that training had not seen goes left.
+
+    Code 0 (a null, or padding of a list) is missing in the matrix; XGBoost learns the better side for missing values
+    at every split (Chen and Guestrin, 2016, section 3.4). Values outside the vocabulary have the code 1, a value like
+    others. float32, XGBoost's widest type, holds codes exactly up to 2^24.
 
     Raises:
-        KeyError: a column is not there.
+        KeyError: a column is missing.
     """
     out = np.empty((row_count(columns), len(matrix_columns(schema))), dtype=np.float32)
     column = 0
@@ -67,7 +68,7 @@ def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32
 
 @dataclass(frozen=True)
 class XGBoostPredictor:
-    """Click probabilities by boosted trees; of trees for ranking the scores of lists, of regression numbers."""
+    """Predictor by boosted trees: probabilities, scores of trees for ranking, or numbers of a regression."""
 
     schema: DatasetSchema
     booster: xgb.Booster
@@ -81,19 +82,18 @@ class XGBoostPredictor:
         return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """Return predictions of the one label, `label`: float32 [n]."""
+        """Return the predictions of the only task, `label`: float32 [n]."""
         return {"label": self.predict(columns)}
 
 
 def importance(booster: xgb.Booster, schema: DatasetSchema, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the importance of logical features, greatest gain first.
 
-    gain: how much a split on it lowers the loss, the mean over its splits. cover: the sum of second derivatives (of
-    squared error: rows) that go through a split, the mean over its splits. weight: splits.
+    gain: mean decrease of the loss by a split on the feature. cover: mean sum of second derivatives in a split (for
+    squared error: its rows). weight: number of splits.
 
-    The booster names its columns `f0`, `f1`, ..., as XGBoost does where it is given no names. A list is one feature:
-    means over the splits of all its columns. A feature never split on has 0. `more`: what columns behind those of
-    `matrix` are called.
+    The booster has XGBoost's default names of columns, `f0`, `f1`, ... A list is one feature, with means over the
+    splits of all its columns. A feature without splits has 0. `more`: names of the columns after those of `matrix`.
     """
     gains, covers, splits = (booster.get_score(importance_type=t) for t in ("total_gain", "total_cover", "weight"))
     features_by_gain: list[dict[str, Any]] = []
@@ -114,14 +114,14 @@ def importance(booster: xgb.Booster, schema: DatasetSchema, more: Sequence[str] 
 def save(
     folder: Location, booster: xgb.Booster, schema: DatasetSchema, workflow: Location, meta: Mapping[str, Any]
 ) -> None:
-    """Fill `folder` (there and empty; its atomic commit is the caller's) with a self-contained saved model.
+    """Write a self-contained saved model to an existing, empty folder, which the caller then commits.
 
     Args:
-        folder: where `model.json`, `model.ubj` and `workflow/` go.
+        folder: the folder of `model.json`, `model.ubj` and `workflow/`.
         booster: trained on `matrix(schema, ...)`.
-        schema: the dataset's.
-        workflow: the dataset's `workflow` folder, copied.
-        meta: what else model.json says (pipeline, ds, key, metrics, settings), and its `kind` where it is another.
+        schema: schema of the dataset.
+        workflow: the dataset's `workflow` folder, which is copied.
+        meta: further fields of model.json (pipeline, ds, key, metrics, settings), and `kind` if it is not `xgboost`.
             JSON values.
 
     Raises:
@@ -156,9 +156,9 @@ def load(
 
     Args:
         folder: the saved model.
-        schema: from its model.json.
-        files: the records of its files, from there too.
-        threads: of XGBoost; None: all cores.
+        schema: schema in its model.json.
+        files: records of its files, in its model.json.
+        threads: number of XGBoost's threads; None: all cores.
 
     Raises:
         UserError: the file is damaged, or was trained on another number of columns.
@@ -169,7 +169,7 @@ def load(
 def load_booster(
     folder: Location, schema: DatasetSchema, files: Sequence[Mapping[str, Any]], threads: int | None, more: int = 0
 ) -> xgb.Booster:
-    """Read the trees of a saved model, see `load`; `more`: columns after those of `matrix`."""
+    """Read the trees of a saved model, see `load`; `more`: number of columns after those of `matrix`."""
     path = folder / MODEL_FILE
     for record in files:
         if _record(record["name"], (folder / record["name"]).read_bytes()) != record:

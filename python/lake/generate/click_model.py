@@ -1,20 +1,20 @@
-"""Model of clicks and purchases: which user sees which item when, and how probably the user clicks and buys.
+"""Model of clicks and purchases: which user sees which item when, and with which probability the user clicks and buys.
 
     logit P(click) = intercept + user's bias + item's bias
                      + category + category x country + category x age group + category x device + hour x device
                      + tags + price (the young mind it more) + freshness + activity
                      + taste * <user's taste on that day, item's taste> + the category's trend on that day
 
-The intercept is set so that the mean of P is `base_rate`. A null hides a column from the reader, not from the user:
-what it hid is a trait of the user or item, which the id still tells. `device` is the exception, a trait of the row: a
-row without it has no device effect, so that P is a function of what can be known from the log.
+The intercept is set so that the mean of P is `base_rate`. A null hides a value from the reader of the log, not from
+the user: it is a trait of the user or item, which the id still identifies. `device` is the exception, a trait of the
+row: a row without it has no device effect, so P is a function of values that are in the log.
 
 Where a log has purchases (`generate.purchase_rate`), they follow clicks:
 
     logit P(purchase | click) = intercept + category + category x country + price (cheap things are bought) + activity
 
-The intercept is set so that the mean of P over the first day's clicks is `purchase_rate`. Everything in it can be known
-from the log, so no model predicts a click's purchase better than P, or a row's than P(click) P(purchase | click).
+The intercept is set so that the mean of P over the first day's clicks is `purchase_rate`. The log has all of these
+terms. So no model predicts the purchase after a click better than P, or a row's than P(click) P(purchase | click).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_ROWS_PER_DAY = 1 << 40
 #: Traffic by hour of the day (UTC), relative.
 _TRAFFIC = 1.0 + 0.8 * np.sin((np.arange(24) - 9.0) / 24.0 * 2.0 * np.pi) + 0.3 * np.sin(np.arange(24) / 6.0 * np.pi)
 _HOME_DEVICE_SHARE = 0.75
-#: What a user's and an item's bias, standard normal, add to the logit: the part that no column tells, the id alone.
+#: Weights in the logit of a user's and an item's standard normal bias, which only the id identifies, no other column.
 USER_BIAS, ITEM_BIAS = 0.35, 0.6
 _TREND_DAYS = 28.0
 _CALIBRATION_ROWS = 1 << 15
@@ -67,7 +67,7 @@ _CALIBRATION_ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class ClickModel:
-    """Parameters of the events: small, and the same in every process. An event also depends on its place in the log."""
+    """Parameters of the events: small, and the same in every process. An event also depends on its day and row."""
 
     params: Generate
     #: Events land at most this many days after they happened.
@@ -76,7 +76,7 @@ class ClickModel:
 
 @dataclass(frozen=True)
 class Events:
-    """Columns of n events. Traits are kept by entity; `user_row` and `item_row` say which one an event has."""
+    """Columns of n events. Traits are stored by entity; `user_row` and `item_row` are the event's rows of them."""
 
     event_id: UInts  # [n]
     day: Ints  # [n], days since the first day: when it happened
@@ -128,7 +128,7 @@ def _effects(seed: int) -> _Effects:
 def _normal(rng: np.random.Generator, spread: float, shape: int | tuple[int, ...]) -> Floats:
     """Return normal draws, shifted and scaled to mean 0 and standard deviation `spread` exactly.
 
-    Seeds then differ in the pattern, and not in how much there is to learn.
+    So logs of different seeds differ in their pattern, but not in how much a model can learn.
     """
     draws = rng.normal(size=shape)
     centred: Floats = (draws - draws.mean()) * (spread / draws.std())
@@ -136,7 +136,7 @@ def _normal(rng: np.random.Generator, spread: float, shape: int | tuple[int, ...
 
 
 def events(model: ClickModel, landing_day: Ints, row: Ints) -> Events:
-    """Return the events at these places of the landing log.
+    """Return the events at these days and rows of the landing log.
 
     Args:
         model: parameters.
@@ -199,9 +199,9 @@ class Impressions:
     user: Ints  # [n]
     item: Ints  # [n]
     millisecond: Ints  # [n], of the day
-    at_home: NDArray[np.bool_]  # [n], whether at the device that the user uses most
-    other_device: Ints  # [n], the device where not, index into DEVICES
-    #: Probability that the user looked at it at all; 1: looks at everything.
+    at_home: NDArray[np.bool_]  # [n], whether the user is at the device that they use most
+    other_device: Ints  # [n], the device otherwise, index into DEVICES
+    #: Probability that the user looked at the item; 1: the user looks at every item.
     examined: Floats | float = 1.0
 
 
@@ -251,7 +251,7 @@ def _clicks(model: ClickModel, impressions: Impressions, lag: Ints, purpose: str
     item_row, things = _items(params, impressions.item, last_day)
     device = np.where(impressions.at_home, people.device[user_row], impressions.other_device)
     null = np.stack([u(f"null/{name}") < params.nulls for name in NULLABLE], axis=1)
-    # Tags of an item that has none are an empty list, not a null.
+    # An item without tags has an empty list, not a null.
     item_age = np.maximum(day + impressions.millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
     known_device = np.where(null[:, NULLABLE.index("device")], len(DEVICES), device)
     logit = intercept + _logit(
@@ -281,7 +281,7 @@ def _counter(landing_day: Ints, row: Ints) -> UInts:
 def lag_of(model: ClickModel, landing_day: Ints, row: Ints) -> Ints:
     """Return the days between event and landing, int64 [n]: 0 for most, else 1..late_days evenly.
 
-    Nothing happened before the first day: what would have is not late.
+    An event that would have happened before the first day is not late.
     """
     counter, seed = _counter(landing_day, row), model.params.seed
     late = uniform(stream(seed, "event/late"), counter) < model.params.late
@@ -290,7 +290,7 @@ def lag_of(model: ClickModel, landing_day: Ints, row: Ints) -> Ints:
 
 
 def _users(params: Generate, index: Ints, day: Ints) -> tuple[NDArray[np.intp], Users]:
-    """Return which traits each row has, and the traits of each (user, day) once."""
+    """Return the traits of each distinct (user, day), and for each row its position among them."""
     newest = int(day.max(initial=0))
     span = newest - int(day.min(initial=newest)) + 1
     keys, row = np.unique(index * span + (newest - day), return_inverse=True)

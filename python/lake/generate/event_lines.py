@@ -1,12 +1,12 @@
 """Lines of landing files: events as JSON or CSV, and lines that are malformed on purpose.
 
-Arrow's string kernels spell all rows at once, without a Python object per row. JSON: one object a line, keys in the
+Arrow's string kernels format all rows at once, without a Python object per row. JSON: one object a line, keys in the
 order of `COLUMNS`, nulls as `null`, tags as a list. CSV (RFC 4180): a header line, fields in the order of `COLUMNS`,
-nulls as nothing, tags joined by `|`, no tags as nothing. Both: UTF-8, `\\n` after each line, `ts` as ISO 8601 in UTC
-with milliseconds, ids as integers.
+nulls and empty lists of tags as empty fields, tags joined by `|`. Both: UTF-8, `\\n` after each line, `ts` as ISO 8601
+in UTC with milliseconds, ids as integers.
 
-Faults are lines that no reader may accept, and events that land twice. Late events and nulls are faults of good rows:
-headrace.lake.generate.click_model draws them.
+Faults are malformed lines, which no reader may accept, and events that land twice. Late events and nulls are in good
+rows: headrace.lake.generate.click_model draws them.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _WRONG = {
 }
 #: A cut CSV line keeps at most this many fields, so that a required one is always missing.
 _CUT_FIELDS = COLUMNS.index("clicked")
-#: Malformed lines are made from events that the log does not have otherwise.
+#: First row of the events from which malformed lines are made; the log has no such rows otherwise.
 _FIRST_ROW = MAX_ROWS_PER_DAY // 2
 _FROM_DAY_BEFORE = 0.25
 
 
 def text(value: str, fmt: Format) -> str:
-    """Spell a string in the format, quoted where it must be."""
+    """Format a string, with quotes where the format needs them."""
     if fmt == "jsonl":
         return json.dumps(value, ensure_ascii=False)
     return '"' + value.replace('"', '""') + '"' if any(c in value for c in ',"\r\n') else value
@@ -88,7 +88,7 @@ def header(columns: Iterable[str], fmt: Format) -> str:
 
 
 def values(events: Events, start: date, fmt: Format, bought: Purchases | None) -> dict[str, Any]:
-    """Spell each column's values in the format.
+    """Format each column's values.
 
     Args:
         events: n events.
@@ -97,8 +97,7 @@ def values(events: Events, start: date, fmt: Format, bought: Purchases | None) -
         bought: purchases of the events; None: the log has none.
 
     Returns:
-        by the names of COLUMNS, and `purchased` behind them where there are purchases: pyarrow string arrays [n]
-        without nulls.
+        pyarrow string arrays [n] without nulls, by the names of COLUMNS, then `purchased` if there are purchases.
     """
     user, item = events.users, events.items
     user_rows, item_rows = pa.array(events.user_row), pa.array(events.item_row)
@@ -150,7 +149,7 @@ def _joined(*pieces: Any) -> Any:
 
 
 def _number(numbers: NDArray[Any]) -> Any:
-    """Spell numbers by the shortest text that reads back as the same number."""
+    """Format numbers as the shortest text that parses as the same number."""
     return pc.cast(pa.array(numbers), pa.string())
 
 
@@ -167,7 +166,7 @@ def _names(names: Sequence[str], fmt: Format) -> Any:
 
 
 def _tags(tags: Ints, fmt: Format) -> Any:
-    """Spell lists of tags, [n, MAX_TAGS], padded with -1 at their ends."""
+    """Format lists of tags, [n, MAX_TAGS], padded with -1 at their ends."""
     pieces: list[Any] = ["["] if fmt == "jsonl" else []
     for k in range(MAX_TAGS):
         separator = "" if k == 0 else "," if fmt == "jsonl" else "|"
@@ -245,7 +244,7 @@ def _bad_times(model: ClickModel, start: date, landing_day: int, counter: NDArra
 def _cut(line: str, place: float, fmt: Format) -> str:
     if fmt == "csv":
         return ",".join(line.split(",")[: 1 + int(place * (_CUT_FIELDS - 1))]) + "\n"
-    # From two characters on: an empty line is no row, and `{` plus nothing would still be one.
+    # Keep at least two characters: readers ignore an empty line.
     return line[: 2 + int(place * (len(line) - 4))] + "\n"
 
 
@@ -258,8 +257,8 @@ def _without_null_keys(line: str) -> str:
 def duplicate_sources(model: ClickModel, landing_day: int, number: Ints, rows: int) -> tuple[Ints, Ints]:
     """Choose the events that land a second time on a day.
 
-    Three of four are events of the same day (of any of its files). The rest landed the day before, early enough to be
-    in time a day later, too.
+    Three of four are events of the same day (of any of its files). The rest landed the day before, early enough not to
+    be too late a day later.
 
     Args:
         model: parameters.

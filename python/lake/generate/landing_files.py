@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.generate")
 
-#: More rows than this go to more files: a file is made in memory (about 1 KB a row at the peak), as one task.
+#: Most rows of a file, which one task makes in memory (about 1 KB a row at the peak).
 MAX_FILE_ROWS = 500_000
-#: Fast: level 6 takes four times as long as all else, for files smaller by a fifth.
+#: A fast level: level 6 takes four times as long as all other work, for files smaller by a fifth.
 _GZIP_LEVEL = 1
 _WBITS_GZIP = 31
 
@@ -59,11 +59,11 @@ _WBITS_GZIP = 31
 _THREADS = 4
 _POLL_SECONDS = 1.0
 _LOG_SECONDS = 10.0
-#: Raise it when the same parameters give other bytes: days of older code are then made again.
+#: Increase it when the same parameters give other bytes: days of older code are then written again.
 VERSION = 1
 #: More rows a day than this are written by Spark unless the caller says otherwise.
 SPARK_ROWS = 2_000_000
-#: A landing line takes about this many bytes, compressed: to refuse what the disk cannot hold.
+#: Approximate bytes of a compressed landing line, to refuse days that the disk cannot hold.
 _BYTES_PER_LINE = 110
 
 
@@ -168,8 +168,8 @@ def truth_path(landing: Location, ds: str) -> Location:
 def publish_truth(landing: Location, truth: DayTruth) -> None:
     """Write the truth of a day, just before its folder appears.
 
-    A run that is killed in between leaves a truth without its day or with an older one: `stale_reason` sees that, and
-    the next run makes the day again.
+    A run that is killed in between leaves a truth without its day, or with an older day. `stale_reason` notices that,
+    and the next run writes the day again.
     """
     truth_path(landing, truth.ds).put_text(truth.model_dump_json(indent=1) + "\n")
 
@@ -177,7 +177,7 @@ def publish_truth(landing: Location, truth: DayTruth) -> None:
 def stale_reason(
     landing: Location, ds: str, key: str, parameters: dict[str, object]
 ) -> tuple[str | None, DayTruth | None]:
-    """Return why a day must be made, None where these parameters made it; and its truth file, if any."""
+    """Return why a day must be written, None if these parameters have written it; and its truth file, if any."""
     folder = landing / ds
     truth = DayTruth.load(truth_path(landing, ds))
     if not folder.is_dir():
@@ -202,7 +202,7 @@ def _changes(old: dict[str, object], new: dict[str, object]) -> str:
 
 
 def _intact(path: Location, file: GeneratedFile) -> bool:
-    """Return whether size and gzip's checksum agree: cheap, and it tells any two generated files apart."""
+    """Return whether size and gzip's checksum match: a cheap check that tells any two generated files apart."""
     try:
         with path.open() as f:
             f.seek(-8, os.SEEK_END)
@@ -212,7 +212,7 @@ def _intact(path: Location, file: GeneratedFile) -> bool:
         return False
 
 
-#: Makes all files of a day in a folder, reporting how many exist so far; returns the sum of their tallies.
+#: Function that writes all files of a day to a folder, reports how many exist, and returns the sum of their tallies.
 Writer = Callable[[DayPlan, Location, Callable[[int], None]], Tally]
 
 
@@ -235,8 +235,8 @@ def write_locally(day: DayPlan, folder: Location, report: Callable[[int], None])
 
 @contextmanager
 def writer_on_spark(conf: Spark, ws: Workspace) -> Iterator[Writer]:
-    """Yield a `Writer` whose files are tasks of a Spark session (an active one is used), one task per file."""
-    # Imported here: writing a small day needs no Spark, and does not wait for its import.
+    """Yield a `Writer` with one Spark task per file; it uses an active session if there is one."""
+    # Imported here, since a small day is written without Spark.
     from headrace.lake.spark.session import session
 
     with session(conf, ws, "headrace-generate") as spark:
@@ -247,10 +247,10 @@ def _write_on_spark(spark: SparkSession, day: DayPlan, folder: Location, report:
     context, group = spark.sparkContext, f"generate-{uuid.uuid4().hex}"
 
     def job() -> Tally:
-        # Set in the thread that submits: job groups belong to threads.
+        # Set here, since a job group belongs to the thread that submits.
         context.setJobGroup(group, f"generate {day.ds}")
         files = context.parallelize(range(day.files), day.files)
-        # A tree: sums of histograms (2 MiB each) are added up by the executors, not all by the driver.
+        # By a tree, so that executors and not only the driver sum the histograms (2 MiB each).
         total: Tally = files.map(lambda file: write_file(day, file, folder)).treeReduce(operator.add)
         return total
 
@@ -285,13 +285,13 @@ class GenerationProgress:
     """Progress of a call of `generate`, passed to its `progress` after each file and each day."""
 
     ds: str
-    #: Days done (made or existing), without this one until it is done; days requested.
+    #: Number of finished days (written or existing), and of requested days.
     days_done: int
     days: int
     #: Files of this day.
     files_done: int
     files: int
-    #: Good rows made by this call.
+    #: Good rows that this call has written.
     rows_done: int
 
 
@@ -316,17 +316,17 @@ def generate(
     spark: bool | None = None,
     progress: Callable[[GenerationProgress], None] | None = None,
 ) -> list[DayTruth]:
-    """Write the landing files and truth files of days, unless they exist as these parameters make them.
+    """Write the landing files and truth files of days, unless they exist with these parameters.
 
-    A day's bytes depend on (seed, parameters, day) alone: not on the requested days, their order, or what writes them.
-    About a quarter of a day's duplicates repeat events that landed the day before, made with the same parameters.
+    A day's bytes depend only on seed, parameters and day: not on the requested days, their order, or the writer. About
+    a quarter of a day's duplicates repeat events that landed the day before, by the same parameters.
 
     Args:
         spec: a pipeline with a `generate` section; `table.late_days` bounds how late events are.
         ws: writes `landing/<pipeline>/<ds>/part-NNNN.(json|csv).gz` and `landing/<pipeline>/truth/<ds>.json` below its
             home. With Spark on a cluster, every executor must see that folder.
         days: YYYY-MM-DD, none before `generate.start`.
-        force: make existing days again.
+        force: whether to write existing days again.
         spark: whether Spark's tasks write the files; None: above 2,000,000 rows a day.
         progress: called in this thread after each file and day.
 
@@ -346,7 +346,7 @@ def generate(
     by_spark = model.params.rows_per_day > SPARK_ROWS if spark is None else spark
     landing = ws.landing(spec.pipeline)
     truths: dict[str, DayTruth] = {}
-    # The stack opens Spark at the first day that must be made, and closes it before the lock is let go.
+    # The stack opens Spark at the first day that must be written, and closes it before the lock is released.
     with run_lock(ws, f"{spec.pipeline}-generate"), ExitStack() as stack:
         write: Writer | None = None
         rows_done = 0

@@ -1,8 +1,7 @@
 """Population of the generated log: users and items, their popularity, birthdays and traits.
 
-An entity is an index 0, 1, 2, ... in order of birth. Everything about it is a hash of (seed, index), so a process makes
-the traits of the few entities that its rows name, and millions of others cost it one float64 each (the popularity
-sums).
+An entity is an index 0, 1, 2, ... in order of birth. Its traits are hashes of (seed, index), so a process computes only
+those of the entities in its rows. Each of the millions of others takes one float64 (the popularity sums).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headrace.compute.counter_random import Floats, Ints, integers, normal, scat
 from headrace.config import Generate
 
 COUNTRIES = ("US", "IN", "BR", "DE", "GB", "FR", "JP", "MX", "IT", "ES", "PL", "NL", "SE", "TR", "KR", "AR")
-#: A comma, an ampersand and letters beyond ASCII are in here on purpose: readers of CSV and JSON must bear them.
+#: The comma, the ampersand and the letters beyond ASCII are on purpose: readers of CSV and JSON must handle them.
 CATEGORIES = (
     "Books",
     "Music",
@@ -150,8 +149,8 @@ def birthday(first: int, growth: float, index: Ints, last_day: int) -> Ints:
 def _popularity_sums(seed: int, kind: str, first: int, total: int, exponent: float) -> Floats:
     """Return running sums of the entities' weights, float64 [total]: weight = rank^-exponent (Zipf).
 
-    Those of the first day hold the ranks 1..first in random order, newcomers a random one of them each. A day's sums
-    are a prefix of a later day's, so one array serves all days.
+    Entities of the first day have the ranks 1..first in random order; each newcomer has a random one of these ranks. A
+    day's sums are a prefix of a later day's, so one array serves all days.
     """
     rng = np.random.default_rng(stream(seed, f"{kind}/rank"))
     ranks = np.empty(total, dtype=np.float64)
@@ -208,9 +207,9 @@ def users(params: Generate, index: Ints, day: Ints) -> Users:
 def _drifted(params: Generate, index: Ints, day: Ints) -> Floats:
     """Return tastes [n, TASTE_DIM] on the given days.
 
-    Each user's taste turns in TASTE_DIM/2 planes, at its own rate in each: angle per day ~ N(0, drift^2). A turn by
-    a small angle moves each coordinate by angle * (the other one of its plane, variance 1), so a day's step has
-    standard deviation `drift`; the taste keeps its length, and any day is reached without those before it.
+    Each user's taste rotates in TASTE_DIM/2 planes, at its own rate in each: angle per day ~ N(0, drift^2). A small
+    rotation moves each coordinate by angle * (the plane's other coordinate, of variance 1), so a day's step has the
+    standard deviation `drift`. The taste keeps its length, and each day is computed without the days before it.
     """
     seed, half = params.seed, TASTE_DIM // 2
     start = normal(stream(seed, "user/taste"), index, TASTE_DIM)
@@ -237,7 +236,7 @@ def items(params: Generate, index: Ints, last_day: int) -> Items:
         born=np.where(index < params.items, -age_at_start, born),
         bias=trait[:, 1],
         tags=_tags(seed, index, category),
-        # Half of what an item is to a taste comes from its category.
+        # Half of the variance of an item's taste is that of its category.
         taste=np.sqrt(0.5) * (centre[category] + item_taste),
     )
 
@@ -245,7 +244,7 @@ def items(params: Generate, index: Ints, last_day: int) -> Items:
 def _tags(seed: int, index: Ints, category: Ints) -> Ints:
     """Draw 0 to MAX_TAGS different tags per item, [n, MAX_TAGS]; the first is near its category's."""
     start = 2 * category + integers(stream(seed, "item/tag"), index, 6)
-    # Steps that share no factor with the number of tags never come back to a tag within a row.
+    # Steps without a common factor with the number of tags do not repeat a tag within a row.
     coprime = np.array([s for s in range(1, len(TAGS)) if np.gcd(s, len(TAGS)) == 1])
     step = coprime[integers(stream(seed, "item/tag-step"), index, len(coprime))]
     places = np.arange(MAX_TAGS)

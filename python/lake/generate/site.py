@@ -1,10 +1,10 @@
-"""Simulated site that shows users their lists: visitors, what they are shown and click, and a day as landing files.
+"""Simulated site that shows users their lists: visits, impressions and clicks of a day, written as landing files.
 
-A visit is a user drawn by popularity at a time of the day's traffic, as an event of the random log is. The site shows
-the first items of the user's list; a part of the visits, and users without a list, are shown items drawn evenly from
-all of them. A visitor looks at place r (from 1) with probability r^-position_bias, and clicks the items looked at with
-the probability of the click model: the position-based model (Richardson, Dominowska and Ragno, 2007; Craswell et al.,
-2008). Everything that was shown is logged, whether it was looked at or not, as on a site.
+A visit is a user drawn by popularity at a time by the day's traffic, as for an event of the random log. The site shows
+the first items of the user's list. In some visits, and to users without a list, it shows items drawn evenly from all. A
+visitor looks at place r (from 1) with probability r^-position_bias, and clicks the items that they look at with the
+click model's probability: the position-based model (Richardson, Dominowska and Ragno, 2007; Craswell et al., 2008).
+The log has every impression, whether or not the visitor looked at it, as on a real site.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from headrace.storage import Location
 
 log = logging.getLogger("headrace.generate")
 
-#: User ids -> the items of their lists, the best first; a user without a list is missing.
+#: Function that maps user ids to the items of their lists, best first; users without a list are missing.
 Lists = Callable[[Sequence[int]], Mapping[int, Sequence[int]]]
 
-#: Source of what a visitor was shown: the user's list, a draw, or a draw because the user has no list.
+#: Source of a visit's items: the user's list, a draw, or a draw because the user has no list.
 LIST, RANDOM, NO_LIST = "list", "random", "no_list"
 SOURCES = (LIST, RANDOM, NO_LIST)
-#: Expected click rates over all items are computed for so many visits at most.
+#: Most visits for which expected click rates over all items are computed.
 _COMPARED = 1000
-#: Visits of one such computation step.
+#: Number of these visits in one step of the computation.
 _CHUNK = 50
 
-#: Raise it when the same parameters and lists give other bytes.
+#: Increase it when the same parameters and lists give other bytes.
 _SITE_VERSION = 1
 _FILE = "site-0000.json.gz"
 
@@ -72,25 +72,25 @@ class ClickRate(BaseModel):
     clicks: int
     #: clicks / impressions.
     rate: float | None
-    #: The mean probability of a click: the rate without the noise of the draws.
+    #: Mean probability of a click: the rate without the noise of the draws.
     expected: float | None
 
 
 class SiteDay(BaseModel):
-    """Content of `site/<ds>.json`: what the site logs of a day, and the click rates that no real site knows."""
+    """Content of `site/<ds>.json`: figures of a day's log, and click rates that no real site knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ds: str
     #: The day of the lists that were shown, as the warehouse had it; None where there were none.
     lists_ds: str | None
-    #: By SOURCES: what was shown.
+    #: Impressions and clicks by source of the items (SOURCES).
     shown: dict[str, ClickRate]
-    #: Of the visits to which lists were shown (the first 1,000), had they been shown items drawn evenly, and had they
-    #: been shown the items that they would click most: the mean probability of a click. The latter no list exceeds.
+    #: Mean probability of a click in the visits with lists (the first 1,000), if they had been shown items drawn
+    #: evenly, and if they had been shown the items with the highest probabilities, which no list exceeds.
     random_rate: float | None
     best_rate: float | None
-    #: Of the same visits with the lists that they were shown.
+    #: Mean probability of a click in the same visits, with the lists that they were shown.
     list_rate: float | None
     key: str
 
@@ -104,7 +104,7 @@ def examined(site: Site, place: Ints) -> Floats:
 def visits_of(model: ClickModel, day: int, lists: Lists) -> Visits:
     """Draw a day's visits: a function of the model, the day and the lists.
 
-    Their number is such that lists of full length make `rows_per_day` impressions.
+    Their number is chosen so that lists of full length make `rows_per_day` impressions.
 
     Args:
         model: parameters.
@@ -189,7 +189,7 @@ def summary(model: ClickModel, ds: str, day: int, visits: Visits, lists_ds: str 
 
 
 def _alternatives(model: ClickModel, day: int, visit: Ints) -> tuple[float | None, float | None]:
-    """Return mean click probabilities of some visits: for items drawn evenly, and for the best ones."""
+    """Return mean click probabilities of some visits, for items drawn evenly and for the best items."""
     if not len(visit):
         return None, None
     params, site = model.params, model.params.site
@@ -206,7 +206,7 @@ def _alternatives(model: ClickModel, day: int, visit: Ints) -> tuple[float | Non
         all_items = Impressions(
             counter, days, user[visitor], item, millisecond[visitor], at_home[visitor], other_device[visitor]
         )
-        # Without nulls: what is shown does not depend on values that the log loses.
+        # Without nulls, since the site knows the values that the log loses.
         logit = clicks(model, all_items, np.zeros_like(days), "site", nulls=0.0).logit
         p = probability(logit).reshape(len(chunk), n_items)
         evenly.append(p.mean(1) * weight.mean())
@@ -222,9 +222,9 @@ def site_path(landing: Location, ds: str) -> Location:
 def simulate_site(
     spec: Spec, ws: Workspace, ds: str, lists: Lists, lists_ds: str | None, *, force: bool = False
 ) -> SiteDay:
-    """Write a day's landing files: what visitors were shown and clicked, and late events of the days before.
+    """Write a day's landing files: impressions with their clicks, and late events of the days before.
 
-    The bytes depend on seed, parameters, day and lists alone. What lands later waits in `landing/PIPELINE/late/`.
+    The bytes depend only on seed, parameters, day and lists. Events that land later wait in `landing/PIPELINE/late/`.
 
     Args:
         spec: a pipeline with a `generate` section, and the format `clicks`.
@@ -265,7 +265,7 @@ def simulate_site(
                 return existing
             raise UserError(f"{landing / ds} has landed already: simulate another day, or replace it with --force")
         site_day = summary(model, ds, number, visits, lists_ds, key)
-        # The description is removed while the day is written, so that half a run never counts as done.
+        # Remove the description first, so that an interrupted run does not count as done.
         site_path(landing, ds).remove()
         columns = values(visits.events, start, "jsonl", purchases(model, visits.events))
         all_lines = lines(columns, "jsonl")
@@ -280,7 +280,7 @@ def simulate_site(
             write_gzip(
                 folder / _FILE, late_lines, pa.concat_arrays([lines_now]).take(pa.array(np.arange(len(lines_now))))
             )
-        truth_path(landing, ds).remove()  # of the random log, which this day no longer is
+        truth_path(landing, ds).remove()  # the truth is that of the random log, which this day replaces
         site_path(landing, ds).put_text(site_day.model_dump_json(indent=1) + "\n")
     log.info("%s: %d visits, %d impressions", ds, len(visits.source), len(visits.visit))
     return site_day

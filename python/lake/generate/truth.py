@@ -113,19 +113,19 @@ class DayTruth(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ds: str
-    #: Good rows that land on this day, each counted once: what ingest keeps (if it has loaded the day before, where a
-    #: part of the duplicates has its first copies).
+    #: Good rows that land on this day, each counted once. Ingest loads so many, if it has loaded the day before, which
+    #: has the first copies of some duplicates.
     rows: int
-    #: Rows and, besides, duplicates and malformed lines: what ingest reads.
+    #: Rows, duplicates and malformed lines: the lines that ingest reads.
     lines: int
-    #: Of the good rows, those that happened on this day: what a time split with one day of validation evaluates on,
-    #: and what the four numbers below are about.
+    #: Good rows that happened on this day. A time split with one day of validation evaluates on them, and the four
+    #: numbers below are about them.
     valid_rows: int
-    #: AUC of the true P(click | row) against the labels: no model is better but by the labels' noise.
+    #: AUC of the true P(click | row) against the labels; only the labels' noise can make a model's AUC higher.
     auc_ceiling: float | None
     #: exact, or histogram (scores within 2^-11 of a logit count as ties).
     auc_method: Literal["exact", "histogram"]
-    #: The same over all labels that these probabilities could have given: the ceiling without the labels' noise.
+    #: Expected AUC over all labels that these probabilities could have given: the ceiling without the labels' noise.
     auc_expected: float | None
     #: Mean log loss (natural logarithm) of the true probabilities.
     log_loss_floor: float | None
@@ -138,7 +138,7 @@ class DayTruth(BaseModel):
     items: int
     new_users: int
     new_items: int
-    #: What was injected: {"duplicates": {"same_day", "day_before"}, "late": {days: rows}, "nulls": {column: rows},
+    #: Injected faults: {"duplicates": {"same_day", "day_before"}, "late": {days: rows}, "nulls": {column: rows},
     #: "malformed": {kind: lines}}.
     faults: dict[str, dict[str, int]]
     files: tuple[GeneratedFile, ...]
@@ -176,11 +176,11 @@ class Tally:
     nulls: Ints  # [len(NULLABLE)]
     duplicates: Ints  # [2]: of the same day, of the day before
     malformed: Ints  # [len(MALFORMED)]
-    #: The valid rows' logits and labels, where the day is small enough ...
+    #: Logits and labels of the valid rows, if the day has at most `EXACT_ROWS` rows; else empty.
     scores: tuple[tuple[Floats, Floats], ...]
-    #: ... else counts by label and by expected label.
+    #: Histograms by label and by expected label, for larger days.
     counts: tuple[Histogram, Histogram] | None
-    #: The valid rows' logits of a purchase after a click, and purchases, where there are any and scores.
+    #: Logits of a purchase after a click, and purchases, of the valid rows; empty without purchases or `scores`.
     purchases: tuple[tuple[Floats, Floats], ...] = ()
     files: tuple[GeneratedFile, ...] = field(default=())
 
@@ -288,5 +288,5 @@ def _named(names: tuple[str, ...], counts: Ints) -> dict[str, int]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Round to 9 decimals: sums in another order (files made by other processes) then give the same text."""
+    """Round to 9 decimals, so that sums in another order (files of other processes) give the same text."""
     return None if value is None else round(value, 9)

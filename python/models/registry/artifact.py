@@ -1,11 +1,11 @@
 """Artifacts of a tracking server: saved models that `mlflow.pyfunc.load_model("models:/NAME@champion")` opens.
 
-MLmodel             the flavor python_function: its loader is headrace.library.pyfunc, of the archive below `code`
+MLmodel             the flavor python_function: its loader is headrace.library.pyfunc, in the archive below `code`
 code/headrace.zip   headrace, which is in no package index (headrace.models.registry.artifact)
 requirements.txt    packages that loading needs; python_env.yaml and conda.yaml list them for MLflow's own tools
 models/DAY/KEY/...  the saved model and the models that it depends on, as in the store
 
-headrace is in no package index, so each logged model contains it, as one file, because MLflow uploads files one by one.
+No package index has headrace, so each logged model contains it, as one file, because MLflow uploads files one by one.
 Its layout is that of a checkout, in which headrace.compute.native looks for the libraries:
 
     headrace/...                  the package
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _SUFFIXES = (".py", ".j2", ".sh")
-#: Libraries of build/native that are for tests, and those that Spark loads from a jar.
+#: Libraries of build/native that are not packed: those for tests, and those that Spark loads from a jar.
 _EXCLUDED_LIBRARIES = ("*_asan.so", "libheadrace_columns*.so")
-#: The earliest time that the format has, for all entries: the same files give the same bytes.
+#: Time of all entries, the earliest of the format, so that the same files give the same bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -1,8 +1,8 @@
 """Promotion of registered versions: the alias `champion` names the version in use.
 
-A version is `registered`; a day's stage `promote` makes it `promoted` or `refused`, by the verdict of its gate. People
-overrule a verdict (`overridden`) and roll a champion back (`rolled_back`); no stage changes their decision. An alias
-that was moved in MLflow's own page is obeyed: a stage then gives it only to a version that has never had it.
+A version is first `registered`. The day's stage `promote` makes it `promoted` or `refused`, by the verdict of the gate.
+A user can overrule a verdict (`overridden`) or roll a champion back (`rolled_back`); no stage changes that decision. If
+somebody moves the alias in MLflow's own page, a stage gives it only to a version that has never had it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.registry")
 PROMOTED, REFUSED, OVERRIDDEN, ROLLED_BACK = "promoted", "refused", "overridden", "rolled_back"
-#: The model that a verdict compared the version with: JSON of version, key and name (the saved place), or `null`.
+#: The model that a verdict compared the version with: JSON of version, key and name (of the saved model), or `null`.
 JUDGED_AGAINST = "headrace.judged_against"
-#: Who changed the version's status by hand, when (UTC) and why.
+#: Tags of a change of the status by a user: the user, the time (UTC) and the reason.
 DECIDED_BY, DECIDED_AT, REASON = "headrace.by", "headrace.at", "headrace.reason"
 #: Tag of the registered model: the version to which headrace last gave the alias.
 _LAST_CHAMPION = "headrace.champion"
@@ -59,19 +59,19 @@ def settle(
 ) -> Promotion:
     """Give a day's new version the alias `champion` if its verdict allows, as the stage `promote` does. Idempotent.
 
-    The alias stays where the champion is of a later day, where the version had it before and somebody has moved it
-    since, and where people have decided about the version. A champion whose verdict has turned to refused loses it to
-    the version that it was compared with (where that one was no champion, to the newest before it), unless somebody
-    gave the alias to this version outside headrace.
+    The alias does not move if the champion is of a later day, if a user has decided about this version, or if this
+    version had the alias and somebody has moved it since. If a champion's verdict changes to refused, the alias returns
+    to the version that it was compared with, or to the newest champion before it if that one was no champion. It stays
+    if somebody gave it to this version outside headrace.
 
     Args:
         passed: the version's verdict.
-        chosen: False: another version of the day gets the alias, or none, even if this one has passed.
+        chosen: False if another version of the day gets the alias, or none, even if this one has passed.
         judged_against: see JUDGED_AGAINST.
-        check: called right before the alias moves; raises where another process is at work.
+        check: called right before the alias moves; raises if another process is at work.
 
     Raises:
-        UserError: there is no such version, or the store cannot be written.
+        UserError: the version does not exist, or the store cannot be written.
     """
     with Client(ws) as client:
         candidate, holder = _get_version(client, name, version), alias_holder(client, name, CHAMPION)
@@ -105,7 +105,7 @@ def settle(
 def _take_back(
     ws: Workspace, client: MlflowClient, name: str, refused: Any, judged_against: Mapping[str, str] | None
 ) -> str | None:
-    """Move the alias from a refused version to the one before; return that version, None where there is none."""
+    """Move the alias from a refused version to the previous champion; return that, or None without one."""
     version, key = str(refused.version), (judged_against or {}).get("key")
     earlier = [v for v in _in_use(client, name) if age(v) < age(refused) and _has_folder(client, name, v)]
     target = max(earlier, key=lambda v: (v.tags.get(KEY) == key, age(v)), default=None)
@@ -130,7 +130,7 @@ def _stay_reason(candidate: Any, holder: Any, by_hand: bool) -> str:
     ds, latest = candidate.tags.get(DS), holder.tags.get(DS)
     if _is_later(holder, candidate):
         return f"that is of {latest}, a later day than {ds}"
-    # A day that was trained again, first with other settings and then with those from before, has its model back.
+    # A day that was trained with other settings and then again with the previous ones gets its first model back.
     if candidate.tags[STATUS] == PROMOTED and (by_hand or ds != latest):
         return f"version {candidate.version} has had it before"
     return ""
@@ -168,15 +168,15 @@ def promote(
 def roll_back(
     ws: Workspace, name: str, to: str | None = None, reason: str = "", *, user: str | None = None
 ) -> Promotion:
-    """Take the alias `champion` back from its version, and give it to an earlier one.
+    """Move the alias `champion` to an earlier version.
 
     Args:
-        to: the version; None: the newest earlier one that was champion of its day and whose folder exists.
+        to: the version; None: the newest earlier champion of its day whose folder exists.
         reason: see `promote`.
         user: see `promote`.
 
     Raises:
-        UserError: there is no champion, no such version, or none before it; or it is the champion.
+        UserError: there is no champion, no such version, or no earlier one; or the version is the champion.
     """
     with Client(ws) as client:
         holder = alias_holder(client, name, CHAMPION)
@@ -222,11 +222,11 @@ def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: Collectio
 
     Args:
         ds: the day.
-        besides: keys of versions to pass over.
+        besides: keys of versions to leave out.
 
     Returns:
-        The version with the alias; where that is of a later day or one of `besides`, the newest version up to the day
-        that was champion of its day. None where there is none.
+        the version with the alias. If that is of a later day or left out, the newest version up to the day that was
+        champion of its day. None without such a version.
     """
     if not is_there(ws):
         return None
@@ -243,7 +243,7 @@ def judged_against(version: Version) -> Mapping[str, str] | None:
     """Return the model that a version's verdict compared it with (version, key, name), or None.
 
     Raises:
-        KeyError: no verdict was settled.
+        KeyError: the version has no verdict.
     """
     reference: Mapping[str, str] | None = json.loads(version.tags[JUDGED_AGAINST])
     return reference

@@ -57,7 +57,7 @@ class Version:
     key: str
     ds: str | None
     metrics: Mapping[str, float]
-    #: All of its tags, `headrace.*` among them.
+    #: All tags, including `headrace.*`.
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -263,7 +263,7 @@ def _finished_run(
 
 
 def lineage_of(ctx: Context) -> dict[str, str | None]:
-    """Return the dataset's key, its place, and the days that it trains on (first/last, UTC; None without days)."""
+    """Return the dataset's key and name, and the days that it trains on (first/last, UTC; None without days)."""
     features = ctx.upstream["features"]
     dataset = features.output("dataset")
     days = features.facts.get("train_range")
@@ -309,7 +309,7 @@ def old_records(ws: Workspace, name: str, first_day: str, retained_days: Collect
 
 
 def remove_records(ws: Workspace, name: str, records: Sequence[OldRecord]) -> None:
-    """Remove records: each version in one transaction, then its run. Records that are removed already are passed over.
+    """Remove records: each version in one transaction, then its run. Records that do not exist any more are ignored.
 
     Raises:
         UserError: the store cannot be opened or written.
