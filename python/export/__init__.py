@@ -1,1 +1,1 @@
-"""Models out of the platform: as ONNX graphs that nothing of headrace is needed to ask."""
+"""Export of models: ONNX graphs that run without headrace, torch programs, and servers of them."""

@@ -1,11 +1,10 @@
-"""Files beside a graph: embedding tables, ids and their rows, the vectors of all items; and the record at the end.
+"""Files beside a graph: embedding tables, raw ids and their rows, the vectors of all items; and the record.
 
-A table's rows are in ranges, as float32, float16, or 8-bit codes with a scale and an offset by row.
+A table's rows are in ranges, as float32, float16, or 8-bit codes with a scale and an offset for each row.
 
-Graphs have no search in sorted numbers and no hash table. So the ids of a table of raw ids are in buckets by their
-remainder, and rows are in the order of buckets. An id's bucket is its remainder by a prime. A lookup reads as many ids
-from the bucket's start on as the fullest bucket has, and takes the one that is equal: an id is in no bucket but its
-own, so those of the next bucket are never taken for it.
+Graphs have no search in sorted numbers and no hash table. So a table's raw ids are in buckets by their remainder modulo
+a prime, and its rows are in the order of buckets. A lookup reads from the bucket's start as many ids as the fullest
+bucket has, and takes the equal one. Ids of the next bucket are never equal, since each id is only in its own bucket.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from headrace.models.saved import ModelCard
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 
-#: Number format of a table's rows. int8: uint8 codes, and two float32 by row: number = offset + scale * code.
+#: Number format of a table's rows. int8: uint8 codes and two float32 for each row: number = offset + scale * code.
 Precision = Literal["fp32", "fp16", "int8"]
 #: Largest file of a table, in bytes.
 FILE_BYTES = 2 << 30
-#: Rows in memory at once.
+#: Number of rows in memory at once.
 _ROWS = 1 << 16
 #: A file's second block begins at a multiple of this, so that it can be mapped.
 _PAGE = 4096
 #: Bytes of scale and offset, which follow the codes of a stored row.
 _GRID = 8
-#: The vectors of all items.
+#: File of the vectors of all items.
 ITEMS_FILE = "items.npy"
-#: Items whose vectors are in memory at once.
+#: Number of items whose vectors are in memory at once.
 _ITEMS_AT_ONCE = 1 << 16
-#: While the fullest bucket has more ids than this, another prime is tried, up to so many times.
+#: Largest bucket for which no other prime is tried, and the most primes that are tried.
 _MAX_BUCKET, _TRIES = 16, 4
 
 
@@ -56,11 +55,11 @@ class FileBlock:
     """A tensor within a file.
 
     Attributes:
-        name: in the graph.
-        file: below the export's folder.
-        offset: its first byte there.
-        dtype: of its numbers.
-        shape: its sizes.
+        name: name in the graph.
+        file: path of the file below the export's folder.
+        offset: first byte in the file.
+        dtype: type of the numbers.
+        shape: dimensions.
     """
 
     name: str
@@ -77,7 +76,7 @@ class FileBlock:
 
 @dataclass(frozen=True)
 class TablePart:
-    """Consecutive rows of a table, from `start` on; `grid`: of int8, their scales and offsets float32 [rows, 2]."""
+    """Consecutive rows of a table, from `start` on; `grid` has the scales and offsets of int8, float32 [rows, 2]."""
 
     start: int
     matrix: FileBlock
@@ -91,13 +90,13 @@ class TablePart:
 
 @dataclass(frozen=True)
 class IdFiles:
-    """Files that map an id of a table of raw ids to its row: see the module.
+    """Files that map raw ids to the rows of their table; see the module.
 
     Attributes:
-        keys: the ids in the order of their rows: int64 [rows].
-        starts: the first row of each bucket: int64 [buckets].
-        largest_bucket: ids of the fullest bucket.
-        absent: what stands for an id without a row: float32 [D].
+        keys: ids in the order of their rows: int64 [rows].
+        starts: first row of each bucket: int64 [buckets].
+        largest_bucket: number of ids in the fullest bucket.
+        absent: vector of an id without a row: float32 [D].
     """
 
     keys: FileBlock
@@ -108,14 +107,14 @@ class IdFiles:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """A table: its rows, and of one of raw ids where an id's row is."""
+    """Files of a table: its rows and, for a table of raw ids, the rows of ids."""
 
     parts: Sequence[TablePart]
     ids: IdFiles | None = None
 
     @property
     def blocks(self) -> list[FileBlock]:
-        """All that is in files."""
+        """All blocks of the table's files."""
         blocks = [b for part in self.parts for b in (part.matrix, part.grid) if b is not None]
         return blocks if self.ids is None else [*blocks, self.ids.keys, self.ids.starts]
 
@@ -125,14 +124,14 @@ def write_tables(
 ) -> dict[str, TableFiles]:
     """Write tables of a model into files of a folder, a few thousand rows in memory at a time.
 
-    Of raw ids there are besides 24 bytes an id in memory, by which they are put in order.
+    Sorting raw ids takes 24 bytes of memory more for each id.
 
     Args:
-        exported: of a model on one rank; its rows may be mapped, and stored in any way.
-        names: of the tables.
-        folder: of the files.
-        precision: of the files' numbers. Of tables that were stored coarser, what the model computes with.
-        file_bytes: of a table's file at most, one row at least.
+        exported: exported network of a model on one rank; its rows may be mapped and stored in any type.
+        names: names of the tables.
+        folder: folder of the files.
+        precision: number format of the files. Tables that were stored in a coarser one have the model's numbers.
+        file_bytes: largest file of a table; it has at least one row.
     """
     stored = stored_rows(exported)
     files: dict[str, TableFiles] = {}
@@ -170,7 +169,7 @@ def _raw_id_tables(model: ShardedModel) -> dict[str, tuple[NDArray[np.int64], Te
     return {t.spec.name: (np.asarray(t.ids), t.weight, absent.detach()) for t, absent in tables}
 
 
-#: Rows a .. b - 1 of a table, float32.
+#: Function that returns rows a .. b - 1 of a table, float32.
 _Rows = Callable[[int, int], Tensor]
 
 
@@ -248,10 +247,10 @@ class Buckets:
     """Ids in the order of buckets.
 
     Attributes:
-        keys: the ids: int64 [N].
-        order: the place that each had before: int64 [N].
-        starts: the first id of each bucket: int64 [buckets], a prime number of them.
-        largest_bucket: ids of the fullest bucket, at least 1.
+        keys: ids in this order: int64 [N].
+        order: position of each among the original ids: int64 [N].
+        starts: first id of each bucket: int64 [buckets]; their number is a prime.
+        largest_bucket: number of ids in the fullest bucket, at least 1.
     """
 
     keys: NDArray[np.int64]
@@ -261,7 +260,7 @@ class Buckets:
 
 
 def bucketed(ids: NDArray[np.int64]) -> Buckets:
-    """Put ids int64 [N] in buckets, about one in each; N is at least 1, and no id is there twice."""
+    """Sort distinct ids int64 [N], N >= 1, into buckets of about one id."""
     best: Buckets | None = None
     buckets = len(ids)
     for _ in range(_TRIES):
@@ -290,10 +289,10 @@ def next_prime(n: int) -> int:
 
 
 def write_items(exported: ExportedNetwork, folder: Location, precision: Precision) -> ItemVectorsFile | None:
-    """Write the vectors of all codes: what the graph `item` gives of them, from rows of the same precision.
+    """Write the vectors of all codes, as the graph `item` computes them from rows of the same precision.
 
-    None, and nothing is written, of models that have no such vectors: no retrieval form, items without a vocabulary, or
-    with further features (the graph makes their vectors for who knows these).
+    Returns None, and writes nothing, for a model without such vectors: one without retrieval form, or whose items have
+    no vocabulary, or have further features, from which the graph computes their vectors.
     """
     if ITEM not in exported.graphs or further_item_features(exported.network):
         return None
@@ -356,7 +355,7 @@ def write_items_and_record(
     precision: Precision,
     graphs: Mapping[str, record.ExportedGraph],
 ) -> None:
-    """Write the items' vectors, where there are such, and the record of a folder that has all else."""
+    """Write the items' vectors, if there are any, and then the record of an otherwise complete folder."""
     items = write_items(exported, folder, precision)
     record.write_record(
         folder,

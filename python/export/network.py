@@ -1,4 +1,4 @@
-"""A model's network by itself: a torch module of plain tensors, and its graphs as torch's exporter traces them."""
+"""A model's network without its tables: a torch module of plain tensors, and its graphs by torch's exporter."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ CONTINUOUS = f"{RESERVED}continuous"
 QUERY_VECTOR, ITEM_VECTOR = "query_vector", "item_vector"
 #: Name of the batch dimension.
 ROWS = "rows"
-#: Rows of the example batch. torch would take 0 or 1 for a constant.
+#: Rows of the example batch. The exporter would treat 0 or 1 as a constant.
 _TRACED_ROWS = 3
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that the network is given.
+    """An input tensor of the network.
 
     Attributes:
-        name: in the graph.
-        shape: a name stands for what differs from batch to batch.
+        name: name in the graph.
+        shape: dimensions; a name stands for one that differs between batches.
         dtype: float32 or int64.
     """
 
@@ -50,9 +50,7 @@ class Argument:
 
 
 def vectors_name(lookup: str) -> str:
-    """Return the name of a lookup's result: float32 [rows, D], [values, D] of a sequence, [cardinality, D] of a whole
-    table.
-    """
+    """Return the name of a lookup's result, float32: [rows, D], a sequence [values, D], a table [cardinality, D]."""
     return f"{RESERVED}vectors.{lookup}"
 
 
@@ -67,9 +65,10 @@ def lengths_name(feature: str) -> str:
 
 
 class ExportedNetwork:
-    """Exported part of a model: a network and its lookups, and the tables that are not the model's own.
+    """Exported part of a model: a network, its lookups, and tables that replace the model's own.
 
-    A network that says how it is `frozen` (LightGCN, whose vectors follow from whole tables and a graph) is replaced.
+    A network with a method `frozen` is replaced by its result (LightGCN computes its vectors from complete tables and a
+    graph).
     """
 
     def __init__(self, model: ShardedModel) -> None:
@@ -127,7 +126,7 @@ class ExportedNetwork:
 
 
 class NetworkGraphs(nn.Module):
-    """Some of a network's graphs, of the tensors of `ExportedNetwork.arguments`; their outputs follow each other."""
+    """Some graphs of a network as one module of `ExportedNetwork.arguments`; their outputs follow each other."""
 
     def __init__(self, exported: ExportedNetwork, graphs: Sequence[str]) -> None:
         super().__init__()
@@ -188,7 +187,7 @@ def _values(f: Feature) -> str:
 
 
 def _empty_inputs(model: ShardedModel) -> Inputs:
-    """Return the inputs of a batch without rows; tables that are looked up whole are part of it all the same."""
+    """Return the inputs of a batch without rows; they include tables that are looked up completely."""
     codes = sum(f.length for f in model.schema.of(Kind.CATEGORICAL))
     with torch.no_grad():
         return model.inputs_of(
@@ -200,12 +199,12 @@ def traced(module: nn.Module, arguments: Sequence[Argument], kind: str) -> torch
     """Trace a module of tensors as a program of torch.
 
     Args:
-        module: in evaluation mode.
-        arguments: of its `forward`, in order.
+        module: a module in evaluation mode.
+        arguments: arguments of its `forward`, in order.
         kind: the model's class, for the message.
 
     Raises:
-        UserError: torch's exporter cannot trace it; says where.
+        UserError: torch's exporter cannot trace it; the message names the line.
     """
     sizes: dict[str, Any] = {}
     examples, shapes = [], []
@@ -223,7 +222,7 @@ def traced_onnx(exported: ExportedNetwork) -> Any:
     """Return all graphs of a network as one ONNX model (`onnx.ModelProto`) with named inputs and outputs.
 
     Raises:
-        UserError: torch's exporter cannot trace it, or has no ONNX operator for what it does; says where.
+        UserError: torch's exporter cannot trace it, or ONNX lacks an operator; the message names the line.
     """
     kind = exported.model.config.kind
     program = traced(NetworkGraphs(exported, exported.graphs).eval(), exported.arguments, kind)
@@ -245,7 +244,7 @@ def traced_onnx(exported: ExportedNetwork) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's messages about missing libraries and untraceable code: the error has the latter."""
+    """Silence torch's messages about missing libraries and untraceable code, which the error reports."""
     with warnings.catch_warnings(), torch.inference_mode(False), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
@@ -257,11 +256,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _example(a: Argument, sizes: dict[str, Any]) -> Tensor:
-    """Return an example tensor of an argument's shape; dimensions that vary get sizes and names of torch's."""
+    """Return an example tensor of an argument; add torch's sizes and names of varying dimensions to `sizes`."""
     shape = []
     for n in a.shape:
         if isinstance(n, str):
-            if n not in sizes:  # torch would take equal sizes for one dimension
+            if n not in sizes:  # a new size, since torch would treat equal sizes as one dimension
                 sizes[n] = _TRACED_ROWS + 2 * len(sizes), torch.export.Dim(f"size_{len(sizes)}")
             n = sizes[n][0]
         shape.append(n)

@@ -1,16 +1,16 @@
 """A saved model as ONNX graphs: the lookups in its tables' files, then the network.
 
-    model.onnx          a row's predictions; the network's weights are in it
-    query.onnx          of a model in retrieval form: the vector of what a row asks for
-    item.onnx           and that of the row's item
-    items.npy           the vectors of all items by code, where they follow from the code
+    model.onnx          predictions of rows; the network's weights are in it
+    query.onnx          for a model in retrieval form: the vector of a row's query
+    item.onnx           for a model in retrieval form: the vector of a row's item
+    items.npy           the vectors of all items by code, if they depend only on the code
     table-N-P.bin       rows of a table, named by the graphs as external data
-    keys-N.bin          of a table of raw ids, which row an id has
+    keys-N.bin          for a table of raw ids: the row of each id
     export.json         the record: `headrace.export.record`
 
-Inputs, by the names of the features: continuous float32 [rows, columns]; categorical int64 [rows], a code of the
-fitted vocabulary (0 null, 1 not known) or a raw id; a list int64 [rows, length], any length of one batch, 0 where there
-is no value. Outputs of `model`, by the names of the tasks (`label` of a model of one): float32 [rows].
+Inputs have the names of the features. Continuous: float32 [rows, columns]. Categorical: int64 [rows], a code of the
+fitted vocabulary (0 null, 1 unknown) or a raw id. List: int64 [rows, length], with one length for a batch and 0 for no
+value. Outputs of `model` have the names of the tasks (`label` for a model of one): float32 [rows].
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ def write_onnx(
     """Write an export of a model into an empty folder.
 
     Args:
-        model: on one rank, in evaluation mode.
-        card: its record.
-        folder: to fill.
-        precision: of the tables' rows; the network computes in float32.
-        file_bytes: of a table's file at most.
+        model: the model on one rank, in evaluation mode.
+        card: the model's record.
+        folder: the empty folder.
+        precision: number format of the tables' rows; the network computes in float32.
+        file_bytes: largest file of a table.
 
     Returns:
         bytes of the tables' files.
 
     Raises:
-        UserError: torch cannot trace the model's class; a feature has a name that a graph has for itself. Nothing is
-            written then.
+        UserError: torch cannot trace the model's class, or a feature has a name that graphs reserve. Nothing is written
+            then.
     """
     exported = ExportedNetwork(model)
     traced_model = traced_onnx(exported)
@@ -120,9 +120,9 @@ def _part(traced_model: Any, outputs: Collection[str], batch_inputs: Collection[
     """Return the submodel that computes some of a model's outputs.
 
     Args:
-        traced_model: a model.
-        outputs: their names.
-        batch_inputs: names of inputs whose first dimension is that of the batch's rows.
+        traced_model: the model.
+        outputs: names of the outputs.
+        batch_inputs: names of inputs whose first dimension is the batch's rows.
     """
     part = onnx.ModelProto()
     part.CopyFrom(traced_model)
@@ -169,7 +169,7 @@ def _read_by(node: Any) -> Sequence[str]:
 
 
 def _put_before(graph: Any, lookups: LookupNodes) -> None:
-    """Make the features the inputs of a graph that asks for what lookups give."""
+    """Put lookups before a graph that takes their results, so that the features become its inputs."""
     del graph.input[:]
     graph.input.extend(lookups.inputs)
     network_nodes = list(graph.node)
@@ -189,11 +189,11 @@ def _tensors(values: Any) -> tuple[record.GraphTensor, ...]:
 
 
 class LookupNodes:
-    """The nodes before a network's own, the tensors that they read, and the inputs that they ask for.
+    """Nodes of the lookups before a network's own nodes, with their tensors and inputs.
 
     Args:
         exported: the network.
-        tables: its tables' files.
+        tables: files of its tables.
         used: names of `ExportedNetwork.arguments` that the network's graph reads.
     """
 
@@ -289,7 +289,7 @@ class LookupNodes:
         return combined
 
     def _rows_of_raw_ids(self, ids: str, id_files: IdFiles, parts: Sequence[TablePart]) -> str:
-        """Add the rows of raw ids; `headrace.export.files` says how the files are read."""
+        """Add the rows of raw ids; `headrace.export.files` describes the search in their files."""
         bucket = self._add("Mod", [ids, self._constant(np.int64(id_files.starts.shape[0]))])
         first = self._last_axis(self._add("Gather", [self._block(id_files.starts), bucket], axis=0))
         positions = self._add("Add", [first, self._constant(np.arange(id_files.largest_bucket))])
@@ -297,7 +297,7 @@ class LookupNodes:
         keys = self._add("Gather", [self._block(id_files.keys), positions], axis=0)
         hit = self._add("Equal", [keys, self._last_axis(ids)])
         rows = self._add("Where", [hit, positions, self._constant(np.int64(-1))])
-        # Not ReduceMax: for no ids and two slots, onnxruntime 1.31 returns two numbers.
+        # Max over slots and not ReduceMax, which in onnxruntime 1.31 returns two numbers for no ids and two slots.
         slots = [f"{RESERVED}{len(self.nodes)}.{place}" for place in range(id_files.largest_bucket)]
         self.nodes.append(
             helper.make_node("Split", [rows], slots, name=slots[0], axis=-1, num_outputs=id_files.largest_bucket)

@@ -1,4 +1,4 @@
-"""`export.json`: what an export has, for those who serve it. Imports neither torch nor ONNX."""
+"""`export.json`: the record of an export, for its servers. It imports neither torch nor ONNX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Part(BaseModel):
 
 
 class GraphTensor(_Part):
-    """An input or output of a graph: a whole number in `shape` is fixed, a name is not."""
+    """An input or output of a graph; a dimension in `shape` is a fixed number, or the name of a variable one."""
 
     name: str
     dtype: Dtype
@@ -33,7 +33,7 @@ class GraphTensor(_Part):
 
 
 class TableArgument(_Part):
-    """A matrix that a torch program is given behind its inputs, as it lies in a file."""
+    """A matrix in a file that a torch program takes after its inputs."""
 
     name: str
     file: str
@@ -46,11 +46,11 @@ class ExportedGraph(_Part):
     """One of the graphs of an export.
 
     Attributes:
-        file: of the graph, below the export's folder.
-        inputs: by the names of features.
-        outputs: what it gives.
-        files: with the tables that it reads.
-        tables: of a torch program, its arguments behind the inputs.
+        file: path of the graph below the export's folder.
+        inputs: inputs, by the names of features.
+        outputs: outputs, in order.
+        files: files of the tables that it reads.
+        tables: for a torch program, its arguments after the inputs.
     """
 
     file: str
@@ -63,7 +63,7 @@ class ExportedGraph(_Part):
 class ItemVectorsFile(_Part):
     """The vectors of all items: NumPy's format, float32 [rows, columns], by code of the vocabulary.
 
-    Codes below `first_code` stand for null and for what the vocabulary lacks.
+    Codes below `first_code` stand for null and for values outside the vocabulary.
     """
 
     file: str
@@ -75,15 +75,15 @@ class ItemVectorsFile(_Part):
 
 
 class ExportRecord(_Part):
-    """See the module.
+    """Content of `export.json`.
 
     Attributes:
         kind: the model's class (`class`).
-        tables: numbers of embedding tables; None of trees.
-        outputs: names of what the graph `model` gives.
-        graphs: by name: `model`, and of a model in retrieval form `query` and `item`.
-        items: of a model in retrieval form whose items' vectors follow from their codes.
-        files: bytes of each file but this record.
+        tables: number format of the embedding tables; None for trees.
+        outputs: names of the outputs of the graph `model`.
+        graphs: graphs by name: `model`, and for a model in retrieval form `query` and `item`.
+        items: vectors of all items, for a model in retrieval form whose items' vectors depend only on their codes.
+        files: bytes of each file except this record.
     """
 
     format: Literal["onnx", "torch"]

@@ -1,7 +1,7 @@
-"""A saved model as programs of torch (`torch.export`), which need torch alone: no class of headrace, no pickle of one.
+"""A saved model as programs of torch (`torch.export`), which need only torch: no class of headrace and no pickle.
 
     model.pt2 (query.pt2, item.pt2)   lookups and network; the network's weights are in it
-    items.npy, table-N-P.bin, keys-N.bin, export.json   as of ONNX
+    items.npy, table-N-P.bin, keys-N.bin, export.json   the same as for ONNX
 
 A program's arguments are its inputs, then its tables, which a reader maps from their files (`tables` of export.json).
 """
@@ -49,7 +49,7 @@ from headrace.storage import Location
 def write_torch(
     model: ShardedModel, card: ModelCard, folder: Location, precision: Precision, file_bytes: int = FILE_BYTES
 ) -> int:
-    """Write an export of a model into an empty folder: see `onnx_model.write_onnx`, whose arguments these are.
+    """Write an export of a model into an empty folder; for the arguments see `onnx_model.write_onnx`.
 
     Raises:
         UserError: torch cannot trace the model's class. Nothing is written then.
@@ -112,13 +112,13 @@ def _dtype_name(dtype: torch.dtype) -> record.Dtype:
 
 
 class LookupsAndNetwork(nn.Module):
-    """One of a model's graphs, of its features and of the blocks of its tables.
+    """A graph of a model, as a function of its features and of the blocks of its tables.
 
     Args:
         exported: the network.
-        graph: which.
-        tables: the tables' files.
-        used: names of `ExportedNetwork.arguments` that the graph reads; others are given zeros.
+        graph: name of the graph.
+        tables: files of the tables.
+        used: names of `ExportedNetwork.arguments` that the graph reads; the others are zeros.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class LookupsAndNetwork(nn.Module):
     def arguments(self) -> list[Argument]:
         """Return the arguments of `forward`.
 
-        The number of rows of tables is no part of the program, or examples of them would be.
+        The number of rows of tables is not part of the program: otherwise it would contain example tables.
         """
         (exported,) = self._exported
         lookups = [w for w in exported.lookups if w.ids == "all" and vectors_name(w.name) in self._used]
@@ -161,7 +161,7 @@ class LookupsAndNetwork(nn.Module):
         return [*self.inputs, *block_arguments]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """See NetworkGraphs."""
+        """Compute the graph's outputs; see `NetworkGraphs`."""
         (exported,) = self._exported
         by_name = dict(zip([a.name for a in self.inputs], tensors, strict=False))
         blocks = dict(zip([b.name for b in self.blocks], tensors[len(self.inputs) :], strict=True))
@@ -229,7 +229,7 @@ def _rows_of_codes(codes: Tensor, parts: Sequence[TablePart], blocks: Mapping[st
 def _rows_of_raw_ids(
     ids: Tensor, id_files: IdFiles, parts: Sequence[TablePart], blocks: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return float32 [..., D] of raw ids; `headrace.export.files` says how the files are read."""
+    """Return the rows of raw ids, float32 [..., D]; `headrace.export.files` describes the search in their files."""
     first = blocks[id_files.starts.name][ids.remainder(id_files.starts.shape[0])].unsqueeze(-1)
     positions = (first + torch.arange(id_files.largest_bucket)).clamp(max=id_files.keys.shape[0] - 1)
     hit = blocks[id_files.keys.name][positions] == ids.unsqueeze(-1)

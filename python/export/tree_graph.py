@@ -1,7 +1,7 @@
-"""Boosted trees as an ONNX graph: the features' tensors to what `XGBoostPredictor` says.
+"""Boosted trees as an ONNX graph, from the features' tensors to the predictions of `XGBoostPredictor`.
 
-The converter of onnxmltools (1.16) gives other numbers for `rank:*` and `reg:logistic`, and knows no sets of codes; so
-the trees go into ONNX's TreeEnsemble as XGBoost's own JSON has them.
+The converter of onnxmltools (1.16) returns other numbers for `rank:*` and `reg:logistic`, and has no sets of codes. So
+this module converts XGBoost's own JSON to ONNX's TreeEnsemble.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.models.xgboost_model import KIND, load_booster, matrix_columns, ma
 from headrace.storage import Location
 
 ROWS = "rows"
-#: Names of the tensors: the trees' input, and their sums.
+#: Names of the tensors: the trees' input, and the sums of the trees.
 MATRIX, SCORES = "matrix", "scores"
 #: Versions of the operator sets and of the file format.
 _OPSET, _ML_OPSET, _IR_VERSION = 21, 5, 10
@@ -51,17 +51,17 @@ def faults(booster: xgb.Booster) -> list[str]:
 
 
 def check_exportable(booster: xgb.Booster) -> None:
-    """Raise UserError where trees cannot be exported: names all that is in the way."""
+    """Raise UserError if trees cannot be exported; the message names all reasons."""
     if reasons := faults(booster):
         raise UserError("the trees cannot be exported as ONNX: " + "; ".join(reasons))
 
 
 def write_xgboost(saved: Location, folder: Location) -> None:
-    """Fill a folder with a saved model of trees as an export of format ONNX.
+    """Write an export of format ONNX of a saved model of trees.
 
     Args:
-        saved: of the kind `xgboost`.
-        folder: empty.
+        saved: saved model of the kind `xgboost`.
+        folder: an empty folder.
 
     Raises:
         UserError: the saved model is damaged; see `check_exportable`.
@@ -95,13 +95,13 @@ def _graph_tensor(x: onnx.ValueInfoProto) -> GraphTensor:
 
 
 def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
-    """Return the model (`onnx.ModelProto`): features by their names to `label` float32 [rows].
+    """Return the model (`onnx.ModelProto`), from features by name to `label` float32 [rows].
 
-    Inputs as those of models with embeddings: numbers float32 [rows, columns], codes int64 [rows], lists of codes int64
-    [rows, length] of any length of at least 1; of these the trees see as many as the schema says.
+    Inputs are like those of models with embeddings: numbers float32 [rows, columns], codes int64 [rows], lists of codes
+    int64 [rows, length] of any length of at least 1. The trees read as many elements of a list as the schema has.
 
     Raises:
-        UserError: see `check_exportable`; a feature has a name that the graph has for itself.
+        UserError: the trees cannot be exported (`check_exportable`), or a feature has a name that the graph reserves.
     """
     check_exportable(booster)
     nodes = _Nodes()
@@ -117,7 +117,7 @@ def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
 
 
 def matrix_graph(schema: DatasetSchema) -> Any:
-    """Return the matrix alone: features by their names to `matrix` float32 [rows, columns], for a runtime of trees."""
+    """Return a graph from features by name to `matrix` float32 [rows, columns], for another runtime of the trees."""
     nodes = _Nodes()
     inputs = _matrix(nodes, schema)
     width = len(matrix_columns(schema))
@@ -181,7 +181,7 @@ def _codes(nodes: _Nodes, f: Feature) -> str:
 
 
 def _link(objective: str) -> bool | None:
-    """Return whether the sum is a logit (its base score a probability) or the prediction itself; None: neither."""
+    """Return True if the sum is a logit (the base score a probability), False if it is the prediction, else None."""
     if objective in ("binary:logistic", "reg:logistic"):
         return True
     if objective.startswith("rank:") or objective in ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror"):
@@ -270,7 +270,7 @@ def _add_tree(
 
 
 def _sets(tree: Mapping[str, Any]) -> dict[int, NDArray[np.int64]]:
-    """Return the codes that go right, by node that splits codes into two sets."""
+    """Return for each node that splits codes into two sets the codes that go right."""
     categories = np.asarray(tree.get("categories", []), np.int64)
     starts, sizes = tree.get("categories_segments", []), tree.get("categories_sizes", [])
     return {

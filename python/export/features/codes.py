@@ -17,9 +17,9 @@ from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.workflow import BoundOp
 
-#: Integer keys in the graph itself (about 75 bytes each in the runtime's memory); more are in a mapped file.
+#: Most integer keys within the graph (about 75 bytes each in the runtime's memory); more are in a mapped file.
 MOST_INTEGERS = 1 << 20
-#: Texts are always in the graph: about 420 bytes each in the runtime's memory.
+#: Most texts, which are always within the graph: about 420 bytes each in the runtime's memory.
 MOST_TEXTS = 4_000_000
 
 
@@ -39,9 +39,7 @@ def codes(graph: GraphWriter, x: Value, lookup: Lookup, most_integers: int = MOS
 
 
 def rows(graph: GraphWriter, x: Value, table: KeyedTable) -> str:
-    """Return the row of each key, that behind the last one where there is none or it is missing: int64 of the same
-    shape.
-    """
+    """Return the row of each key, int64 of the same shape; the number of rows for unknown and missing keys."""
     row_numbers = graph.add("Sub", codes(graph, x, table.lookup), graph.constant(FIRST_CODE, np.int64))
     is_unknown = graph.add("Less", row_numbers, graph.constant(0, np.int64))
     unknown = graph.either(is_unknown, x.missing)
@@ -50,9 +48,7 @@ def rows(graph: GraphWriter, x: Value, table: KeyedTable) -> str:
 
 
 def taken(graph: GraphWriter, table: KeyedTable, column: str, rows: str, missing: float) -> str:
-    """Return values of a column, `missing` behind the last row: float64 (NaN of nulls), or int64 of one of whole
-    numbers.
-    """
+    """Return a column at `rows`, `missing` beyond the last row: float64 (NaN for null), or int64 of integers."""
     values = one_chunk(table.table.column(column)).to_numpy(zero_copy_only=False)
     padded = np.append(values, values.dtype.type(missing))
     return graph.add(
@@ -76,7 +72,7 @@ def _encoded(graph: GraphWriter, x: str, keys: NDArray[Any], values: NDArray[np.
 
 
 def _searched(graph: GraphWriter, x: str, keys: NDArray[np.int64], values: NDArray[np.int64], default: int) -> str:
-    """Search ascending keys by halves; the runtime maps their files. A step has five nodes, a million keys take 20."""
+    """Search ascending keys by bisection; the runtime maps their files. A million keys take 20 steps of five nodes."""
     table, base = graph.file(keys), graph.constant(0, np.int64)
     left = len(keys)
     while left > 1:
@@ -90,7 +86,7 @@ def _searched(graph: GraphWriter, x: str, keys: NDArray[np.int64], values: NDArr
     return graph.select(is_known, number, graph.constant(default, np.int64))
 
 
-#: XXH64 (Collet); Spark's seed.
+#: Primes of XXH64 (Collet), and the seed of Spark.
 _PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 _SEED, _BYTES, _BITS = 42, 8, 64
 
@@ -208,7 +204,7 @@ def hashed_cross(step: Step, columns: Values) -> Values:
 
 @all_columns()
 def value_count(step: Step, columns: Values) -> Values:
-    """Look up how often each value was in the training range."""
+    """Look up the number of occurrences of each value in the training range."""
     out = {}
     for name, x in columns.items():
         table = step.table(name)

@@ -1,8 +1,8 @@
-"""A request's tensors, and the features that the fitted workflow makes of them by its Arrow kernels.
+"""Tensors of a request, and the features that the fitted workflow computes from them by its Arrow kernels.
 
-Imports neither Spark, torch nor ONNX. The tensors are a workflow's input columns; tensors have no nulls.
+It imports neither Spark, torch nor ONNX. The tensors are a workflow's input columns; tensors have no nulls.
 
-Of a column `c`, by its declared type:
+Tensors of a column `c`, by its declared type:
 
     string                  object [rows] of str (KServe: BYTES)       `c.missing` bool [rows]
     integers                int64 [rows]                               `c.missing` bool [rows]
@@ -12,8 +12,8 @@ Of a column `c`, by its declared type:
     float, double           float32 or float64 [rows], NaN where it is missing
     lists of these          [rows, length], `c.length` int64 [rows]; `c.missing` bool [rows, length] (floats: NaN)
 
-`length` is what a batch has in common, at least 1; what is behind a list's own length is not looked at. A null list is
-an empty one. A column that is declared `required` has no null, and no `c.missing`; elements of a list may be null.
+`length` is the same for all rows of a batch, at least 1; elements beyond a list's own length are ignored. A null list
+is an empty one. A column that is declared `required` has no null and no `c.missing`; elements of a list may be null.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class RawColumn:
 
     @property
     def dtype(self) -> str:
-        """NumPy's name of its tensor's type."""
+        """NumPy's name of the tensor's type."""
         return _DTYPES.get(self.type.element, "int64")
 
     @property
     def has_nan(self) -> bool:
-        """True if NaN says that a value is missing."""
+        """True if NaN marks missing values."""
         return self.type.element in ("float", "double")
 
     @property
     def has_missing(self) -> bool:
-        """True if a tensor of its own says which values are missing."""
+        """True if a separate tensor marks missing values."""
         return not self.has_nan and (self.type.is_list or not self.required)
 
     @property
@@ -106,7 +106,7 @@ def raw_columns(workflow: Workflow, names: Collection[str]) -> tuple[RawColumn, 
 
 
 def made_of(features: Iterable[Feature]) -> set[str]:
-    """Return the columns that features are made of; others of their chains are not needed to make them."""
+    """Return the columns from which features are computed; other columns of their chains are not needed."""
     return {column for f in features for column in f.sources}
 
 
@@ -206,7 +206,7 @@ def _typed(column: RawColumn, values: NDArray[Any], missing: NDArray[np.bool_] |
             if missing is not None:
                 texts = [None if m else t for t, m in zip(texts, missing.tolist(), strict=True)]
             return pa.array(texts, pa.string()).cast(type_)
-        # A missing value may be stored as any number.
+        # The stored number of a missing value has no meaning.
         numbers = values.astype(column.dtype, casting="same_kind")
         if missing is not None:
             numbers = np.where(missing, numbers.dtype.type(0), numbers)

@@ -1,4 +1,4 @@
-"""An ONNX graph while it is being written: nodes and constants with names of their own, and columns on their way."""
+"""Writer of an ONNX graph: nodes and constants with generated names, and columns between operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GraphWriter:
     """Nodes in the order in which they compute."""
 
     def __init__(self, folder: Location, file_prefix: str = "vocabulary") -> None:
-        """`folder`: where large constants go, as files `PREFIX-N.bin`."""
+        """Start an empty graph; large constants are files `PREFIX-N.bin` in `folder`."""
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self._folder, self._prefix = folder, file_prefix
@@ -64,7 +64,7 @@ class GraphWriter:
         return str(tensor.name)
 
     def prune(self, outputs: Sequence[str]) -> None:
-        """Keep what outputs are computed from, and its files."""
+        """Remove nodes, constants and files that the outputs do not need."""
         needed, kept_nodes = set(outputs), []
         for node in reversed(self.nodes):
             if set(node.output) & needed:
@@ -81,11 +81,11 @@ class GraphWriter:
         return self.add("Cast", x, to=to)
 
     def select(self, condition: str, yes: str, no: str) -> str:
-        """Choose element by element."""
+        """Return `yes` where the condition is true, else `no`, element by element."""
         return self.add("Where", condition, yes, no)
 
     def either(self, a: str | None, b: str | None) -> str | None:
-        """Return `a or b` of conditions, of which None is false everywhere."""
+        """Return `a or b` of two conditions; None is a condition that is false everywhere."""
         if a is None or b is None or a == b:
             return a or b
         return self.add("Or", a, b)
@@ -127,12 +127,12 @@ class Value:
     """A column between two operators.
 
     Attributes:
-        name: of its tensor [rows], of a list [rows, length]: reals are float64, integers, times, codes and raw ids
-            int64, others string and bool.
+        name: name of the tensor, [rows], or for a list [rows, length]. Reals are float64; integers, times, codes and
+            raw ids int64; others string or bool.
         kind: real, int, bool or text.
-        missing: of those that are no reals, a bool tensor of the same shape; None: none is. A real is missing where it
-            is NaN.
-        length: of a list: int64 [rows].
+        missing: name of a bool tensor of the same shape that is True for missing values; None: none is missing. A
+            missing real is NaN.
+        length: name of the lists' lengths, int64 [rows]; None: no list.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Value:
     length: str | None = None
 
     def with_name(self, name: str, kind: str | None = None) -> Value:
-        """Return the same lists and missing values with other numbers."""
+        """Return a column with other values and the same lists and missing values."""
         return replace(self, name=name, kind=kind or self.kind)
 
 
@@ -175,8 +175,8 @@ def zero_missing(graph: GraphWriter, x: Value, name: str) -> str:
 
 
 def part(graph: GraphWriter, x: Value, start: str, columns: str, length: str) -> Value:
-    """Return elements of each list from `start` int64 [rows, 1] on, as many as `columns` (int64, a scalar) says; of
-    these `length` int64 [rows] are the list's.
+    """Return `columns` (int64, a scalar) elements of each list from `start` int64 [rows, 1] on, of which the first
+    `length` int64 [rows] belong to the list.
     """
     last = graph.add("Sub", graph.size(x.name, 1), graph.constant(1, np.int64))
     step = graph.constant(1, np.int64)

@@ -1,8 +1,8 @@
-"""A fitted workflow as an ONNX graph: raw columns to the tensors that a model's graph asks for.
+"""A fitted workflow as an ONNX graph, from raw columns to the inputs of a model's graph.
 
-Inputs: see headrace.export.features.columns. Outputs, `<feature>.feature` for each feature: codes and raw ids int64
-[rows], lists of them int64 [rows, length], numbers float32 [rows, columns]. It computes in float64 and rounds once, as
-headrace's own kernels do.
+Inputs: see headrace.export.features.columns. The graph has an output `<feature>.feature` for each feature: codes and
+raw ids int64 [rows], lists of them int64 [rows, length], numbers float32 [rows, columns]. It computes in float64 and
+rounds once, as headrace's own kernels do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TYPES = {"object": STRING, "int64": INT64, "bool": BOOL, "float32": FLOAT, "flo
 
 @dataclass(frozen=True)
 class FeaturesGraph:
-    """A written graph: the columns that it asks for, the features that it makes, its files."""
+    """A written graph: its input columns, its features and its files."""
 
     columns: tuple[RawColumn, ...]
     features: tuple[Feature, ...]
@@ -56,9 +56,7 @@ class FeaturesGraph:
 
 
 def faults(workflow: FittedWorkflow, only: Collection[str] | None = None) -> list[str]:
-    """List the operators that ONNX does not have, each with its place in the spec; the workflow can be a graph without
-    any.
-    """
+    """List the operators that ONNX lacks, each with its key in the spec; a workflow without any can be a graph."""
     messages = []
     for i, chain in _chains(workflow, only):
         decimal = [c for c in chain.columns if workflow.workflow.input_type(c).element == "decimal"]
@@ -81,14 +79,14 @@ def write_features(
     """Write the graph into a folder, large tables as files beside it.
 
     Args:
-        workflow: loaded with its vocabularies in memory.
-        folder: to fill.
-        file: the graph's name there.
+        workflow: workflow with its vocabularies in memory.
+        folder: folder of the files.
+        file: name of the graph's file.
         only: names of features; None: all.
-        most_integers: a vocabulary with more integers is a file.
+        most_integers: a vocabulary with more integers becomes a file.
 
     Raises:
-        UserError: see `faults`; two tensors would have one name.
+        UserError: ONNX lacks an operator (`faults`), or two tensors would have one name.
     """
     if gaps := faults(workflow, only):
         raise UserError("the features cannot be exported as ONNX: " + "; ".join(gaps))
@@ -156,7 +154,7 @@ def _entered(graph: GraphWriter, column: RawColumn) -> Value:
 
 
 def _absent(graph: GraphWriter, type_: ValueType) -> Value:
-    """Return one missing value in place of a column that the graph does not read."""
+    """Return a single missing value in place of a column that the graph does not read."""
     shape = (1, 1) if type_.is_list else (1,)
     length = graph.constant([1], np.int64) if type_.is_list else None
     if type_.element in ("float", "double"):
@@ -169,7 +167,7 @@ def _absent(graph: GraphWriter, type_: ValueType) -> Value:
 
 
 def _finished(graph: GraphWriter, x: Value, end: ValueType, name: str) -> None:
-    """Write a feature's tensor under its name; numbers that are missing or not finite as float32 are 0."""
+    """Add a feature's output; numbers that are missing, or not finite as float32, become 0."""
     output = [f"{name}{FEATURE}"]
     if end.is_categorical:
         graph.add("Identity", x.name, outputs=output)
@@ -200,14 +198,14 @@ _ROWS = "rows"
 
 
 def add_features(folder: Location, workflow: FittedWorkflow) -> list[str]:
-    """Write the graph of the features that an export's graphs ask for beside them, and name it in the record.
+    """Write the graph of the features that an export's graphs read, and name it in the export's record.
 
     Args:
-        folder: of the export, which is being filled.
-        workflow: of the saved model.
+        folder: folder of the export, which is not complete yet.
+        workflow: workflow of the saved model.
 
     Returns:
-        what ONNX has no operators for: then nothing is written.
+        the operators that ONNX lacks; if there are any, nothing is written.
     """
     record = read_record(folder)
     requested = {tensor.name for graph in record.graphs.values() for tensor in graph.inputs}

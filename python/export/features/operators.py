@@ -1,7 +1,7 @@
-"""Operators in ONNX: how an operator names its body; bodies over numbers, missing values, bins, lists and times.
+"""Operators in ONNX: their registry, and bodies over numbers, missing values, bins, lists and times.
 
-A class names its body by `onnx`, as `module:function`. An operator without one is computed by its Arrow body, in the
-Python step of an export (`columns.FeaturesStep`). Positions of times on circles are computed by whole numbers.
+An operator's class names its body by `onnx`, as `module:function`. An operator without one is computed by its Arrow
+body, in the Python step of an export (`columns.FeaturesStep`). Positions in time cycles are computed in integers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Values = dict[str, Value]
 
 @dataclass(frozen=True)
 class Step:
-    """An operator in its place, with what it learned."""
+    """A fitted operator in its place in a chain."""
 
     graph: GraphWriter
-    #: Any operator: each function knows its own.
+    #: The operator; each function knows its class.
     op: Any
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
@@ -52,7 +52,7 @@ class Step:
     most_integers: int
 
 
-#: Return the parts of an operator in its place that ONNX has no operators for, or None.
+#: Function that returns the part of an operator, in its place, that ONNX has no operator for, or None.
 Lacks = Callable[[BoundOp, Callable[[str], Lookup]], str | None]
 
 
@@ -64,7 +64,7 @@ def _lacks_nothing(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str | Non
 class OnnxWriter:
     """The ONNX body of an operator, which names it by `Op.onnx`."""
 
-    #: Add nodes that compute the operator's columns.
+    #: Adds nodes that compute the operator's columns.
     write: Callable[[Step, Values], Values]
     lacks: Lacks = _lacks_nothing
 
@@ -92,7 +92,7 @@ def _each(write: Callable[[Step, str, Value], Value]) -> Callable[[Step, Values]
 
 
 def _writer(op: Op) -> OnnxWriter | None:
-    """Return the ONNX body that an operator's class names itself; a subclass may compute something else."""
+    """Return the ONNX body that an operator's own class names; a base class's may not fit its subclass."""
     reference = vars(type(op)).get("onnx")
     if not reference:
         return None
@@ -168,8 +168,10 @@ def clip(step: Step, name: str, x: Value) -> Value:
 
 @each_column()
 def log(step: Step, name: str, x: Value) -> Value:
-    """log(1 + x) by log(u) x / (u - 1) with u = 1 + x rounded, x where that is 1: within a few units of the last place
-    of a double (Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", 1991).
+    """Return log(1 + x) as log(u) x / (u - 1) with u = 1 + x rounded, or x where u is 1.
+
+    The error is a few units of a double's last place (Goldberg, "What Every Computer Scientist Should Know About
+    Floating-Point Arithmetic", 1991).
     """
     graph, number = step.graph, doubles(step.graph, x)
     unit = float64(step, 1.0)
@@ -220,7 +222,7 @@ def quantile_bin(step: Step, name: str, x: Value) -> Value:
 
 @each_column()
 def reduce_dtype(step: Step, name: str, x: Value) -> Value:
-    """Convert numbers to the smaller type; what it cannot hold is missing."""
+    """Convert numbers to the smaller type; numbers that it cannot hold become missing."""
     graph, is_integer = step.graph, step.types[name].is_integer
     number = x.name if is_integer else doubles(graph, x)
     low, high = (int64(step, int(b)) if is_integer else float64(step, float(b)) for b in (step.op.min, step.op.max))
@@ -258,7 +260,7 @@ def list_slice(step: Step, name: str, x: Value) -> Value:
 
 @each_column()
 def pad(step: Step, name: str, x: Value) -> Value:
-    """Return the chain's last values [rows, length], with 0 for missing values and behind each list's end."""
+    """Return the chain's final lists [rows, length], with 0 for missing values and beyond each list's end."""
     graph, width, lengths = step.graph, int64(step, step.op.length), x.length
     assert lengths is not None
     if not step.types[name].is_categorical:
@@ -281,7 +283,7 @@ def rename(step: Step, columns: Values) -> Values:
 
 @all_columns()
 def drop_low_cardinality(step: Step, columns: Values) -> Values:
-    """Return the columns as they are: small features are left out after the fit."""
+    """Return the columns unchanged: the fit has already dropped small features."""
     return columns
 
 
@@ -311,8 +313,9 @@ def position(graph: GraphWriter, x: str, part: str, is_date: bool) -> str:
 
 
 def _year_and_month(graph: GraphWriter, days: str) -> tuple[str, str]:
-    """Count years from March, so that the leap day is their last; all divisions but the first are of numbers that
-    are not negative.
+    """Return year and month, counted from March, so that the leap day is the last of its year.
+
+    All divisions but the first have non-negative numerators.
     """
     shifted = graph.add("Add", days, _constant(graph, _TO_1970))
     era, day = _quotient(graph, shifted, _ERA), _rest(graph, shifted, _ERA)
@@ -324,7 +327,7 @@ def _year_and_month(graph: GraphWriter, days: str) -> tuple[str, str]:
         "Sub", graph.add("Add", _times(graph, year, 365), _div(graph, year, 4)), _div(graph, year, 100)
     )
     of_year = graph.add("Sub", day, days_before_year)
-    # Months of 153 days in five, from March on.
+    # From March on, five months have 153 days.
     month = _div(graph, graph.add("Add", _times(graph, of_year, 5), _constant(graph, 2)), 153)
     march_year = graph.add("Add", year, _times(graph, era, 400))
     late = graph.add("GreaterOrEqual", month, _constant(graph, 10))

@@ -28,7 +28,7 @@ PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
 _PARAMETERS = "map InferParameter"
 _REPOSITORY_PARAMETERS = "map ModelRepositoryParameter"
 _NAMED = {"name": (1, "string"), "version": (2, "string")}
-#: By message, by field: number and type. `*` before a type: repeated; `map`: by string; `|`: of the one oneof.
+#: Number and type of each field, by message. `*` before a type: repeated; `map`: by string; `|`: in the only oneof.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "ServerLiveRequest": {},
     "ServerLiveResponse": {"live": (1, "bool")},
@@ -148,7 +148,7 @@ _CODES = {
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-#: Where typed contents are.
+#: Field of `InferTensorContents` by data type.
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -164,11 +164,11 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 _OPEN = ("ServerLive", "ServerReady")
-#: What a message has beside its tensors, at most.
+#: Most bytes of a message besides its tensors.
 _OVERHEAD = 1 << 20
-#: Requests that are answered at the same time however large they may be.
+#: Fewest requests that are answered at the same time, whatever their size.
 _FEWEST = 128
-#: Of `ModelConfig`'s data types, from 1 on.
+#: Data types of `ModelConfig`, numbered from 1.
 _TYPES = (*(name for name in DATATYPES if name != "BYTES"), "STRING")
 _TYPE_NUMBERS = {f"TYPE_{name}": number for number, name in enumerate(_TYPES, 1)}
 
@@ -371,12 +371,12 @@ def _handler(service: Service, access: Access, name: str, method: Callable[[Any]
 
 
 def concurrent_requests(limits: RequestLimits) -> int:
-    """At the same time: each is in memory as a whole before its bytes can be counted."""
+    """Return the most requests at the same time: each is completely in memory before its bytes can be counted."""
     return min(limits.connections, max(_FEWEST, limits.pending_bytes // (limits.body_bytes + _OVERHEAD)))
 
 
 def make_server(service: Service) -> grpc.aio.Server:
-    """Return the service, with no address yet."""
+    """Create the server, not yet bound to an address."""
     options, limits = service.options, service.options.limits
     server = grpc.aio.server(
         options=[
@@ -395,7 +395,7 @@ def make_server(service: Service) -> grpc.aio.Server:
 
 
 def listen(server: grpc.aio.Server, service: Service) -> int:
-    """Bind the server to its address; the port. Raises RuntimeError: it is taken."""
+    """Bind the server to its address, and return the port. Raises RuntimeError if the address is in use."""
     options = service.options
     address = f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.grpc_port}"
     if options.certificate is None or options.key is None:

@@ -1,7 +1,7 @@
-"""A connection of HTTP/1.1: requests come in, answers go out one after the other, all within time limits.
+"""A connection of HTTP/1.1: it reads requests and sends their answers one after the other, within time limits.
 
-Bytes are read into one buffer that all connections share, and the bytes of a longer body straight into it: a body is
-copied once at most. What comes too slowly, or is not taken, holds nothing for long.
+Bytes are read into one buffer that all connections share, and bytes of a longer body directly into the body: it is
+copied at most once. Requests that arrive too slowly, and answers that the client does not take, are given up.
 """
 
 from __future__ import annotations
@@ -13,52 +13,53 @@ from typing import Any, Protocol
 from headrace.export.serve.http_request import Body, Head, HeadReader, Heads
 from headrace.export.serve.options import RequestError, RequestLimits
 
-#: Bytes that are read at once.
+#: Most bytes of one read.
 _READ = 1 << 17
-#: Bytes behind a request that are taken while it is answered.
+#: Most bytes of later requests that are read while a request is answered.
 _AHEAD = 1 << 16
-#: A connection that is told why it ends stays until its client ends it, too: for so many seconds and bytes that still
-#: come, and so many of them at the same time. What is closed with bytes unread is reset, and the answer with it.
+#: Limits of connections that wait for their client to close, after a final answer: seconds, bytes that still arrive,
+#: and number at the same time. Closing with unread bytes would reset the connection, and the client would lose the
+#: answer.
 _LEAVE_SECONDS, _LEAVE_BYTES, _LEAVING = 2.0, 1 << 20, 256
 _END = b"\r\n\r\n"
 
 
 class Cancellable(Protocol):
-    """Work that may be given up."""
+    """Work that can be cancelled."""
 
     def cancel(self) -> object:
-        """Nobody waits for it any more."""
+        """Cancel the work: nobody waits for its result any more."""
 
 
 class App(Protocol):
-    """Application that answers requests. Answers are complete, with their heads."""
+    """Application that answers requests with complete answers, heads included."""
 
     def admit(self, head: Head) -> object:
-        """Return what will answer. Raises RequestError: the request is refused before its body comes."""
+        """Return the target that will answer. Raises RequestError to refuse the request before its body arrives."""
 
     def take_bytes(self, earlier: int, more: int) -> None:
-        """Count bytes of a body behind those before. Raises RequestError: they are too many."""
+        """Count `more` bytes of a body that has `earlier` ones already. Raises RequestError if they are too many."""
 
     def give_back(self, count: int) -> None:
         """Release bytes of a body that are no longer needed."""
 
     def start(self, target: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
-        """Begin to answer: `connection.answer` is called once, now or later."""
+        """Begin to answer: call `connection.answer` once, now or later."""
 
     def refusal(self, error: RequestError, connection: Connection) -> bytes:
-        """Return an answer."""
+        """Return the answer that reports an error."""
 
     def client_gone(self, connection: Connection) -> None:
-        """Note that the client has gone before all of its request had come."""
+        """Note that the client has closed the connection before its request was complete."""
 
 
 class Shared:
     """State that the connections of a server share.
 
     Attributes:
-        opening: those of TLS whose handshake goes on.
-        connections: those that may have requests.
-        leaving: those that are told why they have none.
+        opening: connections of TLS during their handshake.
+        connections: connections that may send requests.
+        leaving: connections that wait for their client to close.
     """
 
     def __init__(self, app: App, limits: RequestLimits) -> None:
@@ -76,8 +77,8 @@ class Connection(asyncio.BufferedProtocol):
     """One connection.
 
     Attributes:
-        head: of the request that comes or is answered.
-        started: when its head had come, by `time.perf_counter`.
+        head: head of the request that is arriving or being answered.
+        started: time by `time.perf_counter` when the head was complete.
         is_gone: whether the connection is closed.
     """
 
@@ -87,17 +88,17 @@ class Connection(asyncio.BufferedProtocol):
         self._shared = shared
         self._transport: Any = None
         self._target: object = None
-        self._reader: HeadReader | None = None  # of a head that has come in part, or of chunks
-        self._body: Body | None = None  # that has come in part
-        self._chunks: bytearray | None = None  # the same where its length is not said
-        self._counted = 0  # bytes of it
-        self._missing = 0  # bytes of one that was refused, which are still to come
-        self._unread = _LEAVE_BYTES  # that may come when it is leaving
+        self._reader: HeadReader | None = None  # reader of an incomplete head, or of chunks
+        self._body: Body | None = None  # incomplete body of known length
+        self._chunks: bytearray | None = None  # incomplete chunked body
+        self._counted = 0  # bytes of the body that were counted
+        self._missing = 0  # bytes of a refused body that have not arrived yet
+        self._unread = _LEAVE_BYTES  # bytes that may still arrive while it is leaving
         self._answering = False
-        self._refused = False  # answered before all of it had come
-        self._last = False  # no request is taken behind this one
+        self._refused = False  # the request was answered before it was complete
+        self._last = False  # no further request is taken after this one
         self._at_end = False  # the client sends no more
-        self._consuming = False  # requests that have come are begun, one behind the other
+        self._consuming = False  # `_consume` is running
         self.is_gone = False
         self._work: Cancellable | None = None
         self._ahead = bytearray()  # what came behind it
@@ -108,14 +109,14 @@ class Connection(asyncio.BufferedProtocol):
         self._send_deadline: asyncio.TimerHandle | None = None
         self._close_deadline: asyncio.TimerHandle | None = None
 
-    # What the loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         connections, most = self._shared.connections, self._shared.limits.connections
         self._shared.opening.discard(self)
         if len(connections) >= most:
-            # Not when its first head has come: until then it would be one more.
+            # Refuse it now: until its first head arrives it would count as one more.
             self._end(RequestError(503, "the server has too many connections", retry_after=1))
             return
         connections.add(self)
@@ -178,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
     # Requests.
 
     def _consume(self, data: bytearray, stop: int) -> None:
-        """Take bytes of requests, up to one that is to be answered first."""
+        """Read bytes of requests, up to one that must be answered before the next is read."""
         offset, view = 0, memoryview(data)
         self._consuming = True
         try:
@@ -200,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
                     part, offset = view[offset:stop], stop
                     self._take_chunks(part)
         except RequestError as e:
-            # Where the next request begins is not known.
+            # The start of the next request is unknown, so the connection ends.
             self._end(e)
         finally:
             self._consuming = False
@@ -220,7 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         return count
 
     def _take_head(self, data: bytearray, offset: int, stop: int) -> int:
-        """Read a head, and a body that is there as a whole; where it ends."""
+        """Read a head, and its body if that is complete; return the end of what was read."""
         known = self._shared.heads.find(data, offset, stop) if self._reader is None else None
         if known is not None:
             head, offset = known
@@ -278,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._begin(memoryview(self._chunks or b""))
 
     def _take(self, body: Body, more: int) -> bool:
-        """Count bytes of a body; False: it is refused."""
+        """Count bytes of a body; return False if it is refused."""
         try:
             self._count(more)
         except RequestError as e:
@@ -299,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(body.all())
 
     def _begin(self, body: bytes | memoryview) -> None:
-        """Start answering: all of a request has come."""
+        """Start to answer a complete request."""
         self._answering, self._body, self._chunks = True, None, None
         work = self._shared.app.start(self._target, body, self)
         if self._answering:
@@ -308,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
     # Answers.
 
     def answer(self, answer: bytes) -> None:
-        """Answer the request that has come."""
+        """Send the answer to the current request."""
         self._answering, self._work = False, None
         self._give_back()
         if not self._transport.is_closing():
@@ -316,11 +317,11 @@ class Connection(asyncio.BufferedProtocol):
             self._next()
 
     def _refuse(self, error: RequestError, missing: int) -> None:
-        """Answer a request of which bytes are missing, which are then let pass."""
+        """Answer an incomplete request with an error, and ignore its missing bytes."""
         assert self.head is not None
         self._body = self._chunks = None
         self._give_back()
-        # A client that waits for a word before it sends them may send them or not.
+        # A client that waits for `100 Continue` may send the body or not.
         unknown = missing > 0 and self.head.expects_continue
         self._last = self._last or unknown
         self._write(self._shared.app.refusal(error, self))
@@ -332,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
             self._next()
 
     def _end(self, error: RequestError) -> None:
-        """Answer, where that is not done, and close the connection."""
+        """Send an error, unless the request is answered already, and close the connection."""
         if self._is_ending():
             return
         if not self._refused:
@@ -341,15 +342,15 @@ class Connection(asyncio.BufferedProtocol):
         self._leave()
 
     def _leave(self) -> None:
-        """Say that nothing more is said, and close the connection when its client has read that (RFC 9112, 9.6)."""
+        """End the output, and close the connection when its client has closed it too (RFC 9112, 9.6)."""
         leaving = self._shared.leaving
         self._shared.connections.discard(self)
-        # With TLS only both directions can be ended.
+        # With TLS only both directions can be closed together.
         if len(leaving) >= _LEAVING or not self._transport.can_write_eof():
             self._close()
             return
         leaving.add(self)
-        # No request is under way any more, and what came behind this one is not looked at.
+        # There is no current request any more, and later bytes are ignored.
         self.head, self._reader, self._body, self._chunks = None, None, None, None
         self._give_back()
         self._arrived()
@@ -364,11 +365,11 @@ class Connection(asyncio.BufferedProtocol):
         self._close_deadline = self._shared.loop.call_later(seconds, self._transport.abort)
 
     def _is_ending(self) -> bool:
-        """Return whether the connection is ending: bytes that still come are not read as requests."""
+        """Return whether the connection is ending, so that bytes that still arrive are not read as requests."""
         return self in self._shared.leaving or self._transport.is_closing()
 
     def _close(self) -> None:
-        """Close the connection when all answers are sent, or when their time is over."""
+        """Close the connection when all answers are sent, or when the time limit ends."""
         self._body = self._chunks = None
         self._give_back()
         self._limit_close()
@@ -387,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(answer)
 
     def _next(self) -> None:
-        """Go on to the next request: this one has come and is answered."""
+        """Go on to the next request after this one is complete and answered."""
         self.head, self._target, self._refused = None, None, False
         self._arrived()
         if self._last:
@@ -399,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take what came behind it."""
+        """Read the bytes that arrived after the request."""
         if self._answering or self._is_ending():
             return
         if self._ahead:
@@ -414,16 +415,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def end(self) -> None:
-        """Take no further request; the connection is closed at once where there is none."""
+        """Take no further request; close the connection at once if it has no current one."""
         if self.head is None and self._reader is None:
             self._close()
         self._last = True
 
     def abort(self) -> None:
-        """Close it with all that is under way."""
+        """Close the connection at once, and cancel its current request."""
         self._transport.abort()
 
-    # Time.
+    # Time limits.
 
     def _watch(self) -> None:
         """Start the time limit of a request that is arriving, or stop it."""

@@ -1,4 +1,4 @@
-"""Heads and bodies of HTTP requests; llhttp parses a head, unless the same bytes came before."""
+"""Heads and bodies of HTTP requests; llhttp parses a head, unless the cache has the same bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from headrace.export.serve.options import RequestError
 
-#: Heads that are kept, and bytes of one.
+#: Most heads in the cache, and most bytes of a cached head.
 _HEADS, _HEAD_BYTES = 1024, 4096
 _END = b"\r\n\r\n"
 
-#: Bytes for which room is made at once; beyond them, as bytes come and not as they are said to come.
+#: Most bytes that are allocated for a body in advance; beyond them memory grows with the bytes that arrive.
 _FIRST = 1 << 20
 
 
@@ -22,12 +22,12 @@ class Head:
     """Fields of a head that the server uses.
 
     Attributes:
-        method: of the request.
-        path: as it was sent, without the query.
-        length: bytes of the body; 0 where it is chunked.
-        json_bytes: of the body that are JSON, as Inference-Header-Content-Length says; None: all of it.
-        authorization: the header's value.
-        encoding: Content-Encoding's.
+        method: method of the request.
+        path: path as it was sent, without the query.
+        length: bytes of the body; 0 for a chunked body.
+        json_bytes: bytes of the body that are JSON (Inference-Header-Content-Length); None: all.
+        authorization: value of Authorization.
+        encoding: value of Content-Encoding.
         keep_alive: whether the connection takes further requests.
         chunked: whether the body has no length.
         expects_continue: whether the client waits before it sends the body.
@@ -51,7 +51,7 @@ class Heads:
         self._known: dict[bytes, Head] = {}
 
     def find(self, data: bytearray, start: int, stop: int) -> tuple[Head, int] | None:
-        """Return a head that begins at `start` and was seen before, and where it ends."""
+        """Return a cached head that begins at `start`, and its end; None if the cache has none."""
         end = data.find(_END, start, min(stop, start + _HEAD_BYTES)) + len(_END)
         if end < len(_END):
             return None
@@ -59,7 +59,7 @@ class Heads:
         return None if head is None else (head, end)
 
     def add(self, data: bytes, head: Head) -> None:
-        """Keep one."""
+        """Add a head; a full cache is emptied first."""
         if len(data) <= _HEAD_BYTES:
             if len(self._known) >= _HEADS:
                 self._known.clear()
@@ -67,14 +67,14 @@ class Heads:
 
 
 class HeadReader:
-    """Reads one head, and where it says so a chunked body, in as many parts as they come.
+    """Reader of a head and, if the head announces one, of a chunked body, in parts as they arrive.
 
     Attributes:
-        head: when all of it has come.
-        data: of the head, so far.
-        chunks: of the body, since `read_chunks` was called last.
+        head: the head, once it is complete.
+        data: bytes of the head so far.
+        chunks: parts of the body since the last call of `read_chunks`.
         complete: whether a chunked body has ended.
-        unread: bytes since its last part: of a chunk's size and extensions, or of trailers, which nobody asks for.
+        unread: bytes since the body's last part: sizes and extensions of chunks, or trailers, which are ignored.
     """
 
     def __init__(self) -> None:
@@ -89,12 +89,14 @@ class HeadReader:
         self._in_head, self._keep_alive = True, False
 
     def read_head(self, data: memoryview) -> int:
-        """Take bytes of a head; how many of them were its own. Raises RequestError: this is no HTTP (400), or a
-        body in an unknown coding (501).
+        """Read bytes of a head, and return how many of them belong to it.
+
+        Raises:
+            RequestError: the bytes are not HTTP (400), or the body has an unknown coding (501).
         """
         previous_size = len(self.data)
         self.data += data
-        # The end may have begun in the part before.
+        # The end of the head may have begun in the previous part.
         end = self.data.find(_END, max(0, previous_size - len(_END) + 1))
         stop = len(self.data) if end < 0 else end + len(_END)
         del self.data[stop:]
@@ -106,7 +108,7 @@ class HeadReader:
         return stop - previous_size
 
     def read_chunks(self, data: memoryview) -> list[bytes]:
-        """Take bytes of a chunked body: what they have of it. Raises RequestError (400): they are no chunks."""
+        """Read bytes of a chunked body, and return its parts. Raises RequestError (400) if a chunk is malformed."""
         self.chunks = []
         self._feed(data)
         self.unread = 0 if self.chunks else self.unread + len(data)
@@ -116,7 +118,7 @@ class HeadReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # it is answered as what it is without the upgrade
+            return  # the request is answered without the upgrade
         except httptools.HttpParserError as e:
             if self.complete:  # of what came behind the last chunk, which nobody reads
                 return
@@ -146,7 +148,7 @@ class HeadReader:
             expects_continue=headers.get(b"expect", b"").lower() == b"100-continue",
         )
 
-    # What llhttp calls.
+    # Callbacks of llhttp.
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -180,8 +182,8 @@ class Body:
     """Body of known length, into which the connection reads bytes directly.
 
     Attributes:
-        length: of all.
-        filled: bytes that have come.
+        length: bytes of the complete body.
+        filled: bytes that have arrived.
     """
 
     def __init__(self, length: int) -> None:
@@ -189,7 +191,7 @@ class Body:
         self._bytes = _room(min(length, _FIRST))
 
     def free(self) -> memoryview:
-        """Return the memory for the next bytes; empty when all have come."""
+        """Return the memory for the next bytes; empty when the body is complete."""
         if self.filled == len(self._bytes) < self.length:
             larger = _room(min(self.length, 2 * self.filled))
             larger[: self.filled] = self._bytes
@@ -197,7 +199,7 @@ class Body:
         return self._bytes[self.filled :]
 
     def add(self, data: memoryview) -> None:
-        """Take bytes that are elsewhere, no more than are missing."""
+        """Copy bytes from another buffer, at most as many as are missing."""
         while data:
             free = self.free()
             count = min(len(data), len(free))
@@ -206,10 +208,10 @@ class Body:
             data = data[count:]
 
     def all(self) -> memoryview:
-        """Return the bytes that have come."""
+        """Return the bytes that have arrived."""
         return self._bytes[: self.filled]
 
 
 def _room(count: int) -> memoryview:
-    # NumPy leaves memory as it is found, so that no page is there before bytes come.
+    # np.empty does not touch the memory, so the kernel allocates its pages only as bytes arrive.
     return np.empty(count, np.uint8).data

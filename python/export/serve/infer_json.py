@@ -25,13 +25,13 @@ from headrace.export.serve.tensors import (
     to_raw,
 )
 
-#: Headers of requests that are the same again, as those of one client for batches of one size are, are read once.
+#: Limits of the cache of parsed headers: their number, and bytes of each.
 _PLANS, _PLAN_BYTES = 512, 8192
 
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """Position of an input behind the JSON."""
+    """Position of a raw input after the JSON."""
 
     spec: TensorSpec
     dtype: np.dtype[Any]
@@ -42,7 +42,7 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Position of a block behind the JSON."""
+    """Position of a block of raw inputs after the JSON."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -54,16 +54,16 @@ class RequestPlan:
     """Parsed request.
 
     Attributes:
-        rows: of each input.
-        key: by which requests are merged, see `blocks.key_of`.
-        inputs: in the model's order, numbers or where they are.
-        views: blocks of inputs that are all raw numbers; else None.
-        tail: bytes of raw tensors that there must be.
-        outputs: index and whether raw, in the order that the client wants.
-        id: to be said in the answer.
-        timeout: seconds that it may wait.
+        rows: number of rows of each input.
+        key: key by which requests are merged; see `tensors.key_of`.
+        inputs: inputs in the model's order: arrays, or positions of raw ones.
+        views: blocks of the inputs if all are raw numbers; else None.
+        tail: bytes of raw tensors that must follow the JSON.
+        outputs: index of each requested output, and whether it is raw, in the requested order.
+        id: id to repeat in the answer.
+        timeout: seconds that the request may wait.
         header: the JSON.
-        answers: what comes before raw tensors of answers, by the outputs' shapes.
+        answers: cached parts of answers before their raw tensors, by the outputs' shapes.
     """
 
     rows: int
@@ -78,9 +78,10 @@ class RequestPlan:
     answers: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
 
     def blocks(self, body: bytes | memoryview, offset: int) -> list[Array]:
-        """Return the inputs in the model's order; raw ones from `offset` on.
+        """Return the inputs in the model's order; raw ones begin at `offset`.
 
-        Raises RequestError: other bytes than said.
+        Raises:
+            RequestError: the body has more or fewer bytes than the JSON says.
         """
         if len(body) - offset != self.tail:
             raise RequestError(400, f"{len(body) - offset:,} bytes of raw tensors; the inputs say {self.tail:,}")
@@ -94,11 +95,11 @@ class RequestPlan:
 
 
 class Plans:
-    """Cache of parsed headers: those of one client for batches of one size are the same, and are parsed once."""
+    """Cache of parsed headers: a client's headers for batches of one size are equal, and are parsed once."""
 
     def __init__(self) -> None:
         self._by_header: dict[bytes, RequestPlan] = {}
-        #: The last one of each length, which is found by a comparison and not by a hash of thousands of bytes.
+        #: The last plan of each header length: comparing a header is cheaper than hashing its thousands of bytes.
         self._last: dict[int, RequestPlan] = {}
 
     def find(self, model: Model, header: bytes, limits: RequestLimits) -> RequestPlan:
@@ -109,7 +110,7 @@ class Plans:
         plan = self._by_header.get(header)
         if plan is None:
             plan = _plan(model, header, limits)
-            # What has a name of its own does not come again.
+            # A header with an id of its own does not repeat.
             if plan.views is None or plan.id or len(header) > _PLAN_BYTES:
                 return plan
             if len(self._by_header) >= _PLANS:
@@ -144,7 +145,7 @@ def _plan(model: Model, header: bytes, limits: RequestLimits) -> RequestPlan:
 
 
 def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
-    """Blocks of inputs that are all raw numbers; None: some are not."""
+    """Return blocks of the inputs if all are raw numbers, else None."""
     blocks: list[list[_Raw]] = []
     for x in inputs:
         if not isinstance(x, _Raw) or x.dtype.kind == "O":
@@ -158,7 +159,11 @@ def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
 
 
 def timeout_of(parameter: Any, limits: RequestLimits) -> float:
-    """Return seconds that a request may wait, of its parameter in microseconds. Raises RequestError."""
+    """Return the seconds that a request may wait, from its parameter in microseconds.
+
+    Raises:
+        RequestError: the parameter is not a valid number.
+    """
     if parameter is None:
         return limits.timeout
     number = min(parameter, 10**18) if type(parameter) is int else parameter if isinstance(parameter, float) else 0
@@ -196,7 +201,7 @@ def _inputs(model: Model, tensors: list[Any], limits: RequestLimits) -> tuple[li
 
 
 def input_of(model: Model, name: Any, earlier: Mapping[str, Any]) -> TensorSpec:
-    """Return an input by its name. Raises RequestError: the model has none of this name, or it is there already."""
+    """Return an input by name. Raises RequestError if the model has no such input, or the request names it twice."""
     index = model.input_index.get(name) if isinstance(name, str) else None
     if index is None:
         names = ", ".join(x.name for x in model.inputs)
@@ -207,13 +212,17 @@ def input_of(model: Model, name: Any, earlier: Mapping[str, Any]) -> TensorSpec:
 
 
 def check_complete(model: Model, inputs: Mapping[str, Any]) -> None:
-    """Raise RequestError where inputs are missing; names them."""
+    """Raise RequestError if inputs are missing; the message names them."""
     if missing := [x.name for x in model.inputs if x.name not in inputs]:
         raise RequestError(400, f"model '{model.name}' needs the inputs: {', '.join(missing)}")
 
 
 def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: RequestLimits) -> int:
-    """Return rows of a request. Raises RequestError: inputs disagree, there are none, or too many (413)."""
+    """Return the number of rows of a request.
+
+    Raises:
+        RequestError: the inputs have different numbers of rows, none, or too many (413).
+    """
     if not model.by_row:
         return 1
     counts = {shape[0] for shape in shapes}
@@ -250,7 +259,7 @@ def _outputs(model: Model, requested: Any, raw: bool) -> tuple[tuple[int, bool],
 
 
 def output_of(model: Model, name: Any) -> int:
-    """Return an output's index. Raises RequestError: the model has none of this name."""
+    """Return an output's index. Raises RequestError if the model has no such output."""
     index = model.output_index.get(name) if isinstance(name, str) else None
     if index is None:
         names = ", ".join(x.name for x in model.outputs)
@@ -259,7 +268,7 @@ def output_of(model: Model, name: Any) -> int:
 
 
 def answer(model: Model, plan: RequestPlan, outputs: Sequence[Array]) -> tuple[bytes, list[bytes]]:
-    """Return an answer's JSON, and the raw tensors that follow it."""
+    """Return the JSON of an answer, and the raw tensors that follow it."""
     tensors: list[dict[str, Any]] = []
     raws: list[bytes] = []
     for index, raw in plan.outputs:

@@ -1,4 +1,4 @@
-"""Served models: the catalogue at one moment, the loader that follows the repository, and the service."""
+"""Served models: the catalogue of loaded models, the loader that follows the repository, and the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.export.serve.repository import RELEASE, Contents, Signature, Versi
 
 logger = logging.getLogger(__name__)
 _Key = tuple[str, int]
-#: Seconds between two looks at whether a version that was replaced has answered its last request.
+#: Seconds between checks whether a replaced version has answered its last request.
 _RETIRE_SECONDS = 0.5
 NAME = "headrace"
 EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration")
@@ -25,7 +25,7 @@ EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration")
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A graph of a version that answers."""
+    """A loaded graph of a version, with its queue."""
 
     model: Model
     batcher: Batcher
@@ -35,7 +35,7 @@ class ServedModel:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A version of a model's folder with all its graphs, by the names under which they are asked."""
+    """A version of a model's folder with all its graphs, by their names in requests."""
 
     folder: VersionFolder
     graphs: Mapping[str, ServedModel]
@@ -43,13 +43,13 @@ class Release:
 
 @dataclass(frozen=True, eq=False)
 class ModelCatalogue:
-    """Catalogue of served models. One assignment replaces it; requests keep the one that they began with.
+    """Catalogue of served models. One assignment replaces it; a request keeps the catalogue with which it began.
 
     Attributes:
-        releases: by the model's folder, by version, what is loaded.
-        current: by the same names, the version that answers where none is named.
-        failures: by folder and version, why it is not loaded.
-        ready: whether all that the repository wants served is, or an older release of it.
+        releases: loaded versions, by the model's folder and the version.
+        current: version that answers if the request names none, by the model's folder.
+        failures: reason why a version is not loaded, by folder and version.
+        ready: whether everything that the repository releases is served, or an older release of it.
     """
 
     releases: Mapping[str, Mapping[int, Release]] = field(default_factory=dict)
@@ -69,9 +69,10 @@ class ModelCatalogue:
         object.__setattr__(self, "_served", served)
 
     def find(self, name: str, version: str) -> ServedModel:
-        """Return what answers; `version` is empty where the current one is meant.
+        """Return the graph that answers requests for a name; an empty `version` means the current one.
 
-        Raises RequestError: nothing does (404).
+        Raises:
+            RequestError: no loaded graph has that name and version (404).
         """
         served = self._served.get((name, version))
         if served is None:
@@ -100,10 +101,10 @@ _Loaded = dict[str, dict[int, Release]]
 
 
 class Loader:
-    """Keeps `catalogue` at what the repository says.
+    """Loader that keeps the catalogue in line with the repository.
 
     Attributes:
-        catalogue: what is served now.
+        catalogue: the models that are served now.
     """
 
     def __init__(self, options: ServeOptions, runs: Executor, metrics: Metrics) -> None:
@@ -114,12 +115,12 @@ class Loader:
         self._lock = asyncio.Lock()
         self._requested_models: set[str] | None = None if options.control == "poll" else set(options.models)
         self._all_at_start = options.control == "explicit" and not options.models
-        # What a repository of Triton's has beside graphs: ensembles, Python models, which are not served here.
+        # Folders of a Triton repository that are not served here: ensembles and Python models.
         self._foreign: set[str] = set()
         self._retired: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Load what is to be served at the start. Raises OSError: the repository cannot be read."""
+        """Load the models that are served from the start. Raises OSError if the repository cannot be read."""
         async with self._lock:
             contents = await self._look()
             if self._all_at_start:
@@ -141,9 +142,12 @@ class Loader:
                 logger.exception("the repository could not be followed, what is loaded stays")
 
     async def load(self, name: str) -> None:
-        """Load a model's newest (or released) version now. Raises RequestError: it cannot be.
+        """Load a model's newest (or released) version now.
 
-        What is refused and was not wanted before is not wanted afterwards.
+        A model that could not be loaded, and was not requested before, is not requested afterwards.
+
+        Raises:
+            RequestError: the model cannot be loaded.
         """
         async with self._lock:
             contents = await self._look_or_refuse()
@@ -165,7 +169,7 @@ class Loader:
             raise RequestError(status, reason, retry_after=5 if status == 503 else None)
 
     def _reason(self, contents: Contents, name: str) -> tuple[int, str]:
-        """Return why a model is not served as the repository says, and the status of HTTP for it."""
+        """Return why the repository's version of a model is not served, with the HTTP status for that."""
         failures = self.catalogue.failures
         version = _chosen(contents).get(name)
         if contents.fault is not None:
@@ -181,7 +185,7 @@ class Loader:
         return 400, f"version {version} of model '{name}' is of a release of which {'; '.join(failed)}"[:1000]
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more. Raises RequestError: the repository decides that, or it is not served."""
+        """Stop serving a model. Raises RequestError if the repository controls loading, or it is not served."""
         if self._requested_models is None:
             raise RequestError(400, "models are unloaded by requests where the server has --control explicit")
         async with self._lock:
@@ -196,9 +200,10 @@ class Loader:
             )
 
     async def index(self) -> list[dict[str, str]]:
-        """Return all versions that the repository has, and their states.
+        """Return all versions in the repository, with their states.
 
-        Raises RequestError: it cannot be read (503).
+        Raises:
+            RequestError: the repository cannot be read (503).
         """
         contents, catalogue, records = await self._look_or_refuse(), self.catalogue, []
         for name, versions in contents.versions.items():
@@ -236,13 +241,13 @@ class Loader:
         self._foreign = {n for n, v in contents.versions.items() if not any(x.is_onnx for x in v.values())}
         required = (set(target) if self._requested_models is None else self._requested_models) - self._foreign
         if contents.release is not None and self.catalogue.current:
-            # Of a release that has failed nothing is loaded again.
+            # Do not load versions of a failed release again.
             known = {key: self._known_failure(contents, *key, loaded) for key in target.items()}
             failures = {key: reason for key, reason in known.items() if reason is not None}
         for name, version in target.items() if not failures else ():
             await self._load_one(contents, name, version, loaded, failures)
         if contents.release is not None:
-            # All of a release, or what was served before.
+            # Serve all of a release, or continue with the previous one.
             if failures and self.catalogue.current:
                 target = dict(self.catalogue.current)
                 required = set(target) if self._requested_models is None else required
@@ -265,7 +270,7 @@ class Loader:
     async def _older_where_failed(
         self, contents: Contents, target: dict[str, int], loaded: _Loaded, failures: dict[_Key, str]
     ) -> dict[str, int]:
-        """Return the newest version of each model that can be loaded: without a release models are independent."""
+        """Return the newest version that can be loaded of each model; without a release they are independent."""
         chosen = {}
         for name, version in target.items():
             for older in sorted((v for v in contents.versions.get(name, {}) if v <= version), reverse=True):
@@ -298,7 +303,7 @@ class Loader:
         loaded.setdefault(name, {})[version] = Release(folder, {n: self._served(m) for n, m in models.items()})
 
     def _known_failure(self, contents: Contents, name: str, version: int, loaded: _Loaded) -> str | None:
-        """Return why a version cannot be loaded, as far as that is known without another attempt."""
+        """Return why a version cannot be loaded, if that is known without another attempt, else None."""
         folder = contents.versions.get(name, {}).get(version)
         if folder is None:
             return None if version in loaded.get(name, {}) else "the repository does not have it"
@@ -313,7 +318,7 @@ class Loader:
         return ServedModel(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
 
     def _switch(self, new: ModelCatalogue) -> None:
-        """Answer requests by `new` from now on; those that have begun keep their version."""
+        """Serve the catalogue `new` from now on; requests that have begun keep their version."""
         old, self.catalogue = self.catalogue, new
         for name, version in new.current.items():
             if old.current.get(name) != version:
@@ -331,7 +336,7 @@ class Loader:
             task.add_done_callback(self._retired.discard)
 
     async def _retire(self, removed: list[ServedModel]) -> None:
-        """Free what is served no more when it has answered its last request, in the loading thread."""
+        """Free replaced models in the loading thread, after they have answered their last request."""
         await asyncio.sleep(_RETIRE_SECONDS)
         while not all(g.batcher.idle for g in removed):
             await asyncio.sleep(_RETIRE_SECONDS)
@@ -347,7 +352,7 @@ class Loader:
 
 
 def _chosen(contents: Contents) -> dict[str, int]:
-    """Return by model the version to serve: that of the release, or the newest."""
+    """Return the version to serve of each model: the released one, or the newest."""
     if contents.release is not None:
         return contents.release
     return {name: max(versions) for name, versions in contents.versions.items() if versions}
@@ -370,9 +375,9 @@ class Service:
     """Service of one server, for both protocols.
 
     Attributes:
-        options: of the server.
-        loader: what is served.
-        metrics: what is counted.
+        options: options of the server.
+        loader: loader of the served models.
+        metrics: metrics of the server.
     """
 
     def __init__(self, options: ServeOptions, loader: Loader, metrics: Metrics) -> None:
@@ -384,19 +389,19 @@ class Service:
         return self.loader.catalogue.find(name, version)
 
     def check_size(self, count: int) -> None:
-        """Raise RequestError (413) where a body has too many bytes."""
+        """Raise RequestError (413) if a body has too many bytes."""
         most = self.options.limits.body_bytes
         if count > most:
             raise RequestError(413, f"a body of {count:,} bytes or more; a request may have {most:,}")
 
     def take_bytes(self, count: int) -> None:
-        """Count bytes of a body that have arrived. Raises RequestError (503): all together are too many."""
+        """Count bytes of a body that have arrived. Raises RequestError (503) if all bodies have too many."""
         if self.pending_bytes + count > self.options.limits.pending_bytes:
             raise RequestError(503, f"{self.pending_bytes:,} bytes of other requests are in memory", retry_after=1)
         self.pending_bytes += count
 
     def give_back(self, count: int) -> None:
-        """They have been answered."""
+        """Uncount bytes of bodies whose requests are answered."""
         self.pending_bytes -= count
 
     @property
@@ -405,7 +410,7 @@ class Service:
         return self.loader.catalogue.ready
 
     def has(self, name: str, version: str) -> bool:
-        """Return whether a model answers."""
+        """Return whether a model is loaded."""
         try:
             self.find(name, version)
         except RequestError:
@@ -422,7 +427,7 @@ class Service:
         }
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
-        """Return a model's. Raises RequestError."""
+        """Return a model's metadata. Raises RequestError if it is not loaded."""
         model = self.find(name, version).model
         return {
             "name": model.name,
@@ -433,9 +438,10 @@ class Service:
         }
 
     def config(self, name: str, version: str) -> dict[str, Any]:
-        """Return a model's, by Triton's fields: rows are not among dims where requests are merged.
+        """Return a model's configuration in Triton's fields; `dims` leave out rows if requests are merged.
 
-        Raises RequestError.
+        Raises:
+            RequestError: the model is not loaded.
         """
         model = self.find(name, version).model
         of_rows = 1 if model.by_row else 0

@@ -1,17 +1,17 @@
-"""Models of a version: graphs in onnxruntime, chains of them, and the runs that requests are merged into.
+"""Models of a version: graphs in onnxruntime, chains of them, and the merging of requests into runs.
 
-A folder without export.json is the model MODEL. An export has, with the names that it has in a repository of Triton's
+A folder without export.json is the model MODEL. An export has these models, with their names in a Triton repository
 (`headrace export --format triton`):
 
-- MODEL.model: rows of codes and numbers to predictions
-- MODEL.features: raw columns to such rows, where the export has that graph
-- MODEL: both, one behind the other; without MODEL.features the same as MODEL.model
-- MODEL.query, MODEL.item: of a model in retrieval form: vectors of a row's query, and of its item
-- MODEL.index: a vector to the codes of the items nearest to it, by all dot products
+- MODEL.model: from rows of codes and numbers to predictions
+- MODEL.features: from raw columns to such rows, if the export has that graph
+- MODEL: MODEL.features, then MODEL.model; without MODEL.features the same as MODEL.model
+- MODEL.query, MODEL.item: for a model in retrieval form, vectors of a row's query and of its item
+- MODEL.index: from a vector to the codes of the items nearest to it, by all dot products
 - MODEL.retrieve: MODEL.features, MODEL.query, MODEL.index
 
-Runs that are short are computed where requests are read: handing one to a thread and back costs more than they do.
-Long ones are computed by a thread, during which further requests are read and collected.
+Short runs are computed by the thread that reads requests, since handing them to another thread costs more than they do.
+Long runs are computed by another thread, while further requests are read and collected.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from headrace.export.serve.tensors import (
     nan_error,
 )
 
-#: By which is seen, before a version serves, that it runs and that its outputs have a row for each row.
+#: Rows of the runs that check a version before it serves: it runs, and its outputs have a row for each input row.
 _WARM_UP_ROWS = (1, 3)
-#: How a model's name ends that makes features of raw columns, in which a NaN is a missing value.
+#: Suffix of the models that compute features from raw columns, in which NaN is a missing value.
 FEATURES = ".features"
 
-#: Items that MODEL.index gives, best first.
+#: Number of items that MODEL.index returns, best first.
 INDEX_ITEMS = 100
-#: How outputs of MODEL.features end: a graph's inputs and outputs share one space of names.
+#: Suffix of the outputs of MODEL.features, since inputs and outputs of a graph cannot share a name.
 _SUFFIX = ".feature"
-#: Scores that are made at once.
+#: Most scores in memory at once.
 _SCORES = 1 << 22
 
 
@@ -68,11 +68,11 @@ class Model:
     """Model that answers under a name.
 
     Attributes:
-        name: of the model.
-        version: of it.
-        inputs: in order.
-        outputs: the same.
-        by_row: whether every tensor's first dimension is rows: requests can be merged.
+        name: name of the model.
+        version: version of the model.
+        inputs: inputs in order.
+        outputs: outputs in order.
+        by_row: whether the first dimension of every tensor is rows, so that requests can be merged.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Model:
         self.by_row = by_row
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        """Return the outputs in order for inputs in order. Raises RequestError: the model refuses these numbers."""
+        """Compute the outputs, in order, from inputs in order. Raises RequestError if the model refuses the inputs."""
         raise NotImplementedError
 
     def run_blocks(self, blocks: Blocks) -> list[Array]:
@@ -93,7 +93,7 @@ class Model:
         return self.run(inputs_of(blocks))
 
     def warm_up(self) -> None:
-        """Run it, and look whether its outputs have a row for each row. Raises LoadFailure: it does not run."""
+        """Run the model, and check that outputs have a row for each row. Raises LoadFailure if it does not run."""
         for rows in _WARM_UP_ROWS if self.by_row else (1,):
             try:
                 outputs = self.run([_zeros(x, rows) for x in self.inputs])
@@ -106,16 +106,16 @@ class OnnxGraph(Model):
     """One ONNX graph."""
 
     def __init__(self, name: str, version: int, graph: Path, threads: int, allow_nan: bool = False) -> None:
-        """`allow_nan`: whether a NaN is a value of inputs."""
+        """Load a graph; `allow_nan`: whether NaN is a valid input."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Waiting threads leave the cores to those who read requests.
+        # Waiting threads must not spin, since other threads read requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as e:  # its classes are many, and have no base of their own
+        except Exception as e:  # onnxruntime raises many types without a common base
             raise LoadFailure(f"onnxruntime {onnxruntime.__version__}: {_one_line(e)}") from None
         inputs = [_spec(x) for x in self._session.get_inputs()]
         outputs = [_spec(x) for x in self._session.get_outputs()]
@@ -130,8 +130,7 @@ class OnnxGraph(Model):
         return self.run_blocks(blocks_of(feeds))
 
     def run_blocks(self, blocks: Blocks) -> list[Array]:
-        # Raw tensors are where they came to lie in a request. onnxruntime reads such memory as it is, by kernels that
-        # compilers may have made for addresses that fit the type.
+        # Raw tensors begin anywhere in a request's memory, and kernels of onnxruntime may need aligned addresses.
         blocks = [x if x.flags.aligned else x.copy() for x in blocks]
         feeds = dict(zip(self._names, inputs_of(blocks), strict=True))
         if not self._allow_nan and any(x.dtype.kind == "f" and has_nan(x) for x in blocks):
@@ -162,7 +161,7 @@ def _one_line(e: Exception) -> str:
 
 
 def models_of(folder: VersionFolder, threads: int, allow_nan: bool) -> dict[str, Model]:
-    """Load a version's models, by their names in requests. Raises LoadFailure, ValueError: the version is damaged."""
+    """Load a version's models, by their names in requests. Raises LoadFailure or ValueError if it is damaged."""
     parts, name, version = folder.parts(), folder.model, folder.version
     if not parts.graphs:
         return {name: OnnxGraph(name, version, parts.graph, threads, allow_nan)}
@@ -182,7 +181,7 @@ def models_of(folder: VersionFolder, threads: int, allow_nan: bool) -> dict[str,
 
 
 class ModelChain(Model):
-    """Models one behind the other: the outputs of each are, by their names, inputs of the next."""
+    """A chain of models: the outputs of each are inputs of the next, by name."""
 
     def __init__(self, name: str, version: int, models: Sequence[Model]) -> None:
         first, last = models[0], models[-1]
@@ -209,7 +208,7 @@ class ModelChain(Model):
 
 
 class ItemIndex(Model):
-    """Codes of the items with the greatest dot products, best first; -1 and minus infinity behind the last one."""
+    """Search of the items with the greatest dot products: codes, best first, then -1 with minus infinity."""
 
     def __init__(self, name: str, version: int, file: Path, first_code: int) -> None:
         try:
@@ -234,7 +233,7 @@ class ItemIndex(Model):
         step = max(1, _SCORES // max(1, len(self._vectors)))
         for start in range(0, len(queries) if k else 0, step):
             products = queries[start : start + step] @ self._vectors.T
-            # Of equal scores the lower code comes first, at the border of the best k too.
+            # Of equal scores the lower code comes first, also at the k-th place.
             order = np.argsort(-products, axis=1, kind="stable")[:, :k]
             codes[start : start + step, :k] = order + self._first_code
             scores[start : start + step, :k] = np.take_along_axis(products, order, 1)
@@ -243,31 +242,31 @@ class ItemIndex(Model):
 
 logger = logging.getLogger(__name__)
 
-#: Expected seconds of a run up to which it is computed at once; and where there is but one core, on which a thread
-#: would take turns with the loop, each of them emptying the other's caches.
+#: Largest expected seconds of a run that the event loop computes itself; more on a single core, where a thread and the
+#: loop would evict each other's caches.
 _AT_ONCE, _AT_ONCE_ON_ONE_CORE = 0.002, 0.005
-#: What sums of earlier runs are multiplied by at each run.
+#: Factor by which each run decays the sums of earlier runs.
 _DECAY = 0.9
-#: Requests of other shapes that are looked behind for those of the first one's.
+#: Most requests of other shapes that are skipped to find requests of the first one's shapes.
 _MOST_SKIPPED = 256
 
 Result = list[Array] | RequestError
 
 
 class _Answer(asyncio.Future[list[Array]]):
-    """Answer of a request; when it is cancelled, its place in the queue is empty at once.
+    """Answer of a request; cancelling it empties its place in the queue at once.
 
-    A client may go and come again while a long run holds the queue up: its old requests must not stay in memory, where
-    they are no longer counted.
+    A client may reconnect during a long run. Its old requests must not stay in memory, where they are no longer
+    counted.
     """
 
     __slots__ = ("queued",)
 
-    #: Its place in the queue; None: it has none any more.
+    #: Place of the request in the queue; None once it has left.
     queued: _Waiting | None
 
     def cancel(self, msg: Any = None) -> bool:
-        """See asyncio.Future."""
+        """Cancel the answer, and leave the queue."""
         is_new = super().cancel(msg)
         if is_new and self.queued is not None:
             self.queued.leave()
@@ -285,23 +284,23 @@ class _Waiting:
     answer: _Answer
 
     def leave(self) -> None:
-        """Wait no more."""
+        """Leave the queue."""
         self.batcher.queued_rows -= self.rows
         self.blocks, self.rows = [], 0
 
 
 class Batcher:
-    """The queue of one version of a model, whose rows are therefore answered by that version alone.
+    """Queue of one version of a model, which answers all of its requests.
 
     Attributes:
-        queued_rows: of the requests that wait.
+        queued_rows: rows of the waiting requests.
     """
 
     def __init__(self, model: Model, limits: RequestLimits, executor: Executor, metrics: ModelMetrics) -> None:
         self._model, self._limits, self._executor, self._metrics = model, limits, executor, metrics
         self._queue: deque[_Waiting] = deque()
         self.queued_rows = 0
-        self._seconds, self._rows = 0.0, 0.0  # of the last runs
+        self._seconds, self._rows = 0.0, 0.0  # decayed sums of the last runs
         self._running = False
         self._scheduled: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
@@ -313,20 +312,20 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Return whether nothing waits and nothing runs."""
+        """Return whether no request waits or runs."""
         return not self._queue and not self._running
 
     def submit(self, blocks: Blocks, rows: int, key: ShapeKey, timeout: float) -> asyncio.Future[list[Array]]:
-        """Have the model run.
+        """Queue a request.
 
         Args:
-            blocks: its inputs, in order.
-            rows: of each of them.
-            key: see `blocks.key_of`.
+            blocks: inputs in order.
+            rows: number of rows of each input.
+            key: see `tensors.key_of`.
             timeout: seconds within which the run must begin.
 
         Raises:
-            RequestError: so much waits already that it would not begin in time (503).
+            RequestError: too many rows wait for the run to begin in time (503).
         """
         wait = self.queued_rows * self._seconds_per_row
         if wait > timeout or self.queued_rows >= self._limits.rows * 4:
@@ -348,21 +347,20 @@ class Batcher:
         return answer
 
     def _soon(self) -> None:
-        """Begin a run in the next turn of the loop.
+        """Begin a run in the next iteration of the event loop.
 
-        At the end of this one, answers of the run before are written, which a run computed now would hold up, and
-        further requests are read.
+        Before that, this iteration writes the answers of the previous run and reads further requests.
         """
         self._scheduled = self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Begin a run with what waits."""
+        """Begin a run with waiting requests."""
         self._scheduled = None
         batch = self._take()
         if not batch:
             return
         rows = sum(w.rows for w in batch)
-        # Before the first run, and of tensors without rows, nobody knows how long it takes.
+        # The time is unknown before the first run, and for tensors without rows.
         if self._model.by_row and self._rows and rows * self._seconds_per_row <= self._at_once:
             self._answer(batch, *self._run(batch))
         else:
@@ -375,13 +373,13 @@ class Batcher:
         self._answer(batch, *run.result())
 
     def _take(self) -> list[_Waiting]:
-        """Return the oldest request, and those behind it of the same shapes."""
+        """Take the oldest request from the queue, and later ones of the same shapes."""
         now, rows = time.monotonic(), 0
         batch: list[_Waiting] = []
         skipped: list[_Waiting] = []
         while self._queue:
             waiting = self._queue[0]
-            if waiting.answer.done():  # who asked has gone
+            if waiting.answer.done():  # the client has gone
                 self.queued_rows -= waiting.rows
             elif waiting.until < now:
                 self.queued_rows -= waiting.rows
@@ -404,13 +402,13 @@ class Batcher:
         return batch
 
     def _run(self, batch: list[_Waiting]) -> tuple[list[Result], float]:
-        """Return the answers, and the seconds a row that they took."""
+        """Run a batch; return its answers and the seconds that it took."""
         started = time.perf_counter()
         results: list[Result]
         try:
             results = self._run_merged(batch)
         except Exception as e:
-            # One of them is to blame: the others are answered.
+            # One request may be at fault: run each alone, so that the others are answered.
             results = [self._refusal(e)] if len(batch) == 1 else [self._run_alone(w) for w in batch]
         seconds = time.perf_counter() - started
         return results, seconds

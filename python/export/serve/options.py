@@ -1,4 +1,4 @@
-"""Objects that all parts of a server share: options and limits, the token, the error of refused requests, metrics."""
+"""Objects that all parts of a server share: options and limits, the check of the token, errors and metrics."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 #: Status of a request whose client closed the connection before its answer, as nginx logs it.
 CLIENT_GONE = 499
 
-#: Who decides which versions are loaded: the repository, looked at every few seconds, or requests.
+#: Control of the loaded versions: by the repository, which is polled, or explicitly by requests.
 Control = Literal["poll", "explicit"]
 
 
 class RequestError(Exception):
-    """A request that is answered by an error.
+    """Error that answers a request.
 
     Attributes:
-        status: of HTTP; `grpc_service` has gRPC's code for it.
-        message: what is wrong, where, and what is expected.
-        retry_after: seconds after which the same request may be answered; None: it would fail again.
+        status: HTTP status; `grpc_service` maps it to gRPC's code.
+        message: the fault, its place, and the expected value.
+        retry_after: seconds after which the request may succeed; None: it would fail again.
     """
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -41,25 +41,26 @@ class RequestLimits:
     """Limits of requests, connections and waiting.
 
     Attributes:
-        body_bytes: of a request's body.
-        json_bytes: of its JSON, during whose reading nothing else is answered.
-        pending_bytes: of all bodies that are in memory, being read or waiting.
-        rows: of a request.
-        batch_rows: requests are merged up to so many rows.
-        batch_delay: seconds that a first request waits for others while nothing runs; 0: only those that are there.
+        body_bytes: largest body of a request.
+        json_bytes: largest JSON of a request; while it is parsed, nothing else is answered.
+        pending_bytes: most bytes of all bodies in memory, being read or waiting.
+        rows: most rows of a request.
+        batch_rows: most rows of merged requests.
+        batch_delay: seconds that a first request waits for others while nothing runs; 0: no wait.
         timeout: seconds that a request may wait for its run.
-        receive_seconds: within which a request must have arrived, from its first byte on, or a new connection's first.
-        send_seconds: within which a client must take some of its answer.
-        idle_seconds: after which a connection without requests is closed.
-        header_bytes: of a request.
-        connections: at the same time.
+        receive_seconds: seconds from its first byte in which a request must arrive, and from the start of a connection
+            in which the first one must.
+        send_seconds: seconds in which a client must take some of its answer.
+        idle_seconds: seconds after which a connection without requests is closed.
+        header_bytes: largest head of a request.
+        connections: most connections at the same time.
     """
 
     body_bytes: int = 64 << 20
     json_bytes: int = 8 << 20
     pending_bytes: int = 512 << 20
     rows: int = 1 << 16
-    #: A run of more rows costs no less a row, and the first of merged requests would wait for the last.
+    #: Larger runs do not cost less per row, and the first of merged requests would wait for the last.
     batch_rows: int = 256
     batch_delay: float = 0.0
     timeout: float = 1.0
@@ -75,19 +76,19 @@ class ServeOptions:
     """Options of `headrace serve`.
 
     Attributes:
-        repository: folder of models.
-        host: where connections are taken.
-        http_port: 0: any that is free.
-        grpc_port: the same; None: no gRPC.
+        repository: folder of the models.
+        host: address that accepts connections.
+        http_port: port of HTTP; 0: any free one.
+        grpc_port: port of gRPC; 0: any free one; None: no gRPC.
         control: see Control.
-        models: loaded at the start where `control` is explicit; empty: all.
-        versions: of a model that stay loaded, the newest ones.
-        poll_seconds: between two looks at the repository.
-        threads: of onnxruntime within one run.
-        certificate: file of TLS (PEM), with `key`; None: no TLS.
-        key: file of TLS.
-        token: that requests must bring; None: none.
-        allow_nan: whether a NaN in float inputs is a value.
+        models: models that are loaded at the start if `control` is explicit; empty: all.
+        versions: number of newest versions of a model that stay loaded.
+        poll_seconds: seconds between two polls of the repository.
+        threads: threads of onnxruntime within a run.
+        certificate: file of the TLS certificate (PEM), with `key`; None: no TLS.
+        key: file of the TLS key.
+        token: token that requests must have; None: no token.
+        allow_nan: whether NaN is a valid value of float inputs.
         limits: see RequestLimits.
     """
 
@@ -114,7 +115,7 @@ class Access:
         self._expected = None if token is None else b"Bearer " + token.encode()
 
     def check(self, authorization: bytes) -> None:
-        """Raise RequestError (401) where it is not the token."""
+        """Raise RequestError (401) if the header does not have the token."""
         if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
             raise RequestError(401, "this server asks for a token: Authorization: Bearer TOKEN")
 
@@ -167,7 +168,7 @@ class ModelMetrics:
         self._seconds.inc(seconds)
 
     def remove(self) -> None:
-        """Remove the metrics of an unloaded version: they would pile up over a year."""
+        """Remove the metrics of an unloaded version; with a new version every day they would accumulate."""
         metrics = self._metrics
         for family in (metrics.batches, metrics.merged, metrics.run_seconds, metrics.refused, metrics.late):
             family.remove(*self._labels)

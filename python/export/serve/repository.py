@@ -1,19 +1,19 @@
 """Model repository on disk: versions, their releases together, and deltas from one version to the next.
 
-Contents are read from names, sizes and times of files: nothing is loaded.
+Contents are read from names, sizes and times of files; nothing is loaded.
 
-MODEL/VERSION/model.onnx    a graph and its tables' files, as Triton wants them; VERSION is a number
-MODEL/VERSION/export.json   of `headrace export`: further graphs are beside it, see headrace.export.serve.model
-release.json                {"models": {MODEL: VERSION}}: which versions agree; without it, the newest of each model
+MODEL/VERSION/model.onnx    a graph and its tables' files, in Triton's layout; VERSION is a number
+MODEL/VERSION/export.json   record of `headrace export`, with further graphs beside it (headrace.export.serve.model)
+release.json                {"models": {MODEL: VERSION}}: versions that belong together; without it, the newest ones
 
-A delta is a folder with blocks of bytes, in which a table's changed rows are:
+A delta is a folder with the changed blocks of files, such as a table's changed rows:
 
-delta.json           by file of the new version: bytes, digest, and how it is made; digests of the base's files
+delta.json           for each file of the new version: bytes, digest and origin; digests of the base's files
 blocks-N.bin         changed blocks of a file, in order
-blocks-N.index.bin   their numbers, int64
-whole-N.bin          files that the base lacks, or that have little in common with it
+blocks-N.index.bin   numbers of these blocks, int64
+whole-N.bin          a file that the base lacks, or that has little in common with the base's
 
-Files that are the same are shared with the base where the store can: a version costs what is new of it.
+Unchanged files are shared with the base if the store can do that, so a version takes space only for its changes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from headrace.storage import Location
 from headrace.storage.lease import Held
 
 GRAPH, RECORD, RELEASE = "model.onnx", "export.json", "release.json"
-#: A file's name, size and time, for each file: what a failed version must differ in to be tried again.
+#: Name, size and time of each file of a version. A version that failed is tried again only if these change.
 Signature = tuple[tuple[str, int, int], ...]
 
-#: Earlier releases that the file names, newest first.
+#: Most earlier releases in `release.json`.
 _EARLIER = 30
-#: Versions of a model that a push leaves.
+#: Newest versions of a model that a push keeps.
 KEEP = 7
 _Fill = Callable[[Location, Location], None]
 
@@ -50,9 +50,9 @@ class Parts:
     """Files of a version.
 
     Attributes:
-        graphs: of an export, by their names there; empty where the folder is none.
-        items: vectors of items, and the first code that is one.
-        graph: of a folder without a record.
+        graphs: graphs of an export, by their names in it; empty for another folder.
+        items: file of the items' vectors, and the code of the first item.
+        graph: the graph of a folder without a record.
     """
 
     graphs: dict[str, Path]
@@ -70,7 +70,7 @@ class VersionFolder:
     signature: Signature
 
     def parts(self) -> Parts:
-        """Return the files to load. Raises ValueError: the folder is damaged."""
+        """Return the files to load. Raises ValueError if the folder is damaged."""
         record = self.folder / RECORD
         if not record.is_file():
             return Parts({}, None, self.folder / GRAPH)
@@ -102,9 +102,9 @@ class Contents:
     """Contents of a repository.
 
     Attributes:
-        versions: by model, by number.
-        release: by model, the version that is to be served; None: nobody has said it.
-        fault: why the release's file cannot be read.
+        versions: versions by model and number.
+        release: released version of each model; None: there is no release.
+        fault: reason why `release.json` cannot be read.
     """
 
     versions: dict[str, dict[int, VersionFolder]]
@@ -113,7 +113,7 @@ class Contents:
 
 
 def read_repository(folder: Path) -> Contents:
-    """Look at a repository. Raises OSError: it is not there, cannot be read, or was moved meanwhile."""
+    """Read the contents of a repository. Raises OSError if it does not exist, is unreadable, or was moved meanwhile."""
     stat = folder.stat()
     versions: dict[str, dict[int, VersionFolder]] = {}
     for model in sorted(folder.iterdir()):
@@ -123,7 +123,7 @@ def read_repository(folder: Path) -> Contents:
         folders = {int(v.name): _version(model.name, v) for v in numbers if v.is_dir()}
         versions[model.name] = dict(sorted(folders.items()))
     release, fault = _release(folder / RELEASE)
-    # Of a folder that is moved away, what has not been looked at yet seems to be removed.
+    # If the folder was moved away meanwhile, the rest of it looks removed.
     if not os.path.samestat(stat, folder.stat()):
         raise OSError(f"{folder} was replaced while it was read")
     return Contents(versions, release, fault)
@@ -136,7 +136,7 @@ def _version(model: str, folder: Path) -> VersionFolder:
             info = file.stat()
         except FileNotFoundError:  # removed meanwhile
             continue
-        except OSError:  # a link to itself, say: a matter of this version, and of no other
+        except OSError:  # only this version is at fault, for example a link to itself
             files.append((str(file.relative_to(folder)), -1, 0))
             continue
         files.append((str(file.relative_to(folder)), info.st_size, info.st_mtime_ns))
@@ -166,7 +166,7 @@ class Releases:
 
 
 def read_releases(repository: Location) -> Releases:
-    """Read the releases of a repository, none at first. Raises UserError: the file is something else."""
+    """Read the releases of a repository; empty before the first. Raises UserError if the file is not valid."""
     file = repository / RELEASE
     if not file.is_file():
         return Releases({})
@@ -182,7 +182,7 @@ def _models(versions: Any) -> dict[str, int]:
 
 
 def write_release(repository: Location, models: Mapping[str, int]) -> None:
-    """Have these versions served together from now on, by one step."""
+    """Release these versions together, in one step."""
     releases = read_releases(repository)
     earlier = [releases.current, *releases.earlier][:_EARLIER] if releases.current else []
     _put(repository, models, earlier)
@@ -190,7 +190,7 @@ def write_release(repository: Location, models: Mapping[str, int]) -> None:
 
 @contextmanager
 def writing(repository: Location) -> Iterator[None]:
-    """Be the only one that changes a repository. Raises BusyError: another process does; says which."""
+    """Lock a repository for changes. Raises BusyError, which names the other process, if it is locked."""
     try:
         with (repository / ".push").lease():
             yield
@@ -199,11 +199,11 @@ def writing(repository: Location) -> Iterator[None]:
 
 
 def roll_back(repository: Location) -> Mapping[str, int]:
-    """Have the versions before these served again; which they are.
+    """Restore the previous release, and return its versions.
 
     Raises:
-        UserError: there are none.
-        BusyError: a push is at work.
+        UserError: there is no previous release.
+        BusyError: another push is at work.
     """
     if not repository.is_dir():
         raise UserError(f"{repository} is no folder")
@@ -227,17 +227,17 @@ def _put(repository: Location, models: Mapping[str, int], earlier: list[Mapping[
 def push(repository: Location, folders: Mapping[str, Location], keep: int = KEEP) -> int:
     """Add a folder to each model as its next version, all of one number, and release them.
 
-    The versions appear one after the other and whole; servers take them when the release, which comes last, names them.
-    Files that the model's released version has alike are shared with it. Other models stay as they are: the first
+    Each version appears by one rename. Servers load them when the release, which is written last, names them. Files
+    that are equal in the model's released version are shared with it. Other models keep their versions; the first
     release names the newest version of each.
 
     Args:
-        repository: is made where it is not.
-        folders: by model, of an export (`headrace export`) or of any ONNX graph `model.onnx`.
-        keep: of each model's versions, the newest ones; older ones are removed; a server that has one loaded goes on.
+        repository: the folder; created where it is missing.
+        folders: folders by model: exports (`headrace export`), or any folder with an ONNX graph `model.onnx`.
+        keep: number of newest versions of each model to keep. A server that has loaded a removed one keeps serving it.
 
     Returns:
-        the version.
+        number of the version.
 
     Raises:
         UserError: a folder has no graph.
@@ -250,7 +250,7 @@ def push(repository: Location, folders: Mapping[str, Location], keep: int = KEEP
 
 
 def push_deltas(repository: Location, deltas: Mapping[str, Location], keep: int = KEEP) -> int:
-    """Push deltas since the released versions, as `push` does whole folders; see `headrace.export.serve.repository`."""
+    """Push deltas since the released versions; otherwise like `push`."""
     if new := [m for m in deltas if m not in read_releases(repository).current]:
         raise UserError(f"{repository} has no release of {', '.join(new)}: push it whole first")
 
@@ -286,7 +286,7 @@ def _versions(model: Location) -> list[int]:
 
 
 def _newest(repository: Location) -> dict[str, int]:
-    """Return the versions that servers load while nothing is released: the newest of each model with a graph."""
+    """Return the versions that servers load without a release: the newest version with a graph of each model."""
     newest = {}
     for model in repository.entries():
         if model.name.startswith(".") or not model.is_dir():
@@ -314,7 +314,7 @@ DELTA_RECORD = "delta.json"
 BLOCK = 64
 #: Bytes that are compared, read or written at once.
 _CHUNK = 1 << 26
-#: Share of a file's blocks above which it is sent whole.
+#: Share of changed blocks above which a delta has the complete file.
 _WHOLE_FILE_SHARE = 0.6
 
 _How = Literal["same", "blocks", "whole"]
@@ -330,12 +330,12 @@ class _DeltaFile:
 
 
 def write_delta(base: Location, new: Location, delta: Location) -> int:
-    """Write what makes `new` of `base` into a folder, which appears whole.
+    """Write the delta from `base` to `new` to a folder, which appears by one rename.
 
     Args:
-        base: a version's folder that whoever applies the delta has, too.
-        new: the next one's.
-        delta: the folder to make.
+        base: folder of a version that the repository of the delta also has.
+        new: folder of the new version.
+        delta: folder of the delta.
 
     Returns:
         bytes of the delta's files.
@@ -355,10 +355,10 @@ def write_delta(base: Location, new: Location, delta: Location) -> int:
 
 
 def apply_delta(base: Location, delta: Location, folder: Location) -> None:
-    """Make the new version's files in an empty folder, and look whether they are what they were.
+    """Write the new version's files to an empty folder, and compare their digests.
 
     Raises:
-        UserError: `base` is another one than the delta was made for, or the delta is torn.
+        UserError: the delta was made for another base, or is damaged.
     """
     record = _delta_record(delta)
     for name, digest in record["base"].items():
@@ -424,7 +424,7 @@ def _compare(number: int, name: str, base: Location, new: Location, known: bool,
 
 
 def _changed_blocks(base: Location, new: Location) -> npt.NDArray[np.int64]:
-    """Return numbers of the new file's blocks that the base has not at the same place."""
+    """Return the numbers of the new file's blocks that differ from the base's blocks."""
     changed = []
     with base.open() as base_file, new.open() as after:
         start = 0
@@ -433,7 +433,7 @@ def _changed_blocks(base: Location, new: Location) -> npt.NDArray[np.int64]:
             size = -(-len(data) // BLOCK) * BLOCK
             pair = [np.frombuffer(x.ljust(size, b"\0"), np.uint64) for x in (data, old[:size])]
             differs = (pair[0] != pair[1]).reshape(-1, BLOCK // 8).any(axis=1)
-            differs[min(len(old), len(data)) // BLOCK :] |= len(old) < len(data)  # what the base has not, zeros too
+            differs[min(len(old), len(data)) // BLOCK :] |= len(old) < len(data)  # beyond the base's end, even zeros
             changed.append(np.flatnonzero(differs) + start)
             start += size // BLOCK
     return np.concatenate(changed).astype("<i8") if changed else np.empty(0, "<i8")

@@ -1,6 +1,6 @@
 """Server process: the paths of HTTP and their answers, and one event loop for HTTP and gRPC.
 
-One thread computes long runs, another loads models.
+One thread computes long runs, another one loads models.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from headrace.export.serve.options import CLIENT_GONE, Access, Metrics, RequestE
 from headrace.export.serve.tensors import Array, to_raw
 
 _JSON, _RAW, _TEXT = "application/json", "application/octet-stream", "text/plain; version=0.0.4; charset=utf-8"
-#: Without a token too: who probes has none.
+#: Paths that need no token, since probes have none.
 _OPEN = (["health", "live"], ["health", "ready"])
-#: Paths of models that are kept; shapes of answers that are kept of a request's header.
+#: Largest number of cached paths of models, and of cached answer heads of a request's header.
 _PATHS, _SHAPES = 1000, 16
 _ERROR = "an error of the server: see its log"
 
 #: Connections that wait to be accepted.
 BACKLOG = 2048
 _POLL_SECONDS = 0.02
-#: New objects after which Python looks for garbage: its default.
+#: Number of new objects after which Python looks for garbage: its default.
 _COLLECT_AFTER = 700
 
 
 class HttpApp:
-    """Answers requests of one server: see `http_connection.App`."""
+    """Application that answers the requests of a server; see `http_connection.App`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -61,10 +61,11 @@ class HttpApp:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, head: Head) -> ServedModel | None:
-        """Return the model that is asked for answers; None: the request asks for something else.
+        """Return the model of an inference request, or None for another request.
 
         Raises:
-            RequestError: no token (401), no such model (404), another method or coding, a body that is too long.
+            RequestError: the token (401) or the model (404) is missing, the method or coding is not supported, or the
+                body is too long.
         """
         target = self._infer_paths.get(head.path)
         parts = [] if target else _parts(head)
@@ -84,12 +85,12 @@ class HttpApp:
         return self._service.find(*target)
 
     def take_bytes(self, earlier: int, more: int) -> None:
-        """Count bytes of a body. Raises RequestError: they are too many (413), with those of others (503)."""
+        """Count bytes of a body. Raises RequestError if it has too many (413), or all bodies together have (503)."""
         self._service.check_size(earlier + more)
         self._service.take_bytes(more)
 
     def give_back(self, count: int) -> None:
-        """They have been answered."""
+        """Uncount bytes of bodies whose requests are answered."""
         self._service.give_back(count)
 
     def start(self, target: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
@@ -109,14 +110,14 @@ class HttpApp:
         return outputs
 
     def refusal(self, error: RequestError, connection: Connection) -> bytes:
-        """Return the answer that says an error."""
+        """Return the answer that reports an error."""
         self._count(error.status, connection)
         more = "" if error.retry_after is None else f"retry-after: {error.retry_after}\r\n"
         body = _dumps({"error": error.message})
         return _head(error.status, _JSON, len(body), more) + body
 
     def client_gone(self, connection: Connection) -> None:
-        """Count a request that is not answered: its client has gone."""
+        """Count a request whose client has gone before its answer."""
         self._count(CLIENT_GONE, connection)
 
     def _submit(
@@ -204,7 +205,10 @@ class HttpApp:
 
 
 def _infer_answer(model: Model, plan: RequestPlan, outputs: Sequence[Array]) -> bytes:
-    """With numbers that are all raw, what comes before them is the same for outputs of the same shapes."""
+    """Return the answer of an inference request.
+
+    If all outputs are raw numbers, the part before them is cached by the outputs' shapes.
+    """
     shapes = tuple(x.shape for x in outputs)
     prefix = plan.answers.get(shapes)
     if prefix is not None:
@@ -246,11 +250,11 @@ async def serve_http(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        app: what answers.
-        limits: of requests.
+        app: application that answers requests.
+        limits: limits of requests.
         taken: bound socket.
-        tls: None: without.
-        grace: seconds in which requests that have begun may end; a second signal ends them at once.
+        tls: context of TLS; None: no TLS.
+        grace: seconds in which current requests may end; a second signal ends them at once.
     """
     loop = asyncio.get_running_loop()
     stop, force_stop = asyncio.Event(), asyncio.Event()
@@ -270,12 +274,12 @@ async def serve_http(
 
 @asynccontextmanager
 async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
-    """Take connections while the block runs; those that were taken go on behind it, and the socket is closed.
+    """Accept connections during the block, then close the socket; accepted connections continue after it.
 
     Args:
-        shared: has the connections that were taken.
+        shared: registry of the accepted connections.
         taken: bound socket.
-        tls: None: without.
+        tls: context of TLS; None: no TLS.
     """
     loop = asyncio.get_running_loop()
     if tls is None:
@@ -286,7 +290,7 @@ async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | Non
             server.close()
         return
     try:
-        # What ends the task ends the server: it would go on without taking connections.
+        # An error of the task must end the server, which would otherwise run on without accepting connections.
         async with asyncio.TaskGroup() as group:
             accepting = group.create_task(_accept(shared, taken, tls))
             yield
@@ -296,10 +300,10 @@ async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | Non
 
 
 async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> None:
-    """Take connections of TLS, each counted before its handshake, which costs more than a request.
+    """Accept connections of TLS, and count each before its handshake, which costs more than a request.
 
-    Above the limit they are closed at once: nothing can be said to a client before its handshake. (The loop's own
-    server tells of a connection only when its handshake is done, and of one that fails never.)
+    Above the limit they are closed at once, since a client cannot be answered before its handshake. The loop's own
+    server would report a connection only after its handshake, and a failed one never.
     """
     loop = asyncio.get_running_loop()
     handshakes = set[asyncio.Task[None]]()
@@ -322,7 +326,7 @@ async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> 
 
 
 def _begin_handshake(shared: Shared, accepted: socket.socket, tls: ssl.SSLContext) -> asyncio.Task[None]:
-    """Count it as one that opens until it is made, or has failed."""
+    """Start the handshake of an accepted connection, which counts as opening until it succeeds or fails."""
     connection = Connection(shared)
     shared.opening.add(connection)
     task = asyncio.get_running_loop().create_task(_shake_hands(shared, connection, accepted, tls))
@@ -332,27 +336,27 @@ def _begin_handshake(shared: Shared, accepted: socket.socket, tls: ssl.SSLContex
 
 async def _shake_hands(shared: Shared, connection: Connection, accepted: socket.socket, tls: ssl.SSLContext) -> None:
     loop, seconds = asyncio.get_running_loop(), shared.limits.receive_seconds
-    with suppress(OSError):  # of TLS and of time, too: a client's matter
+    with suppress(OSError):  # a failed or slow handshake is the client's fault
         await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=seconds)
 
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which requests that have begun may end when the server is told to.
+#: Seconds in which current requests may end after the first signal.
 _GRACE = 10
-#: After which a thread that waits for the interpreter is given it: a run's thread needs it for moments only.
+#: Seconds after which a waiting thread gets the interpreter; the thread of long runs needs it only for moments.
 _SWITCH_SECONDS = 0.0005
 
 
 def serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> None:
-    """Serve until the process is told to end (SIGINT, SIGTERM).
+    """Serve until SIGINT or SIGTERM.
 
     Args:
-        options: of the server.
-        started: called once with the addresses of HTTP and gRPC, when requests are taken.
+        options: options of the server.
+        started: called once with the addresses of HTTP and gRPC, when the server accepts requests.
 
     Raises:
-        UserError: the repository, an address, or a file of TLS cannot be had.
+        UserError: the repository, an address or a file of TLS cannot be used.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -370,8 +374,8 @@ async def _serve(options: ServeOptions, started: Callable[[str, str | None], Non
             await loader.start()
         except OSError as e:
             raise UserError(f"{options.repository} cannot be read: {e}") from None
-        # What stays is not looked through again at each collection. Collections are frequent, because a long one delays
-        # answers; `headrace` starts with rare ones.
+        # Exclude permanent objects from collections. These are frequent here, since a long one delays answers; other
+        # commands of `headrace` collect rarely.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         polling = asyncio.create_task(loader.poll()) if options.control == "poll" else None

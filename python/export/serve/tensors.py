@@ -1,4 +1,4 @@
-"""Tensors as the protocol has them: names of types, raw bytes, JSON."""
+"""Tensors of the protocol: names of types, raw bytes and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.export.serve.options import RequestError
 
 Array = npt.NDArray[Any]
 
-#: KServe's names of types, and NumPy's. BYTES are strings: of any length, each behind its own (uint32).
+#: NumPy's types by KServe's names. BYTES are strings of any length; in raw bytes each follows its length (uint32).
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("u1"),
@@ -31,9 +31,9 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
 }
-#: Of a tensor, far more than a request's body can hold.
+#: Most elements of a tensor, far more than a request's body can hold.
 _MOST_ELEMENTS = 1 << 40
-#: onnxruntime's names.
+#: KServe's names of types by onnxruntime's names.
 ONNX_TYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -52,20 +52,20 @@ ONNX_TYPES = {
 
 
 Blocks = Sequence[Array]
-#: Of each block how many inputs it has, and their shape behind their rows.
+#: For each block, its number of inputs and their shape without rows.
 ShapeKey = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a model; -1 in its shape: any length."""
+    """An input or output of a model; -1 in its shape stands for any length."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
 
     def check(self, datatype: Any, shape: Any) -> tuple[int, ...]:
-        """Return a tensor's shape. Raises RequestError: it is not one of these."""
+        """Return the shape of a request's tensor. Raises RequestError if type or shape do not fit."""
         if datatype != self.datatype:
             raise RequestError(400, f"input '{self.name}' has the type {datatype!r}; expected {self.datatype}")
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
@@ -95,9 +95,10 @@ def elements(shape: Iterable[int]) -> int:
 
 
 def from_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """Return a tensor of its raw bytes: a view of them, except of BYTES.
+    """Return the tensor of raw bytes: a view of them, except for BYTES.
 
-    Raises RequestError: they are too many or too few.
+    Raises:
+        RequestError: there are too many or too few bytes.
     """
     count = elements(shape)
     if datatype == "BYTES":
@@ -135,7 +136,8 @@ def _strings(name: str, count: int, data: bytes) -> Array:
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> Array:
     """Return a tensor of numbers or strings in row order, nested or flat.
 
-    Raises RequestError: they are something else.
+    Raises:
+        RequestError: a value has another type, or their number does not fit the shape.
     """
     dtype = DATATYPES[datatype]
     if datatype == "BYTES":
@@ -207,15 +209,15 @@ def to_raw(array: Array) -> bytes:
 
 
 def has_nan(array: Array) -> bool:
-    """Return whether a float tensor has a NaN, which is what a sum of squares is with one, and never without."""
-    if array.dtype.itemsize < 4:  # no BLAS, which is what makes the sum fast
+    """Return whether a float tensor has a NaN: only then its sum of squares is NaN."""
+    if array.dtype.itemsize < 4:  # BLAS, which makes the sum fast, lacks these types
         return bool(np.isnan(array).any())
     flat = array.ravel()
     return math.isnan(np.dot(flat, flat))
 
 
 def nan_error(name: str, array: Array) -> RequestError:
-    """Says where an input has its first NaN."""
+    """Return the error that names the position of an input's first NaN."""
     place = [int(i[0]) for i in np.nonzero(np.isnan(array))]
     return RequestError(400, f"input '{name}' has a NaN at {place}: fill what is missing")
 
@@ -234,7 +236,7 @@ def inputs_of(blocks: Blocks) -> list[Array]:
     """Return the inputs in order: views."""
     inputs: list[Array] = []
     for block in blocks:
-        # Numbers of a block of one dimension would be no arrays.
+        # Iterating over a block of one dimension would give numbers, not arrays.
         inputs.extend(block if block.ndim > 1 else [block.reshape(())])
     return inputs
 
@@ -245,5 +247,5 @@ def key_of(blocks: Iterable[_Shaped]) -> ShapeKey:
 
 
 def merged(requests: Sequence[Blocks]) -> list[Array]:
-    """Blocks of the rows of all requests, one request behind the other; all have the same `key_of`."""
+    """Concatenate the blocks of requests, which have the same `key_of`, by rows."""
     return [np.concatenate(parts, axis=1) for parts in zip(*requests, strict=True)]

@@ -1,6 +1,6 @@
 """`config.pbtxt` of a model: the text form of Triton's ModelConfig (model_config.proto of its repository `common`).
 
-With the tensors of graphs, columns and features as a configuration names them, and the options of a repository.
+The module also has the tensors of graphs, columns and features in a configuration, and the options of a repository.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ ANY = -1
 
 @dataclass(frozen=True)
 class TritonTensor:
-    """An input or output as a request sees it, without the rows of a batch. Of a model without batches, with them.
+    """An input or output of a request; its shape leaves out rows, unless the model does not batch.
 
-    reshape: what the model itself takes or gives in place of `dims`, which must have one element then: of [rows] it is
-    (), for Triton's tensors have at least one dimension besides.
+    Attributes:
+        reshape: shape of the model's own tensor in place of `dims`, which then has one element. It is () for a tensor
+            [rows], since Triton's tensors have at least one dimension besides rows.
     """
 
     name: str
@@ -43,7 +44,7 @@ class TritonTensor:
 
 @dataclass(frozen=True)
 class EnsembleStep:
-    """A model of an ensemble. `inputs`, `outputs`: its tensor's name -> the ensemble's."""
+    """A model of an ensemble; `inputs` and `outputs` map names of its tensors to those of the ensemble."""
 
     model: str
     version: int
@@ -55,8 +56,10 @@ class EnsembleStep:
 class Batching:
     """Settings of dynamic batching.
 
-    max_rows: of a batch, and of a request. delay_microseconds: how long the first request waits for others. instances:
-    copies of a model that work at once.
+    Attributes:
+        max_rows: most rows of a batch, and of a request.
+        delay_microseconds: time that the first request waits for others.
+        instances: number of copies of a model that run at the same time.
     """
 
     max_rows: int = 4096
@@ -71,14 +74,14 @@ IndexAs = Literal["exact", "faiss"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the models in a repository that do not follow from the models.
+    """Options of the models in a repository.
 
     Attributes:
-        batching: of each model.
-        trees: boosted trees as an ONNX graph, or as XGBoost's own file for the FIL back end.
-        candidates: items of a user that an index gives.
-        index: all vectors are compared, or Faiss's inverted lists.
-        keep: versions that stay in a repository.
+        batching: batching of each model.
+        trees: format of boosted trees: an ONNX graph, or XGBoost's own file for the FIL back end.
+        candidates: number of items that an index returns for a user.
+        index: search of an index: all vectors, or Faiss's inverted lists.
+        keep: number of versions to keep in a repository.
     """
 
     batching: Batching = field(default_factory=Batching)
@@ -93,7 +96,7 @@ DEFAULTS = Options()
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One model. `steps` make it an ensemble."""
+    """Configuration of a model; with `steps`, of an ensemble."""
 
     name: str
     inputs: tuple[TritonTensor, ...]
@@ -122,7 +125,7 @@ class ModelConfig:
                 yield "}"
         if self.backend is None:
             yield from _ensemble_lines(self.steps)
-            # An ensemble has one version; its steps name theirs.
+            # The only version of an ensemble; its steps name the versions of the models.
             yield "version_policy { latest { num_versions: 1 } }"
         else:
             yield "version_policy { all { } }"
@@ -175,7 +178,7 @@ def _numbers(numbers: Iterator[int] | Sequence[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text in quotes: protobuf shares JSON's escapes, and other characters stay UTF-8."""
+    """Return a text in quotes with JSON's escapes, which protobuf shares; other characters stay UTF-8."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -185,7 +188,7 @@ def graph_tensor(tensor: GraphTensor) -> TritonTensor:
 
 
 def column_tensors(columns: Sequence[RawColumn]) -> tuple[TritonTensor, ...]:
-    """Return the tensors of a request that holds columns of the lake's table."""
+    """Return the tensors of a request with columns of the lake's table."""
     return tuple(_tensor(t.name, t.dtype, (ANY,) * (len(t.shape) - 1)) for column in columns for t in column.tensors)
 
 
@@ -197,7 +200,7 @@ def feature_tensor(feature: Feature) -> TritonTensor:
 
 
 def without_reshape(tensors: Sequence[TritonTensor]) -> tuple[TritonTensor, ...]:
-    """Return tensors as an ensemble or a Python model has them: as the request does."""
+    """Return tensors with their shapes in requests, for ensembles and Python models."""
     return tuple(TritonTensor(t.name, t.dtype, t.dims) for t in tensors)
 
 

@@ -1,4 +1,4 @@
-"""The models that an ensemble is made of: features, a graph, an index of items' vectors."""
+"""The models of ensembles: features, graphs, and indexes of items' vectors."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def features_model(
     """Return the model from raw columns to features: an ONNX graph, or Python if ONNX lacks an operator.
 
     Args:
-        name: of the model.
-        workflow: of the saved model.
-        folder: of the workflow.
-        batching: of its requests.
+        name: name of the model.
+        workflow: workflow of the saved model.
+        folder: folder of the workflow.
+        batching: batching of its requests.
         only: names of the features.
 
     Returns:
-        the model, and the columns that its requests hold.
+        the model, and the columns of its requests.
     """
     step = FeaturesStep.from_workflow(workflow, tuple(only))
     inputs = column_tensors(step.columns)
@@ -73,7 +73,7 @@ def features_model(
     def fill(to: Location) -> None:
         write_features(workflow, to, GRAPH_FILE, only)
 
-    # Texts and look-ups gain nothing from a GPU.
+    # On the CPU, since a GPU does not speed up texts and look-ups.
     return RepositoryModel(
         ModelConfig(name, inputs, outputs, batching, "onnxruntime", kind="KIND_CPU"), fill
     ), step.columns
@@ -108,10 +108,7 @@ def graph_model(
 
 
 def input_descriptions(graph: ExportedGraph, schema: DatasetSchema) -> Mapping[str, str]:
-    """Describe each input by the schema, as parameters of a configuration.
-
-    Sizes that grow by the day are not in them.
-    """
+    """Describe each input by the schema, as parameters of a configuration, without sizes that grow every day."""
     features = {f.name: f for f in schema.features}
     described_keys = ("kind", "dtype", "length", "is_list", "vocabulary", "oov_buckets", "dynamic", "tags", "sources")
     return {
@@ -124,7 +121,7 @@ def input_descriptions(graph: ExportedGraph, schema: DatasetSchema) -> Mapping[s
 
 
 def features_step(model: RepositoryModel, version: int) -> EnsembleStep:
-    """Return the features' step of an ensemble, whose tensors have the columns' and the features' own names."""
+    """Return the features' step of an ensemble; its tensors have the names of columns and features."""
     config = model.config
     return EnsembleStep(
         config.name, version, {t.name: t.name for t in config.inputs}, {t.name: t.name for t in config.outputs}
@@ -132,7 +129,7 @@ def features_step(model: RepositoryModel, version: int) -> EnsembleStep:
 
 
 def graph_step(model: RepositoryModel, version: int) -> EnsembleStep:
-    """Return the step of a graph that takes features; its outputs have the graph's names."""
+    """Return the step of a graph over features; its outputs have the graph's names."""
     inputs, outputs = model.config.inputs, model.config.outputs
     return EnsembleStep(
         model.config.name, version, {t.name: f"{t.name}{FEATURE}" for t in inputs}, {t.name: t.name for t in outputs}
@@ -147,7 +144,7 @@ def ensemble(
     batching: Batching,
     version: int,
 ) -> ModelConfig:
-    """Return an ensemble of steps in order; the last one's outputs are the answer."""
+    """Return an ensemble of steps, in order; the outputs of the last one are the answer."""
     parameters = {"version": str(version)}
     return ModelConfig(
         name,
@@ -181,13 +178,13 @@ def item_keys(
 def index_model(name: str, keys: list[str], vectors: NDArray[np.float32], options: Options) -> RepositoryModel:
     """Return the model from `query_vector` [rows, D] to `item`, `item_row`, `item_score` [rows, k], best first.
 
-    Where there are fewer items they end with "", -1 and minus infinity.
+    With fewer items the outputs end with "", -1 and minus infinity.
 
     Args:
-        name: of the model.
-        keys: of items.
-        vectors: of items, float32 [items, D].
-        options: how they are searched.
+        name: name of the model.
+        keys: keys of the items.
+        vectors: vectors of the items, float32 [items, D].
+        options: number of items, and method of the search.
     """
     exact = options.index == "exact"
     parameters = {"found": str(options.candidates), "index": options.index} | (
@@ -225,7 +222,7 @@ def save_array(file: Location, values: NDArray[Any]) -> None:
 
 
 def _write_faiss(file: Location, vectors: NDArray[np.float32]) -> None:
-    """Write inverted lists of whole vectors, searched by inner product."""
+    """Write Faiss's inverted lists of uncompressed vectors, searched by inner product."""
     import faiss
 
     items, width = vectors.shape

@@ -1,11 +1,11 @@
-"""Two stages in one request: a user's vector, the items nearest to it, a filter, and a ranking model's order of them.
+"""Two stages in one request: a user's vector, the items nearest to it, a filter, and their order by a ranking model.
 
-RETRIEVAL.query.features, RETRIEVAL.query     raw columns of users to vectors
+RETRIEVAL.query.features, RETRIEVAL.query     from raw columns of users to vectors
 NAME.index                                    the nearest items of a catalogue
-NAME.candidates                               without those to be left out; a row for each user and item
+NAME.candidates                               a row for each user and item, without excluded items
 NAME.features, NAME.model                     predictions of these rows
-NAME.order                                    each user's items, the best first
-NAME.two_stage                                the ensemble; a request's first dimension are users
+NAME.order                                    each user's items, best first
+NAME.two_stage                                the ensemble; the first dimension of a request is users
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAIRS = (TritonTensor("pair_user", "int64", (1,)), TritonTensor("pair_item", "in
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An export of format ONNX, the saved model that it is of, and the pipeline's name."""
+    """An export of format ONNX, its saved model, and the pipeline's name."""
 
     folder: Location
     saved: Location
@@ -59,8 +59,8 @@ class Catalogue:
     """Items that may be recommended.
 
     Attributes:
-        table: one row for each, columns as the lake has them.
-        key: the column that says which item it is.
+        table: a row for each item, with the columns of the lake.
+        key: column of the items' keys.
     """
 
     table: pa.Table
@@ -68,7 +68,11 @@ class Catalogue:
 
     @staticmethod
     def read(file: Location, key: str) -> Catalogue:
-        """Read a Parquet file. Raises UserError: it is none, has no such column, or a key is null or there twice."""
+        """Read a Parquet file.
+
+        Raises:
+            UserError: the file is not Parquet or lacks the column, or a key is null or occurs twice.
+        """
         try:
             table = pq.read_table(file.local_path())
         except StoreAway:  # the store is away, so the file may be fine
@@ -88,7 +92,7 @@ class Catalogue:
         return [str(key) for key in self.table.column(self.key).to_pylist()]
 
     def batch(self, columns: Sequence[RawColumn], model: str) -> pa.RecordBatch:
-        """Return some columns as a batch. Raises UserError where one is missing or has another type."""
+        """Return some columns as a batch. Raises UserError if one is missing or has another type."""
         arrays = []
         for column in columns:
             if column.name not in self.table.column_names:
@@ -117,14 +121,14 @@ def write_two_stage(
     Args:
         retrieval: a model in retrieval form.
         ranker: a model whose first output orders a user's items.
-        catalogue: the items. Columns that it has are the items', the ranking model's others come with the request.
-        repository: the folder that Triton is given.
-        version: of all models.
-        list_length: items of a user's list; `options.candidates` are ranked for it.
+        catalogue: the items. The ranking model's columns come from it if it has them, else with the request.
+        repository: the folder that Triton serves.
+        version: version of all models.
+        list_length: number of items of a user's list; `options.candidates` items are ranked for it.
         options: see Options.
 
     Raises:
-        UserError: the first is in no retrieval form; the catalogue lacks a column, or no item of it has a vector.
+        UserError: `retrieval` has no retrieval form, the catalogue lacks a column, or none of its items has a vector.
     """
     retrieval_record, ranker_record = read_record(retrieval.folder), read_record(ranker.folder)
     if ITEM not in retrieval_record.graphs:
@@ -185,7 +189,7 @@ def item_vectors(
     """Return the catalogue's rows that the model knows, and their vectors [rows, D].
 
     Raises:
-        UserError: it lacks a column, or the model knows none of its items.
+        UserError: the catalogue lacks a column, or the model knows none of its items.
     """
     workflow, _ = load_workflow(retrieval.saved)
     step = FeaturesStep.from_workflow(workflow, [t.name for t in record.graphs[ITEM].inputs])
@@ -227,7 +231,7 @@ def _candidates_model(
     ranker: str,
     options: Options,
 ) -> RepositoryModel:
-    """Return a model without batches: its output has other rows than its input."""
+    """Return the model of candidates; it does not batch, since its output has other rows than its input."""
     users, items = without_reshape(column_tensors(user_columns)), without_reshape(column_tensors(item_columns))
     row = TritonTensor("item_row", "int64", (options.candidates,))
     config = ModelConfig(
@@ -285,7 +289,7 @@ def _renamed(step: EnsembleStep, pairs: Mapping[str, str], score: str) -> Ensemb
 
 
 def _without_unused(steps: Sequence[EnsembleStep]) -> tuple[EnsembleStep, ...]:
-    """Drop outputs that no step and no answer takes: Triton warns of them."""
+    """Remove outputs that no step reads and that are not in the answer; Triton warns about them."""
     used = {outer for step in steps for outer in step.inputs.values()} | {"listed_item", "listed_score"}
     return tuple(
         EnsembleStep(

@@ -1,12 +1,12 @@
-"""Users and the items that an index found, as the rows that a ranking model is asked.
+"""Pairs of users and the items that an index has found, as input rows of a ranking model.
 
-A model of Triton's Python back end that needs NumPy alone. Beside this file, of a catalogue of items: `keys.npy`, texts
-[items], and for each tensor of their columns `column-N.npy`, which `columns.json` names.
+A model of Triton's Python back end that needs only NumPy. Files beside it describe a catalogue of items: `keys.npy`,
+texts [items], and `column-N.npy` for each tensor of their columns, which `columns.json` names.
 
-Each user is a row of `item_row` int64 [users, found] (rows of the catalogue, -1: none) and of `exclude`, texts [users,
-n]: keys of items that the user must not get, "" for none. The other inputs are the users' columns. Of each pair that is
-left the outputs have a row: the users' columns repeated, the items' taken from the catalogue, and `pair_user`,
-`pair_item` int64 [pairs, 1], the rows of both. Where nothing is left there is one row, of the user -1.
+Each user is a row of `item_row`, int64 [users, n] (rows of the catalogue, -1 for none), and of `exclude`, texts [users,
+m]: keys of items that the user must not get, "" for none. The other inputs are the users' columns. The outputs have a
+row for each remaining pair: the user's columns, the item's columns from the catalogue, and `pair_user`, `pair_item`
+int64 [pairs, 1], the rows of both. If no pair remains there is one row, with the user -1.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The fitted workflow as a model of Triton's Python back end, by headrace's own Arrow kernels.
 
-For workflows with operators that ONNX lacks. The back end's Python needs headrace with pyarrow, NumPy, pandas, pydantic
-and PyYAML; neither Spark nor torch. Beside this file lies `workflow/`.
+It is for workflows with operators that ONNX lacks. The back end's Python needs headrace with pyarrow, NumPy, pandas,
+pydantic and PyYAML, but neither Spark nor torch. The folder `workflow/` is beside this file.
 """
 
 import json

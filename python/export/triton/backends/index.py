@@ -1,6 +1,6 @@
-"""The items nearest to a vector, as a model of Triton's Python back end. Needs NumPy, and Faiss where it says so.
+"""Search of the items nearest to a vector, as a model of Triton's Python back end. Needs NumPy, and perhaps Faiss.
 
-Beside this file: `vectors.npy` float32 [items, D] and `keys.npy`, texts [items]; `index.faiss` where Faiss searches.
+Files beside this one: `vectors.npy` float32 [items, D], `keys.npy`, texts [items], and `index.faiss` if Faiss searches.
 """
 
 import json

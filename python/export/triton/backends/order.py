@@ -1,8 +1,8 @@
-"""Pairs' scores as lists of users, the best first: a model of Triton's Python back end.
+"""Ordering of scored pairs to a list for each user, best first, as a model of Triton's Python back end.
 
-Needs NumPy alone. Beside this file: `keys.npy`, texts [items]. `pair_user`, `pair_item` int64 [pairs, 1] and `score`
-float32 [pairs, 1] become `item`, texts, and `item_score` [users, k]; `item_row` [users, n] says how many users there
-are. Where a user has fewer items the list ends with "" and minus infinity. Of equal scores the lower row comes first.
+It needs only NumPy, and `keys.npy`, texts [items], beside this file. From `pair_user`, `pair_item` int64 [pairs, 1] and
+`score` float32 [pairs, 1] it makes `item`, texts, and `item_score` [users, k]; `item_row` [users, n] gives the number
+of users. The list of a user with fewer items ends with "" and minus infinity. Of equal scores the lower row is first.
 """
 
 import json
