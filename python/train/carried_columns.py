@@ -40,8 +40,9 @@ _ARROW = {
 
 
 def parse_carried(text: str, schema: DatasetSchema, result: str) -> RowExpression | None:
-    """Parse an expression over carried columns, its values of type `result` (`string`, `boolean`); None if it is no
-    such expression.
+    """Parse an expression over carried columns with values of type `result` (`string`, `boolean`).
+
+    Returns None if the text is not such an expression.
     """
     from headrace.features.table_ops.row_expression import parse
 
@@ -52,10 +53,10 @@ def parse_condition(text: str, schema: DatasetSchema, key: str) -> RowExpression
     """Parse a condition over carried columns.
 
     Args:
-        key: the key of the spec that it stands at.
+        key: key of the spec with the condition, for the message.
 
     Raises:
-        UserError: a column that is not carried, or an expression that is not known here, or is no condition.
+        UserError: a column is not carried, or the text is not a supported condition.
     """
     condition = parse_carried(text, schema, "boolean")
     if condition is None:
@@ -85,15 +86,15 @@ def evaluate_expression(
 
     Args:
         carried: the columns by their names in the dataset, [n].
-        key: the key of the spec that it stands at.
+        key: key of the spec with the expression, for the message.
 
     Raises:
-        UserError: an overflow or a division by zero.
+        UserError: the evaluation has an overflow or a division by zero.
     """
     features = schema.carried_columns
 
     def column(name: str) -> pa.Array:
-        # NumPy has integers with nulls as floats, whose NaN is null here.
+        # NumPy stores integers with nulls as floats, whose NaN means null here.
         return pa.array(carried[features[name].name], from_pandas=True).cast(_ARROW[features[name].dtype])
 
     try:
@@ -114,12 +115,12 @@ class TaskLabels:
     """The label of each row for each task.
 
     Args:
-        train: with `tasks`.
-        schema: the dataset's.
-        ds: the day of the run: labels are known as of its end (UTC).
+        train: settings with `tasks`.
+        schema: schema of the dataset.
+        ds: day of the run; labels are known as of its end (UTC).
 
     Raises:
-        UserError: a label is text or no carried column, or a feature is made of it; a condition or a time is no such.
+        UserError: a label is text, is not carried, or is also a feature; or a condition or a time is not valid.
     """
 
     def __init__(self, train: Train, schema: DatasetSchema, ds: str) -> None:
@@ -134,7 +135,7 @@ class TaskLabels:
             if task.where is not None and task.where not in train.tasks
         }
         end = (date.fromisoformat(ds) + timedelta(days=1) - date(1970, 1, 1)).days * _DAY_MICROS
-        #: By task: the column of its rows' times, and the last time of which the label is known.
+        #: For each task, the column of its rows' times, and the latest time with a known label.
         self._known_until: dict[str, tuple[str, int]] = {
             name: (_time_column(name, task, schema), end - round(task.known_after.days * _DAY_MICROS))
             for name, task in train.tasks.items()
@@ -143,34 +144,34 @@ class TaskLabels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks besides the first, whose labels are the dataset's."""
+        """Names of the tasks except the first, whose labels are those of the dataset."""
         return tuple(name for name in self._tasks if name != self._first)
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The carried columns that labels are made of, by the dataset's names; empty without tasks."""
+        """Carried columns from which labels are computed, by their names in the dataset; empty without tasks."""
         conditions = [self._schema.carried_name(c) for c in columns_of(self._conditions.values())]
         times = [column for column, _ in self._known_until.values()]
         return tuple(dict.fromkeys([*self._labels.values(), *conditions, *times]))
 
     def with_label_columns(self, columns: Iterable[str]) -> list[str]:
-        """Return the carried columns and those that labels are made of, each once."""
+        """Return the distinct names of `columns` and of the columns of labels."""
         return list(dict.fromkeys([*columns, *self.carried]))
 
     def targets(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:
         """Return the labels of rows for each task but the first: float32 [B], NaN for a row outside the task.
 
         Args:
-            labels: of the first task, float32 [B].
+            labels: labels of the first task, float32 [B].
             carried: the columns `carried`, [B].
 
         Raises:
-            UserError: a label that is none.
+            UserError: a label is not valid.
         """
         if not len(labels):  # carried columns have no type
             return {name: np.empty(0, np.float32) for name in self.names}
         targets: dict[str, F32] = {} if self._first is None else {self._first: labels}
-        # Which rows a task could have, whatever earlier tasks say of them.
+        # Rows that a task could have by its own conditions, regardless of earlier tasks.
         spaces = {name: self._space(name, len(labels), carried) for name in self._tasks}
         for name, task in self._tasks.items():
             if name == self._first:
@@ -211,7 +212,7 @@ class TaskLabels:
 
 
 def _product(targets: list[F32]) -> F32:
-    """Return the product of labels: 0 where one is 0, NaN where one of the others is unknown."""
+    """Return the product of labels: 0 if one is 0, else NaN if one is unknown."""
     stacked = np.stack(targets)
     known: F32 = np.where((stacked == 0).any(0), np.float32(0), stacked.prod(0))
     return known
@@ -255,8 +256,8 @@ class ListColumn:
     """A carried column whose values are lists' names; see config.Loss.group.
 
     Args:
-        column: its name in the dataset.
-        rows_each: rows of a stream in a step: lists do not reach beyond, so that they are the same on any ranks.
+        column: name of the column in the dataset.
+        rows_each: rows of a stream in a step. Lists end there, so that they are the same on any number of ranks.
     """
 
     def __init__(self, column: str, rows_each: int) -> None:
@@ -281,7 +282,7 @@ class ListColumn:
         return ListColumn(schema.carried_name(group), train.batch_size // train.streams)
 
     def list_ids(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        """Return the list of each row: int64 [B]; null is a value like any other."""
+        """Return the number of each row's list: int64 [B]; null is a value like any other."""
         values = carried[self.column]
         if values.dtype == object:
             values = np.array(["" if v is None else f"_{v}" for v in values])
@@ -292,18 +293,18 @@ class ListColumn:
 
 
 class DayDecay(BaseModel):
-    """The weights of a day's training rows (`retrain.half_life_days`)."""
+    """Weights of training rows by their day (`retrain.half_life_days`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: The event's time, a column of the events table.
+    #: Column of the events table with the event's time.
     column: str
     half_life_days: float
     #: The last training day, in UTC.
     last_day: str
-    #: Days of the training range.
+    #: Number of days of the training range.
     days: int
-    #: Whether rows before the range are replayed, and count 1: their share says how much they are.
+    #: Whether rows before the range are replayed. They have the weight 1, since `retrain.replay` sets their share.
     replayed: bool = False
 
     @staticmethod
@@ -311,7 +312,7 @@ class DayDecay(BaseModel):
         """Return the decay that a spec sets for the training of `ds`, or None: all rows count alike."""
         if spec.retrain is None or spec.retrain.half_life_days is None:
             return None
-        assert spec.table.event_time is not None  # config.Spec sees to it
+        assert spec.table.event_time is not None  # config.Spec has checked it
         return DayDecay(
             column=spec.table.event_time,
             half_life_days=spec.retrain.half_life_days,
@@ -324,7 +325,7 @@ class DayDecay(BaseModel):
         """Return the dataset's name of the column.
 
         Raises:
-            UserError: it is no carried timestamp.
+            UserError: the column is not a carried timestamp.
         """
         feature = schema.carried_columns.get(self.column)
         if feature is None or not feature.is_timestamp:
@@ -337,8 +338,8 @@ class DayDecay(BaseModel):
     def weights(self, times: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the weights of rows by their events' times, int64 microseconds since 1970 [B] -> float32 [B].
 
-        Of rows spread evenly over the days the mean is 1. Rows before the range have the weight of its first day; where
-        they are replayed, 1.
+        The mean is 1 for rows that are spread evenly over the days. Rows before the range have the weight of its first
+        day, or 1 if they are replayed.
         """
         days = day_number(self.last_day) - times // _DAY_MICROS
         age = np.clip(days, 0, self.days - 1)
@@ -362,15 +363,15 @@ def decay_of(carried: Mapping[str, npt.NDArray[Any]], decay: DayDecay, column: s
 
 
 class SampleWeights:
-    """Factors of the rows' losses.
+    """Weights of the rows' losses.
 
     Args:
-        train: with `sample_weight`, or without.
-        schema: the dataset's.
-        decay: of the days; None: they count alike.
+        train: settings, perhaps with `sample_weight`.
+        schema: schema of the dataset.
+        decay: decay by days; None: all days have the same weight.
 
     Raises:
-        UserError: a column is of another type, or not carried.
+        UserError: a column has another type, or is not carried.
     """
 
     def __init__(self, train: Train, schema: DatasetSchema, decay: DayDecay | None = None) -> None:
@@ -379,17 +380,17 @@ class SampleWeights:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The carried columns that weights are made of, by the dataset's names; empty: all rows count alike."""
+        """Carried columns from which weights are computed, by their names in the dataset; empty: no weights."""
         return tuple(dict.fromkeys(c for c in (self._column, self._time) if c is not None))
 
     def weights(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
-        """Return the weights of a batch: float32 [B]; None: all rows count alike.
+        """Return the weights of a batch: float32 [B]; None: all rows have the same weight.
 
         Args:
             carried: the columns `carried`, [B].
 
         Raises:
-            UserError: a weight is no number of at least 0, or a row has no time.
+            UserError: a weight is not a number of at least 0, or a row has no time.
         """
         weights = None if self._column is None else checked_weights(carried[self._column], self._column)
         if self._decay is None or self._time is None:
@@ -399,10 +400,10 @@ class SampleWeights:
 
 
 def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:
-    """Return the carried column that holds the weights, in the dataset's name; empty without one.
+    """Return the carried column of the weights, by its name in the dataset; empty without one.
 
     Raises:
-        UserError: it is text.
+        UserError: the column is text.
     """
     if train.sample_weight is None:
         return ()
@@ -416,7 +417,7 @@ def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.flo
     """Return a batch's weights: [B] -> float32 [B].
 
     Raises:
-        UserError: one is null, not finite or below 0.
+        UserError: a weight is null, not finite or below 0.
     """
     weights = values.astype(np.float32)
     bad = ~(np.isfinite(weights) & (weights >= 0))
@@ -430,6 +431,6 @@ def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.flo
 
 
 def is_weighted(spec: Spec, conf: Trees | None) -> bool:
-    """Return True if rows have weights. For ranking XGBoost takes one for a list, not for a row."""
+    """Return True if rows have weights. For ranking they have none: XGBoost has weights of lists, not of rows."""
     is_ranking = conf is not None and conf.objective == "ranking"
     return spec.train.sample_weight is not None and not is_ranking

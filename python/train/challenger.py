@@ -1,7 +1,7 @@
-"""The stage `challenger`: a model trained from nothing, beside the one that goes on from day to day.
+"""The stage `challenger`: a model trained from nothing, beside the model that continues from day to day.
 
-A model that starts warm every day keeps what it learned of rows that no window has any more, and is bound to what it
-was: a model that begins anew on the same rows says what that costs or gains.
+A model that starts warm every day still depends on rows that are in no window any more. A model that is trained from
+nothing on the same rows shows what that costs or gains.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headrace.train.stage import Train, run_parameters
 
 log = logging.getLogger("headrace.train")
 
-#: Its name in the registry: of the newest challenger.
+#: Alias of the newest challenger in the registry.
 ALIAS = "challenger"
 
 
 class TrainChallenger(Stage):
-    """Trains where one is due, else says that none is. The gate (headrace.quality.gate) judges both models."""
+    """Training of a challenger on the days when one is due. The gate (headrace.quality.gate) judges both models."""
 
     name = "challenger"
     version = 1
@@ -50,12 +50,12 @@ class TrainChallenger(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Check that the saved model exists, where one was trained."""
+        """Check that the saved model exists, if one was trained."""
         models = (ctx.ws.locate(output.name) for output in manifest.outputs)
         return next((damage for model in models if (damage := damaged_model(model)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
-        """See the class. Raises UserError for what training cannot do."""
+        """Train a challenger if one is due. Raises UserError as the stage `train` does."""
         reason = due(ctx.ws, ctx.spec, ctx.ds)
         if reason is None:
             log.info("no challenger is due")
@@ -97,7 +97,7 @@ def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
     if last is None:
         today = Manifest.load(ws.manifest(spec.pipeline, ds, "train"))
         if today is not None and today.facts.get("warm_start") is None:
-            return None  # the day's own model is one
+            return None  # the day's own model was trained from nothing
         return f"no model of the {settings.every_days} days before was trained from nothing"
     deficit = last.facts.get("behind")
     if last.stage == "challenger" and deficit is not None and deficit > settings.behind:
@@ -119,13 +119,12 @@ def newest_from_nothing(ws: Workspace, spec: Spec, ds: str) -> Manifest | None:
 
 
 def how_far_behind(spec: Spec, todays: Mapping[str, Any], challengers: Mapping[str, Any]) -> float | None:
-    """Return by how much a challenger is better than the day's model by `train.monitor`; None where one lacks the
-    metric.
+    """Return how much better a challenger is than the day's model by `train.monitor`; None if one lacks the metric.
 
     Args:
         spec: the pipeline.
-        todays: the facts of the stage train.
-        challengers: those of the challenger's training, on the same dataset.
+        todays: facts of the stage `train`.
+        challengers: facts of the challenger's training, on the same dataset.
     """
     monitor = spec_monitor(spec)
     todays_value, challengers_value = todays["metrics"].get(monitor.metric), challengers["metrics"].get(monitor.metric)

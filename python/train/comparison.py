@@ -1,4 +1,4 @@
-"""The stage `compare`: train the models of the section over the day's dataset, and test them against each other."""
+"""The stage `compare`: it trains the section's models on the day's dataset and compares them statistically."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from headrace.train.stage import Train
 
 log = logging.getLogger("headrace.train")
 
-#: The manifest of a model that was trained for a comparison: in the folder of its run.
+#: Manifest of a model that was trained for a comparison, in the folder of its run.
 _MANIFEST = "compared.json"
 
 
 class Compare(Stage):
-    """Each model has the key that its own stage would give it: one that the day has trained is taken as it is, and one
-    that was trained for a comparison before is not trained again. None of them is registered.
+    """Comparison of models that are trained on the same day; none of them is registered.
+
+    Each model has the key that its own stage would compute. So a model that the day, or an earlier comparison, has
+    trained is not trained again.
     """
 
     name = "compare"
@@ -60,7 +62,7 @@ class Compare(Stage):
         return next((problem for o in manifest.outputs if (problem := _unreadable(ctx.ws, o)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
-        """See the class. Raises UserError for what one of the models' stages cannot do."""
+        """Train and compare the models. Raises UserError as the models' stages do."""
         settings, manifests, turn_start = _settings(ctx.spec), dict[str, Manifest](), ctx.turn_start
         for number, (name, variant) in enumerate(settings.models.items(), 1):
             plan = plan_run(_stage(variant), ctx.spec.with_variant(variant), ctx.ws, ctx.ds, verify=False)
@@ -113,10 +115,10 @@ def _unreadable(ws: Workspace, output: Output) -> str | None:
 
 
 def _trained(ws: Workspace, plan: RunPlan) -> Manifest | None:
-    """Return the manifest of the model, if the day's stage or a comparison has trained it and it is whole.
+    """Return the manifest of a model that the day's stage or a comparison has trained, if it is complete.
 
-    One without replicates, where the spec asks for intervals, is of a version that did not keep them; its last
-    checkpoint is there, and it is measured anew.
+    A model without replicates, although the spec requests intervals, is of a version that did not save them. Its last
+    checkpoint exists, and it is measured again.
     """
     earlier = None
     with suppress(UserError):
@@ -155,9 +157,10 @@ def _model_record(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any
 
 
 def _key(split: str, metric: str) -> str:
-    """Metrics of the splits valid and rank have names of their own; `test_lists`: lists that trees made of `test`.
+    """Return the name of a metric in the record of a comparison.
 
-    `valid_lists` of trees have the names of `rank`, which comes after it: what is said is of `rank` where there is one.
+    Metrics of `valid` and `rank` have no prefix. `valid_lists` of trees have the same names as `rank`, which comes
+    later and replaces them if the dataset has that split. `test_lists` are lists of the rows of `test`.
     """
     return f"test.{metric}" if split.startswith("test") else metric
 
@@ -172,7 +175,7 @@ def _differences(
     replicates: Mapping[str, Replicates | None],
     confidence: float,
 ) -> dict[str, Any]:
-    """Return, by metric, the difference from the reference model's; empty for the reference itself."""
+    """Return the difference of each metric from the reference model; empty for the reference itself."""
     own_replicates, reference_replicates = replicates[record["name"]], replicates[reference["name"]]
     if record is reference or own_replicates is None or reference_replicates is None:
         return {}

@@ -1,8 +1,8 @@
-"""Job of the ranks, the places of the run's files, and the results of a rank and of a run.
+"""Job of the ranks, paths of the run's files, results of a rank and of a run, errors, and phases of the start.
 
-JSON values only, so that nothing is pickled but text. Also the errors that end a run, and the phases of its start,
-whose times are wall-clock: they are taken in three processes. Where the chief runs on another machine than the driver,
-`ranks` has the difference of the two clocks in it.
+Jobs and results have only JSON values, so only text is pickled. Times of the phases are wall-clock times, since they
+are taken in three processes. If the chief runs on another machine than the driver, `ranks` includes the difference of
+their clocks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headrace.train.carried_columns import DayDecay
 class Job(BaseModel):
     """One training run, the same for all ranks.
 
-    Lake and store must be visible to every rank at the same place.
+    Every rank must see lake and store by the same paths.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     home: Path
-    #: The workspace's other roots, where they are not `home`. `scratch`: as the pipeline has it, on every host.
+    #: The workspace's other roots, if they are not `home`. `scratch`: the pipeline's, on every host.
     lake: str | None = None
     store: str | None = None
     scratch: str | None = None
@@ -44,7 +44,7 @@ class Job(BaseModel):
     pipeline: str
     ds: str
     key: str
-    #: The manifest of the features stage: which dataset.
+    #: Manifest of the stage `features`, which names the dataset.
     features: Manifest
     model: config.Model
     train: config.Train
@@ -54,25 +54,25 @@ class Job(BaseModel):
     warm_start: str | None = None
     #: Saved models that parts of the network start from, by their names in the workspace.
     pretrained: Mapping[str, str] = Field(default={})
-    #: Written to `fence` by the launch that this job belongs to; empty: nobody else can be at work.
+    #: Token of the launch, which it writes to `fence`; empty: no other launch is possible.
     token: str = ""
     threads: int | None = None
-    #: Weights of rows by their days; None: all count alike.
+    #: Weights of rows by their days; None: all rows have the same weight.
     decay: DayDecay | None = None
-    #: The dataset of another day on whose split valid the model is measured too, by its name in the workspace.
+    #: Dataset of another day, by its name in the workspace, on whose split `valid` the model is measured too.
     forgetting: str | None = None
-    #: Of so many days one saved model has all rows; None: each has.
+    #: Number of days of which one saved model has all rows; None: each model has all rows.
     full_copy_days: int | None = None
-    #: Rows of older days in each step; None: none.
+    #: Replay of older days' rows in each step; None: no replay.
     replay: config.Replay | None = None
-    #: The datasets that they are drawn from, by their names in the workspace, the oldest day's first.
+    #: Datasets of the replayed rows, by their names in the workspace, oldest day first.
     replayed: tuple[str, ...] = ()
-    #: Where rows of ids start that the model of the warm start does not know.
+    #: Initial rows of ids that the model of the warm start does not know.
     new_rows: Literal["random", "mean", "segment"] = "random"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Nothing besides the workspace."""
+        """URIs outside the workspace: none."""
         return ()
 
     @property
@@ -81,7 +81,7 @@ class Job(BaseModel):
 
     @property
     def folder(self) -> Location:
-        """checkpoints/, model/ and the run's small files."""
+        """Folder of the run: checkpoints/, model/ and small files."""
         return self.ws.model(self.pipeline, self.ds, self.key)
 
     @property
@@ -103,7 +103,7 @@ class Job(BaseModel):
 
     @property
     def error_file(self) -> Location:
-        """File in which a rank leaves an error for the user."""
+        """File to which a rank writes an error for the user."""
         return self.ranks_folder / "error.json"
 
     @property
@@ -113,17 +113,17 @@ class Job(BaseModel):
 
     @property
     def stop_file(self) -> Location:
-        """The driver makes it to ask the ranks of its launch to stop."""
+        """File that the driver creates to request that the ranks of its launch stop."""
         return self.ranks_folder / "stop"
 
     @property
     def metrics_file(self) -> Location:
-        """Measurements of the loop (headrace.train.callbacks.metrics_log), of the launch that went to the end."""
+        """File of measurements (headrace.train.callbacks.metrics_log) of the launch that completed the run."""
         return self.folder / "metrics.jsonl"
 
     @property
     def launch_metrics_file(self) -> Location:
-        """The same while this launch measures it; a file for each launch."""
+        """File of this launch's measurements; one for each launch."""
         return self.folder / f"{METRICS_OF_LAUNCH}{self.token}.jsonl" if self.token else self.metrics_file
 
     def earlier_metrics_files(self) -> list[Location]:
@@ -132,17 +132,17 @@ class Job(BaseModel):
 
     @property
     def replicates_file(self) -> Location:
-        """The metrics in each replicate of the bootstrap (headrace.train.evaluation.bootstrap)."""
+        """File of the metrics in each replicate of the bootstrap (headrace.train.evaluation.bootstrap)."""
         return self.folder / REPLICATES
 
     @property
     def trace(self) -> Location:
-        """Profile mode's trace (headrace.train.callbacks.tracing)."""
+        """File of profile mode's trace (headrace.train.callbacks.tracing)."""
         return self.folder / "trace.json"
 
     @property
     def config_fingerprint(self) -> str:
-        """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
+        """Fingerprint of the settings that must not change between a checkpoint and its continuation."""
         loop = keys_with(self.train, OF_CHECKPOINTS)
         loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json", exclude_defaults=True)}
         if self.replay is not None and self.replayed:
@@ -159,21 +159,21 @@ class Job(BaseModel):
         return bool(self.token) and self.fence.read_text() != self.token
 
     def check_fence(self) -> None:
-        """End this process where a newer launch of the same run has begun.
+        """End this process if a newer launch of the same run has begun.
 
-        A driver that is killed may leave ranks behind for a few seconds; they must not write beside their successors.
+        Ranks of a killed driver may live on for a few seconds; they must not write beside their successors.
         """
         if self.is_overtaken:
             os._exit(1)
 
 
-#: What the names of files of metrics begin with that are of one launch.
+#: Prefix of the files of one launch's metrics.
 METRICS_OF_LAUNCH = "metrics-"
-#: In the folder of a run, beside its model.
+#: File of the replicates in the folder of a run, beside its model.
 REPLICATES = "replicates.json"
 
 
-#: The phases in order, each with what happens in it.
+#: Phases of the start in order, each with a description.
 PHASES: Mapping[str, str] = {
     "jvm": "spark-submit: the JVM, until it starts the driver's Python; else the JVM is part of `session`",
     "driver": "the driver's imports, the check of what is to be done, the dataset's footers",
@@ -184,7 +184,7 @@ PHASES: Mapping[str, str] = {
     "model": "the dataset's footers, the model, a checkpoint or an earlier model if there is one",
     "first_step": "the first row groups and the first step",
 }
-#: The beginning of the first phase.
+#: Name of the start of the first phase.
 BEGIN = "begin"
 
 
@@ -194,10 +194,10 @@ def process_began() -> float:
 
 
 def driver_phase_ends(start: float | None = None) -> dict[str, float]:
-    """Return BEGIN, and the end of `jvm` where the parent is spark-submit's JVM.
+    """Return the time of BEGIN, and the end of `jvm` if the parent is spark-submit's JVM.
 
     Args:
-        start: when the stage's turn came in a process that has served others; None: with the process.
+        start: start of the stage in a process that has run others; None: the start of the process.
     """
     if start is not None:
         return {BEGIN: start}
@@ -232,11 +232,11 @@ def show_startup(seconds: Mapping[str, float]) -> str:
 
 
 class TrainingReport(BaseModel):
-    """Report of a run, by the chief."""
+    """Report of a run, written by the chief."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    #: Rows of an epoch, negatives included; rows of the evaluation splits.
+    #: Number of rows of an epoch, with negatives, and of the evaluation splits.
     rows: dict[str, int]
     steps: int
     steps_per_epoch: int
@@ -248,21 +248,21 @@ class TrainingReport(BaseModel):
     #: The evaluated step whose weights the model has.
     best_step: int
     calibration_bins: list[dict[str, Any]]
-    #: By split (valid, test, rank): rows, metrics, intervals, slices, calibration_bins; empty where the spec asks for
-    #: nothing besides the basic metrics and there is no split `test`.
+    #: For each split (valid, test, rank): rows, metrics, intervals, slices, calibration_bins. Empty if the spec has
+    #: basic metrics only and there is no split `test`.
     evaluation: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    #: With `retrain.full_copy_days`: bytes of the saved embeddings, of the newest whole copy, and the model that they
-    #: lie upon (None: they are whole).
+    #: With `retrain.full_copy_days`: bytes of the saved embeddings, bytes of the newest full copy, and the model to
+    #: which the saved rows are changes (None: this is a full copy).
     saved: dict[str, Any] = Field(default_factory=dict)
-    #: Of `retrain.forgetting_day`: metrics, rows; empty where none is asked for or its rows cannot be read.
+    #: With `retrain.forgetting_day`: metrics and rows of that day; empty without it, or if its rows cannot be read.
     forgetting: dict[str, Any] = Field(default_factory=dict)
-    #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
+    #: For each feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (train), oov_share (valid), mib.
     dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)
-    #: By table in host memory with hot rows on GPUs: rows, share (that GPUs hold), lookups, hit_share.
+    #: For each table in host memory with hot rows on GPUs: rows, share (on GPUs), lookups, hit_share.
     cached: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     #: Seconds for which the chief's loop waited for data in this run.
     data_wait_seconds: float
-    #: Seconds for which it waited for checkpoints: for writing them, or for the upload of the one before.
+    #: Seconds for which it waited for checkpoints: for their writing, or for the upload of the previous one.
     checkpoint_wait_seconds: float = 0.0
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.
     profile: dict[str, float] = Field(default_factory=dict)
@@ -282,11 +282,11 @@ class RankError(BaseModel):
     message: str
     diverged_at: int | None = None
     full_disk: bool = False
-    #: A store of objects, or a file system.
+    #: Whether a store of objects or a file system has failed.
     store_failed: bool = False
-    #: Of those: it was away.
+    #: Whether the store could not be reached.
     store_away: bool = False
-    #: Another run has been at work on the same.
+    #: Whether another process has taken over the run.
     lease_lost: bool = False
 
     def exception(self) -> UserError:
@@ -307,18 +307,18 @@ class RankResult(BaseModel):
 
     report: TrainingReport | None = None
     error: RankError | None = None
-    #: Asked to stop: after which step, of how many.
+    #: Last step and total steps of a run that was asked to stop.
     stopped: tuple[int, int] | None = None
-    #: Another rank was lost: Horovod's message.
+    #: Horovod's message if another rank was lost.
     lost: str = ""
-    #: When each phase of the start ended (headrace.train.job).
+    #: End of each phase of the start (headrace.train.job).
     phase_ends: dict[str, float] = Field(default_factory=dict)
 
 
 class StoreFailed(UserError):
-    """A store of objects did not do as asked, after its client tried again, or a disk or file system has failed.
+    """A store of objects has refused a request, also after retries, or a disk or file system has failed.
 
-    Another attempt may be answered.
+    Another attempt may succeed.
     """
 
     exit_code = EXIT_FAILURE
@@ -347,5 +347,5 @@ class Stopped(Exception):
 
 
 def show_metrics(metrics: Mapping[str, float | None]) -> str:
-    """`auc 0.7312, log_loss 0.4410, ...`; those without a value are left out."""
+    """Return text such as `auc 0.7312, log_loss 0.4410`; metrics without a value are left out."""
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)

@@ -1,7 +1,7 @@
-"""A rank's rows of a step as tensors, and their way to the device of the dense part.
+"""A rank's rows of a step as tensors, and their copy to the device of the dense part.
 
-On a GPU a batch goes through pinned memory, which the device reads by itself, on a stream of its own: it is sent while
-the step before computes, and it alone is waited for. Codes are pinned too; the lookup brings them to the device.
+On a GPU a batch is copied from pinned memory on a separate stream while the previous step computes, and only this copy
+is waited for. Codes are pinned too; the lookup copies them to the device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
 class MicroBatch:
     """Some of this rank's rows of a step: continuous float32 [B, C], categorical features, labels float32 [B].
 
-    weights: float32 [B], what each row's loss is multiplied by; None: 1. targets: by task but the first, float32 [B],
-    NaN where a row is none of the task's. lists: which list each row is of, int64 [B]; None: nothing asks for it.
+    Attributes:
+        weights: weights of the rows' losses, float32 [B]; None: 1.
+        targets: labels of each task but the first, float32 [B], NaN for rows that are not in the task.
+        lists: number of each row's list, int64 [B]; None: lists are not needed.
     """
 
     continuous: Tensor
@@ -41,10 +43,10 @@ class MicroBatch:
         labels: TaskLabels | None = None,
         lists: ListColumn | None = None,
     ) -> MicroBatch:
-        """Make tensors of all rows of a batch, in its memory, with their weights, the tasks' labels, lists.
+        """Create tensors of all rows of a batch, in its memory, with weights, labels of tasks, and lists.
 
         Raises:
-            UserError: a weight is no number of at least 0; a label is none.
+            UserError: a weight is not a number of at least 0, or a label is not valid.
         """
         weighted = None if weights is None else weights.weights(batch.carried)
         jagged = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
@@ -92,17 +94,17 @@ class DeviceCopy(Protocol):
     """Copy of batches to a device."""
 
     def send(self, batch: MicroBatch) -> Any:
-        """Begin to copy."""
+        """Begin to copy a batch."""
 
     def receive(self, sent: Any) -> MicroBatch:
-        """Return the batch of `send`, for use by what is queued on the device from now on."""
+        """Return the batch of `send`; kernels that are queued from now on may use it."""
 
 
 class CudaCopy:
-    """A CUDA stream beside the one that computes; codes stay on the host, pinned, for the lookup to bring.
+    """Copy on a second CUDA stream; codes stay on the host, pinned, and the lookup copies them.
 
-    torch's allocators of pinned and of device memory know from their copies and from `record_stream` when a block is no
-    longer in use, and give it out again; so nothing here waits on the host.
+    torch's allocators know from the copies and from `record_stream` when a block can be reused, so the host does not
+    wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -123,7 +125,7 @@ class CudaCopy:
     def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
         batch, copied = sent
         computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(copied)  # not for the stream: the next batch is on it already
+        computing.wait_event(copied)  # for the event and not for the stream, which has the next batch already
         for x in (batch.continuous, batch.labels, batch.weights, batch.lists, *batch.targets.values()):
             if x is not None:
                 x.record_stream(computing)
@@ -142,15 +144,15 @@ def prefetch_to_device(
     """Yield the batches, in order.
 
     Args:
-        batches: what the loader gives. On a GPU it is asked one batch ahead.
-        device: where the dense part is. On the CPU tensors share the batches' memory.
-        copy: how they come there; None: as the device needs.
-        weights: of the rows; None: they have none.
-        labels: of the tasks; None: there is the dataset's label alone.
-        lists: which rows are a list; None: nothing asks for it.
+        batches: batches of the loader. On a GPU they are read one batch ahead.
+        device: device of the dense part. On the CPU, tensors share the batches' memory.
+        copy: copy to the device; None: the device's default.
+        weights: weights of the rows; None: no weights.
+        labels: labels of the tasks; None: only the dataset's label.
+        lists: column of the lists; None: lists are not needed.
 
     Raises:
-        UserError: a weight is no number of at least 0; a label is none.
+        UserError: a weight is not a number of at least 0, or a label is not valid.
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)

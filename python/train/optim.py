@@ -1,11 +1,11 @@
 """The dense part's optimizer and learning-rate schedules: one fused all-reduce, then plain torch on every rank.
 
-- `constant`, and `step`: the rate times `factor` for each `every_steps` that have passed.
+- `constant`: the rate. `step`: the rate, multiplied by `factor` every `every_steps` steps.
 - `linear`, and `cosine` (Loshchilov and Hutter, "SGDR", 2017, without restarts): from the rate to `final` times it.
 
-Before them the rate rises linearly over `warmup_steps` (Goyal et al., "Accurate, Large Minibatch SGD", 2017). The
-kinds' steps are counted from the end of the warm-up. The rate is a pure function of the step's number, so a resumed run
-needs no state to go on exactly.
+Before these, the rate rises linearly over `warmup_steps` (Goyal et al., "Accurate, Large Minibatch SGD", 2017); their
+steps are counted from the end of the warm-up. The rate is a pure function of the step's number, so a resumed run needs
+no state for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule
 from headrace.errors import UserError
 
-#: (schedule, steps after the warm-up, how many of them there are) -> factor of the learning rate.
+#: (schedule, step after the warm-up, number of these steps) -> factor of the learning rate.
 Curve = Callable[[Schedule, int, int], float]
 
 
@@ -67,7 +67,7 @@ _MARK = "__dynamo_disable"
 
 
 class DenseOptimizer:
-    """torch's optimizer over parameters that every rank holds alike.
+    """torch's optimizer over parameters that are replicated on all ranks.
 
     Local losses are divided by the rows of the global batch, so gradients are summed over the ranks, not averaged.
     All gradients travel in one buffer, together with the local loss: one message a step.
@@ -83,14 +83,14 @@ class DenseOptimizer:
         """Sum the gradients over the ranks, in place.
 
         Args:
-            loss: this rank's.
-            flag: this rank's.
-            finite: a number [] that, where it is NaN or infinite, makes the global loss NaN: so all ranks hear of it
-                without a message more.
+            loss: local loss of this rank.
+            flag: flag of this rank.
+            finite: a number []; if it is NaN or infinite, the global loss becomes NaN, which tells all ranks without a
+                further message.
 
         Returns:
-            The global loss, which is the sum of the ranks' local ones, and whether any rank raised its flag: both the
-            same on all ranks.
+            the global loss, which is the sum of the local ones, and whether any rank's flag is set; both are the same
+            on all ranks.
         """
         total = torch.tensor([loss, float(flag)], device=self._parameters[0].device if self._parameters else None)
         if finite is not None:
@@ -110,7 +110,7 @@ class DenseOptimizer:
         """Apply the (summed) gradients and forget them.
 
         Args:
-            lr: the learning rate of this step; default the last one, at first the configured.
+            lr: learning rate of this step; None: the last one, at first the configured one.
         """
         if lr is not None:
             for group in self._optimizer.param_groups:
@@ -123,10 +123,10 @@ class DenseOptimizer:
         return _flat(self._optimizer)
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what `state` gave.
+        """Load the result of `state`.
 
         Raises:
-            UserError: it belongs to another optimizer or other parameters.
+            UserError: the states belong to another optimizer or to other parameters.
         """
         expected = self.state() or _after_one_step(self._optimizer, self._parameters)
         if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in tensors.items()}:
@@ -140,7 +140,7 @@ class DenseOptimizer:
 
 
 def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, Tensor]:
-    """Return the names and shapes of states that torch makes in the first step, from a step on copies."""
+    """Return the states that torch creates in the first step, by a step on copies of the parameters."""
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     for c in copies:
         c.grad = torch.zeros_like(c)
@@ -152,10 +152,10 @@ def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parame
 
 
 def _leave_compiler_out() -> None:
-    """Let torch's optimizers work without torch.compile, which nothing here uses; see also `_step`.
+    """Keep torch's optimizers from importing torch.compile, which nothing here uses; see also `_step`.
 
-    They mark some methods as not to be compiled, and the mark imports the compiler at their first call: 3 s of a core
-    in each rank (torch._compile._disable_dynamo keeps what it made in this attribute; torch 2.13).
+    Some of their methods are marked as not to be compiled, and that mark imports the compiler at the first call: 3 s of
+    a core in each rank (torch._compile._disable_dynamo caches its result in this attribute; torch 2.13).
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         unwrapped = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
@@ -164,7 +164,7 @@ def _leave_compiler_out() -> None:
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()` below its wrappers, which look for hooks, and for a compiler to tell it of this place."""
+    """Call `optimizer.step()` without its wrappers, which look for hooks and for the compiler."""
     unwrapped = inspect.unwrap(type(optimizer).step)
     with torch.no_grad():
         unwrapped(optimizer)
@@ -176,7 +176,7 @@ def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def _make(parameters: list[nn.Parameter], conf: config.Optimizer) -> torch.optim.Optimizer:
-    group = [{"params": parameters}]  # of a network that is embeddings alone there are none, which torch takes so only
+    group = [{"params": parameters}]  # a group, since torch accepts an empty list of parameters only so
     if conf.kind == "sgd":
         return torch.optim.SGD(group, lr=conf.learning_rate, weight_decay=conf.weight_decay)
     if conf.kind == "adagrad":

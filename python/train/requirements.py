@@ -1,7 +1,7 @@
 """Requirements of the sections `model` and `train`: of a dataset's schema, and of each other.
 
-Imports neither torch nor Spark: the dry run asks before anything starts, with the schema that the spec alone gives, and
-the stage `train` with that of the dataset.
+It imports neither torch nor Spark. A dry run checks them with the schema that the spec implies, and the stage `train`
+with the schema of the dataset.
 """
 
 from __future__ import annotations
@@ -15,33 +15,32 @@ from headrace.config.schema import DatasetSchema, Feature, Kind
 from headrace.errors import UserError, nearest
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 
-#: In the metadata of a categorical feature: another one, which says of what segment its id is.
+#: Key in a categorical feature's metadata that names another feature, the segment of its ids.
 SEGMENT = "segment"
 
 
 def check_requirements(
     model: Model, train: Train, schema: DatasetSchema, ds: str, decay: DayDecay | None, new_rows: str = "mean"
 ) -> list[str]:
-    """Check that a dataset has what the sections name, and that they go together.
+    """Check that a dataset has the columns and features that the sections name, and that their keys are compatible.
 
     Args:
-        model: the section.
-        train: the section.
-        schema: the dataset's; cardinalities may be upper bounds.
+        model: the section `model`.
+        train: the section `train`.
+        schema: schema of the dataset; cardinalities may be upper bounds.
         ds: the day.
-        decay: of the days' weights; None: they count alike.
+        decay: decay of the rows' weights by days; None: all days have the same weight.
         new_rows: `retrain.new_rows`.
 
     Returns:
-        the carried columns of training rows that are read, by the dataset's names.
+        the carried columns of training rows that are read, by their names in the dataset.
 
     Raises:
-        UserError: a name that the dataset does not have, a column or feature of another kind, or keys that do not go
-            together.
+        UserError: the dataset lacks a name, a column or feature has another kind, or keys are not compatible.
     """
     labels, lists = TaskLabels(train, schema, ds), ListColumn.from_spec(model, train, schema)
     carried = [*SampleWeights(train, schema, decay).carried, *([] if lists is None else [lists.column])]
-    # What follows imports the libraries that read batches and measure predictions: not for those who ask for neither.
+    # The following checks import libraries that read batches and measure predictions: only if they are needed.
     if train.negatives is not None:
         from headrace.dataset.negatives import NegativeSampler
 
@@ -68,10 +67,10 @@ def check_requirements(
 
 
 def check_tables(embeddings: EmbeddingOptimizer, sharding: Sharding, schema: DatasetSchema) -> None:
-    """Check that exceptions of single tables name tables: a vocabulary, else a feature, or `<vocabulary>.<table>`.
+    """Check that settings of single tables name tables: a vocabulary, else a feature, or `<vocabulary>.<table>`.
 
     Raises:
-        UserError: a name is none; settings of a feature that has no raw ids.
+        UserError: a name is not a table, or settings of raw ids name a feature without them.
     """
     features = schema.of(Kind.CATEGORICAL)
     raw = [f.name for f in features if f.dynamic]
@@ -96,7 +95,7 @@ def segment_feature(feature: Feature, schema: DatasetSchema) -> Feature:
     """Return the feature that the metadata of another one names as its segment.
 
     Raises:
-        UserError: there is none of that name, or one of the two has several values a row.
+        UserError: the dataset has no feature of that name, or one of the two has several values a row.
     """
     features = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not (f.is_list or f.dynamic)}
     name = feature.metadata[SEGMENT]
@@ -111,9 +110,9 @@ def segment_feature(feature: Feature, schema: DatasetSchema) -> Feature:
 
 
 def settings_of_class(model: Model) -> ModelArgs | None:
-    """Return the settings of a class of headrace's own; None of another's, which are not known here.
+    """Return the settings of one of headrace's own classes; None for another class, whose settings are unknown.
 
-    A DLRM's stand in the section itself: those here are empty.
+    The settings of a DLRM are keys of the section itself, so its own are empty.
     """
     if model.kind == "dlrm":
         return ModelArgs()
@@ -122,13 +121,13 @@ def settings_of_class(model: Model) -> ModelArgs | None:
 
 
 def has_vectors(model: Model) -> bool:
-    """Return whether a model may be in retrieval form; a class of another's may."""
+    """Return whether a model may have a retrieval form; a class of another package may."""
     args = settings_of_class(model)
     return args is None or args.has_vectors
 
 
 def _check_model(model: Model, train: Train, schema: DatasetSchema) -> None:
-    """Check a class of headrace's own against the dataset, the tasks and what is drawn."""
+    """Check one of headrace's own classes against the dataset, the tasks and the drawn negatives."""
     args = settings_of_class(model)
     if args is None:
         return
@@ -189,7 +188,7 @@ def _has_role(feature: Feature, role: FeatureRole) -> bool:
 
 
 def _check_outputs(model: Model, args: ModelArgs, train: Train) -> None:
-    """Check that a class gives an output for each task, has a loss, and starts from models where it is to."""
+    """Check that a class has an output for each task and a loss, and supports pretrained models if they are set."""
     if train.tasks and not args.has_task_outputs:
         classes = ", ".join(name for name, kind in MODEL_ARGS.items() if kind.has_task_outputs)
         raise UserError(
@@ -219,7 +218,7 @@ def _check_outputs(model: Model, args: ModelArgs, train: Train) -> None:
 
 
 def _check_drawn(item: Feature, train: Train, schema: DatasetSchema) -> None:
-    """Check that what is drawn is what a class compares with a row's item."""
+    """Check that negatives are drawn from the feature that a class compares with a row's item."""
     negatives = train.negatives
     if negatives is None or negatives.form != "candidates":
         raise UserError(
@@ -237,7 +236,7 @@ def _check_drawn(item: Feature, train: Train, schema: DatasetSchema) -> None:
 
 
 def _check_full_ranking(evaluation: Evaluation, item: Feature, features: Mapping[str, Feature]) -> None:
-    """Check that what full rankings name is of the model's items."""
+    """Check that the features that full rankings name refer to the model's items."""
     if evaluation.item not in (None, item.name):
         raise UserError(
             f"train.evaluation.item is '{evaluation.item}', but the model's items are '{item.name}': name that one"
@@ -252,10 +251,10 @@ def _check_full_ranking(evaluation: Evaluation, item: Feature, features: Mapping
 
 
 def refuse_drawn_negatives(spec: Spec, name: str) -> None:
-    """See that the dataset has negatives.
+    """Check that the dataset has negatives of its own.
 
     Raises:
-        UserError: they are drawn while the neural model trains.
+        UserError: negatives are drawn while the neural model trains.
     """
     if spec.train.negatives is not None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The search space: spec fields as Optuna's distributions, and values as overrides of the spec."""
+"""The search space: fields of the spec as Optuna's distributions, and drawn values as overrides of the spec."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from headrace.config.load import flatten, flow
 from headrace.config.variants import parameter_type
 from headrace.errors import UserError
 
-#: Digits that count: a trial's rates are those that its overlay says.
+#: Significant digits of drawn numbers, so that a trial's numbers are exactly those in its overlay.
 _DIGITS = 4
-#: The parameter that says which of `search.models` a trial has.
+#: Parameter that names a trial's model in `search.models`.
 _MODEL = "model"
 
 
 def draw(trial: Trial, search: Search, kind_of: Callable[[str | None], str]) -> None:
-    """Draw the parameters that a trial of several models has besides those of all: its model, and that one's own.
+    """Draw a trial's model, if there are several, and the parameters that only this model has.
 
     Args:
-        trial: has the parameters of `distributions`.
-        search: the space.
-        kind_of: the class of one of `search.models`.
+        trial: trial with the parameters of `distributions`.
+        search: the search space.
+        kind_of: returns the class of one of `search.models`.
     """
     if not search.models:
         return
     model = trial.suggest_categorical(_MODEL, list(search.models))
     for path, p in search.models[model].parameters.items():
-        # Each model's parameters have names of their own: their ranges differ.
+        # Prefix the names by the model, since models may have different ranges.
         name, distribution = f"{model}: {path}", _distribution(path, p, kind_of(model))
         if isinstance(distribution, CategoricalDistribution):
             trial.suggest_categorical(name, list(distribution.choices))
@@ -44,10 +44,12 @@ def draw(trial: Trial, search: Search, kind_of: Callable[[str | None], str]) -> 
 
 
 def distributions(search: Search, kind: str) -> dict[str, BaseDistribution]:
-    """One for each parameter of all models, by field path. Choices are YAML texts: Optuna's are numbers and texts only.
+    """Return the distribution of each parameter that all models share, by field path.
+
+    Choices are YAML texts, since Optuna's choices can only be numbers and texts.
 
     Args:
-        search: the space.
+        search: the search space.
         kind: the pipeline's `model.class`.
     """
     return {path: _distribution(path, p, kind) for path, p in search.parameters.items()}
@@ -116,10 +118,10 @@ def overlay_of(values: Mapping[str, Any]) -> str:
 
 
 def check_values(search: Search, spec_of: Callable[[Mapping[str, Any]], Spec]) -> None:
-    """Try the ends of each range and each choice on the spec, one parameter at a time, of each model.
+    """Check the ends of each range, and each choice, on the spec: one parameter at a time, for each model.
 
     Raises:
-        UserError: the spec refuses one; names the parameter and the value.
+        UserError: the spec refuses a value; the message names it and the parameter.
     """
     for model in (None, *search.models):
         base = dict(keys_of(search, model))

@@ -1,14 +1,14 @@
-"""A search of hyper-parameters: short runs in this process, on a sample of the day's dataset, one after the other.
+"""Hyper-parameter search: short runs in this process, one after the other, on a sample of the day's dataset.
 
     search/<pipeline>/<ds>/<key>/
         dataset/      the sample (headrace.train.tuner)
         study.db      Optuna's study, SQLite: every trial with its parameters and its value
-        models/       the run of the trial at work; gone when the trial is over
+        models/       the run of the current trial; removed when the trial ends
         best.yaml     the best settings as an overlay of the spec
 
-The key is of all that a trial's value depends on, so the same search goes on where it was stopped, and another one
-begins anew. Parameters are drawn by TPE (Bergstra et al., 2011) with a generator that is a function of the number of
-finished trials: a search that was stopped and went on draws what one that was never stopped draws.
+The key is a fingerprint of everything that a trial's value depends on. So the same search resumes where it was stopped,
+and another one begins anew. Parameters are drawn by TPE (Bergstra et al., 2011) with a generator seeded by the number
+of finished trials: a resumed search draws the same parameters as one without interruption.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from headrace.train.search_space import check_values, distributions, draw, keys_
 from headrace.train.setup.earlier_days import find_pretrained, find_warm_start
 from headrace.train.stage import check_dataset
 
-#: Row groups that a sample is spread over, where the split has them.
+#: Number of row groups over which a sample is spread, if the split has so many.
 _SPREAD = 64
 
 
 def sample_dataset(
     features: Manifest, ws: Workspace, target: Location, rows: dict[str, int], *, streams: int, seed: int
 ) -> Manifest:
-    """Make `target`, unless it is there, and the manifest of it: that of `features` but for where the dataset is.
+    """Write a sample of a dataset to `target`, unless it exists, and return its manifest.
 
     Args:
-        features: the manifest of the whole dataset.
-        ws: where that is.
-        target: a new folder; it appears when it is whole.
-        rows: split -> rows at most. A split that has no more, or is not named, is the whole one.
-        streams: the sample has at least as many row groups, where the split has them.
-        seed: of the rows that are drawn inside a row group.
+        features: manifest of the complete dataset; the sample's differs only in the dataset's name.
+        ws: workspace of the dataset.
+        target: folder of the sample; it appears by one rename.
+        rows: largest number of rows of each split. A split that is smaller, or not named, is complete in the sample.
+        streams: least number of row groups of the sample, if the split has so many.
+        seed: seed of the draw of rows within a row group.
 
     Raises:
-        UserError: the dataset is gone or damaged.
+        UserError: the dataset is missing or damaged.
     """
     dataset, schema = ws.locate(features.output("dataset").name), features.dataset_schema
     assert schema is not None
@@ -94,7 +94,7 @@ def _write_sample(layout: SplitLayout, folder: Location, rows: int, streams: int
         keep = max(1, math.floor(share * group.rows))
         rows_of_group = np.random.default_rng((seed, number)).choice(group.rows, keep, replace=False)
         table = table.take(np.sort(rows_of_group))
-        # As the features stage writes them: a row group a file, plain.
+        # Like files of the stage `features`: one row group, without compression.
         with (folder / f"part-{number:05d}.parquet").new_file() as path:
             pq.write_table(table, path, row_group_size=keep, compression="none", use_dictionary=False)
 
@@ -106,19 +106,19 @@ _NEVER = 1 << 40
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished trial. `number` is None for the settings as they are."""
+    """A finished trial. `number` is None for the pipeline's own settings."""
 
     number: int | None
     state: Literal["finished", "pruned"]
     values: Mapping[str, Any]
-    #: The objective, at the last evaluation; None where there was none.
+    #: Objective at the last evaluation; None without an evaluation.
     value: float | None
     metrics: Mapping[str, float | None]
     steps: int
     seconds: float
-    #: Why it was pruned.
+    #: Reason why it was pruned; empty: it was not.
     reason: str = ""
-    #: Which of `search.models` it has; None where there are none.
+    #: Name of its model in `search.models`; None without that section.
     model: str | None = None
 
 
@@ -127,9 +127,9 @@ class SearchResult:
     """The result of a search."""
 
     folder: Location
-    #: The settings as they are, then the trials in order.
+    #: The pipeline's own settings, then the trials in order.
     trials: tuple[Trial, ...]
-    #: None where no trial is better than the settings as they are.
+    #: Best trial; None if none is better than the pipeline's own settings.
     best: Trial | None
 
     @property
@@ -142,15 +142,15 @@ class Tuner:
 
     Args:
         spec: the pipeline with a section `train.search`.
-        spec_of: the spec with the fields at these paths changed.
+        spec_of: returns the spec with the fields at these paths changed.
         ws: the workspace.
         ds: the day.
-        on_trial: called after each trial, those of earlier runs left out.
-        on_progress: takes a trial's progress.
+        on_trial: called after each trial of this process.
+        on_progress: receives a trial's progress.
 
     Raises:
-        UserError: no such section, no dataset of that day, a value that the spec refuses, or a model that the dataset
-            has not what it takes for.
+        UserError: the section or the day's dataset is missing, the spec refuses a value, or the dataset lacks something
+            that a model needs.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class Tuner:
         self.folder = ws.search(spec.pipeline, ds, self._key())
 
     def run(self) -> SearchResult:
-        """Make the trials that are missing.
+        """Run the missing trials.
 
         Raises:
-            UserError: another search of this pipeline is at work.
+            UserError: another search of this pipeline is running.
         """
         with run_lock(self._ws, f"{self._spec.pipeline}-search"):
             self.folder.make_dir()
@@ -254,7 +254,7 @@ class Tuner:
             direction="maximize" if self.search.maximizes else "minimize",
         )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed; its place is taken anew
+            study.tell(trial.number, state=TrialState.FAIL)  # the run was killed; another trial replaces it
         return study
 
     def _next(self, study: optuna.Study, number: int) -> None:
@@ -311,7 +311,7 @@ class Tuner:
         )
 
     def _job(self, spec: Spec, features: Manifest, home: Location, key: str) -> Job:
-        """Return a run of `spec` over the sample, for this one process, with nothing saved on its way."""
+        """Return the job of a trial: `spec` on the sample, in this process, without checkpoints."""
         search, train = self.search, spec.train
         schema = features.dataset_schema
         start = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
@@ -347,7 +347,7 @@ class Tuner:
         )
 
     def _judged_by(self, spec: Spec) -> Evaluation:
-        """Return the metrics of a trial besides the basic ones."""
+        """Return the evaluation settings of a trial: the metrics that its objective needs."""
         metric, settings = self.search.metric, spec.train.evaluation
         if metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
             return Evaluation(metrics=(metric,), user=settings.user)
@@ -360,7 +360,7 @@ class Tuner:
             trials.append(replace(trial, model=model_of(t.params)))
         finished = [t for t in trials if t.state == "finished" and t.value is not None]
         sign = -1 if self.search.maximizes else 1
-        # The first of equals; the settings as they are come first.
+        # The first of equals; the pipeline's own settings come first.
         best = min(finished, key=lambda t: sign * (t.value or 0.0), default=None)
         result = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
         if result.best is None:
@@ -385,7 +385,7 @@ def show_value(value: float | None) -> str:
 
 
 class _StopTrial(Exception):
-    """A trial need not go on: it has what it is judged by, or (`reason`) is not worth it."""
+    """Request to end a trial: its objective is known, or it was pruned (`reason`)."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -394,7 +394,7 @@ class _StopTrial(Exception):
 
 @dataclass
 class _TrialProgress:
-    """Follows a trial's progress, keeps its last evaluation and stops it when that is enough."""
+    """Observer of a trial's progress, which holds its last evaluation and stops it when that suffices."""
 
     search: Search
     trial: optuna.Trial | None
@@ -406,10 +406,10 @@ class _TrialProgress:
     evaluations: int = 0
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """Take a progress event.
+        """Handle a progress event.
 
         Raises:
-            _StopTrial: the trial has what it is judged by, or is pruned.
+            _StopTrial: the trial's objective is known, or it is pruned.
         """
         self.forward(event)
         if event.phase == "train":
@@ -430,7 +430,7 @@ class _TrialProgress:
 
 
 def _seconds(study: optuna.Study) -> float:
-    """Return the seconds of all trials, the first run among them."""
+    """Return the seconds of all trials, including the pipeline's own settings."""
     over = [study.user_attrs["as_it_is"], *(t.user_attrs for t in study.get_trials(deepcopy=False, states=_OVER))]
     return sum(float(attributes["seconds"]) for attributes in over)
 

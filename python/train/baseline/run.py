@@ -1,6 +1,6 @@
-"""Train trees, evaluate them, save and register them: the common work of the stages `baseline` and `second_stage`.
+"""Training, evaluation and registration of trees: the common work of the stages `baseline` and `second_stage`.
 
-In the evaluation Spark's tasks are the ranks, and each keeps the predictions of its row groups.
+In the evaluation Spark's tasks are the ranks, and each holds the predictions of its row groups.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from headrace.train.job import REPLICATES
 
 #: The split of candidate lists.
 RANK = "rank"
-#: Of probabilities that float32 has as 0 or 1.
+#: Logit of probabilities that are 0 or 1 in float32.
 _LARGEST_LOGIT = 100.0
 
 
@@ -61,8 +61,10 @@ _LARGEST_LOGIT = 100.0
 class EvaluationTask:
     """Input of a task of the evaluation.
 
-    label: the column that was learned; group: the carried column of the lists that were learned from, if there are;
-    splits: those to evaluate.
+    Attributes:
+        label: column that the trees predict.
+        group: carried column of the lists that they were trained on; None: no lists.
+        splits: splits to evaluate.
     """
 
     dataset: Location
@@ -75,11 +77,11 @@ class EvaluationTask:
 
     @property
     def schema(self) -> DatasetSchema:
-        """The dataset's."""
+        """Schema of the dataset."""
         return self.inputs.schema
 
     def request(self, lists: bool = False) -> Request:
-        """Return the request of the spec; with `lists` that of the lists that the trees learned from."""
+        """Return the spec's request; with `lists` the request for the lists that the trees were trained on."""
         train = self.train.model_copy(update={"rank_group": self.group}) if lists else self.train
         return Request(train, self.schema)
 
@@ -145,11 +147,11 @@ def evaluate(
     """Evaluate splits on `workers` Spark tasks, which are the ranks of the evaluation: no process has all predictions.
 
     Returns:
-        By split; lists of `valid` and `test` as `valid_lists` and `test_lists`. And the peak memory of the largest
-        Python worker, MiB: Spark keeps workers, so that is the training's, too.
+        the evaluations by split, with lists of `valid` and `test` as `valid_lists` and `test_lists`; and the peak
+        memory of the largest Python worker in MiB, which includes the training, since Spark reuses workers.
 
     Raises:
-        UserError: what a split lacks, or an expression of a slice that cannot be evaluated.
+        UserError: a split lacks something, or a slice's expression cannot be evaluated.
     """
     raw, peak = bytes(booster.save_raw("ubj")), worker_peak_memory(spark.sparkContext)
 
@@ -171,7 +173,7 @@ def evaluate(
 
 
 def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
-    """Return a function that gives the logits of rows with other values of some features."""
+    """Return a function that predicts the logits of the same rows with other values of some features."""
 
     def score(values: Mapping[str, Any]) -> F64:
         changed = {name: np.full_like(rows.features[name], value) for name, value in values.items()}
@@ -188,7 +190,7 @@ def _joined(parts: Sequence[NDArray[Any]], empty: Any) -> NDArray[Any]:
 
 
 def task_splits(dataset: Location, train: config.Train, label_is_carried: bool) -> tuple[str, ...]:
-    """Return the splits to evaluate. Lists of the split `rank` have the label of clicks alone."""
+    """Return the splits to evaluate. Lists of the split `rank` have only the label of clicks."""
     splits = ["valid", *(["test"] if (dataset / "test").is_dir() else [])]
     if train.rank_group is not None and not label_is_carried:
         splits.append(RANK)
@@ -200,7 +202,7 @@ log = logging.getLogger("headrace.train")
 
 @dataclass(frozen=True)
 class FirstModelSource:
-    """The model whose predictions the trees look at: its saved model, what model.json names it by, its outputs."""
+    """The model whose predictions the trees read: its saved model, its entry in model.json, and its outputs."""
 
     folder: Location
     card: Mapping[str, Any]
@@ -211,14 +213,14 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModelSource | 
     """Train, evaluate, save and register the trees of a stage.
 
     Args:
-        ctx: the stage's.
-        conf: the section.
-        name: of the stage and of the section.
-        first: None: the trees learn from the split `train`, and `valid` measures them. Else they learn from `valid`,
-            and `test` measures them.
+        ctx: context of the stage.
+        conf: section of the spec.
+        name: name of the stage and of the section.
+        first: model whose predictions the trees read. Without one they learn from the split `train` and are measured on
+            `valid`; with one they learn from `valid` and are measured on `test`.
 
     Raises:
-        UserError: what the dataset or the master lack.
+        UserError: the dataset or the Spark master lacks something that XGBoost needs.
     """
     spec, seed = ctx.spec, ctx.spec.train.seed
     schema = ctx.upstream["features"].dataset_schema
@@ -276,7 +278,7 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModelSource | 
         evaluations, peak = evaluate(spark, booster, task, conf.workers)
     rows |= {split: evaluation.rows for split, evaluation in evaluations.items() if split in splits}
     metrics = dict(evaluations[measured_by].metrics)
-    for lists in (f"{measured_by}_lists", "rank"):  # those of `rank` are what the neural model has
+    for lists in (f"{measured_by}_lists", "rank"):  # the neural model is measured on the lists of `rank` too
         metrics |= evaluations[lists].metrics if lists in evaluations else {}
     importance = xgboost_model.importance(booster, schema, [f"{ctx.spec.model.kind}: {o}" for o in inputs.outputs])
     with final.new_folder() as folder:
@@ -304,7 +306,7 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModelSource | 
         rows=rows,
         facts={
             "metrics": metrics,
-            # A step is a tree: each looks at all rows once.
+            # A step is a tree, which reads all rows once.
             "curve": [{"step": i, "epoch": i, "loss": loss} for i, loss in enumerate(fitted.training, 1)],
             "validation_curve": [{"step": i, "loss": loss} for i, loss in enumerate(fitted.validation, 1)],
             "curve_metric": fitted.metric,
@@ -347,7 +349,7 @@ def _register(
 
 
 def _history(fitted: Fitted) -> list[dict[str, float | None]]:
-    """Return the training and validation metric of each tree, as the registry takes them."""
+    """Return the training and validation metric of each tree, in the registry's format."""
     points: list[dict[str, float | None]] = []
     for i, loss in enumerate(fitted.training):
         point: dict[str, float | None] = {"step": i + 1, "training": loss}

@@ -1,8 +1,8 @@
-"""XGBoost on Spark over a dataset's Parquet row groups: what runs on the executors, and how it is launched.
+"""XGBoost on Spark over a dataset's Parquet row groups: the tasks on the executors, and their launch.
 
-Task i of W reads row groups i, i+W, i+2W, ... of the split: no shuffle, the same rows in the same order each time, and
-so the same trees. (Lists must not be cut: for ranking, rows are sent by list.) The dataset's folder must be visible on
-every executor, as it must be for Petastorm.
+Task i of W reads row groups i, i+W, i+2W, ... of the split. Without a shuffle the rows have the same order each time,
+which gives the same trees. For ranking, rows are shuffled by list, since lists must not be cut. Every executor must see
+the dataset's folder, as for Petastorm.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from headrace.train.evaluation.request import hash_ids
 
 @dataclass(frozen=True)
 class TreeInputs:
-    """Columns of the matrix, as tasks get them; small.
+    """Columns of the matrix; small enough to send to tasks.
 
-    first: the saved model whose predictions are columns, too, visible on every executor; outputs: which.
+    Attributes:
+        first: saved model whose predictions are columns too, visible on every executor; None: no such model.
+        outputs: outputs of that model.
     """
 
     schema: DatasetSchema
@@ -50,12 +52,12 @@ class TreeInputs:
 
     @property
     def width(self) -> int:
-        """Columns of the matrix."""
+        """Number of columns of the matrix."""
         return len(matrix_columns(self.schema)) + len(self.outputs)
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The features that are read; the first model looks at raw ids, too."""
+        """Features that are read; the first model also reads raw ids."""
         if self.first is None:
             return matrix_features(self.schema)
         return (*self.schema.of(Kind.CONTINUOUS), *self.schema.of(Kind.CATEGORICAL))
@@ -75,7 +77,7 @@ class TreeInputs:
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Location) -> Predictor:
-    """Return the model, loaded once in each Python worker; its folder never changes."""
+    """Return the model of a folder that never changes; each Python worker loads it once."""
     return load_predictor(folder, threads=1)
 
 
@@ -88,7 +90,7 @@ class RowGroupSample:
     """A row group to read: all of it, or a sample."""
 
     path: Location
-    #: The row group's place in its file, and in the split.
+    #: Position of the row group in its file, and in the split.
     index: int
     piece: int
     rows: int
@@ -113,14 +115,14 @@ def sample_row_groups(
         carried: carried columns that will be read.
 
     Raises:
-        UserError: no such split, or a damaged file; see `headrace.dataset.layout.open_split`.
+        UserError: the split is missing or a file is damaged; see `headrace.dataset.layout.open_split`.
     """
     groups = open_split(dataset, split, schema, carried).row_groups
     total = sum(g.rows for g in groups)
     requested_rows = total if max_rows is None else min(total, max_rows)
     samples, passed_rows = [], 0
     for g in groups:
-        # Differences of rounded-down cumulative shares: each within one row of its part, the sum exact.
+        # Differences of rounded-down cumulative shares: each is within one row of its share, and their sum is exact.
         take = (passed_rows + g.rows) * requested_rows // total - passed_rows * requested_rows // total
         passed_rows += g.rows
         if take:
@@ -129,13 +131,14 @@ def sample_row_groups(
 
 
 def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column: str, key: str) -> None:
-    """Raise UserError where rows that are learned from have no list.
+    """Raise UserError if rows to train on have no list.
 
     Args:
-        groups: of a split.
-        label: the column that is learned; rows without it are left out anyway.
-        lists: the carried column of the lists, by the dataset's name; column: by the lake's.
-        key: the key of the spec that names it, for the message.
+        groups: row groups of a split.
+        label: column of the label; rows without a label are left out in any case.
+        lists: carried column of the lists, by its name in the dataset.
+        column: the same column, by its name in the lake.
+        key: key of the spec that names it, for the message.
     """
     missing = 0
     for group in groups:
@@ -162,13 +165,13 @@ def read_rows(
     further_columns: Sequence[str] = (),
     seed: int = 0,
 ) -> Iterator[Rows]:
-    """Yield the rows of row groups, a batch at a time; those whose label is null are left out.
+    """Yield the rows of row groups with a label, a batch at a time.
 
     Args:
-        features: those to read.
-        label: the column that is learned.
-        further_columns: carried columns and codes to bring along.
-        seed: of the samples.
+        features: features to read.
+        label: column of the label.
+        further_columns: carried columns and codes to read as well.
+        seed: seed of the samples.
     """
     columns = list(dict.fromkeys([*(f.name for f in features), label, *further_columns]))
     for group in groups:
@@ -190,7 +193,7 @@ def read_rows(
 log = logging.getLogger("headrace.train")
 
 _PROGRESS_SECONDS = 2.0
-#: Names beside the matrix's columns, which are f0, f1, ...: names of the spec may be anything.
+#: Names of further columns; those of the matrix are f0, f1, ..., since the spec may use any name.
 _LABEL, _WEIGHT, _VALID, _LIST, _ROW = "label", "weight", "valid", "list", "row"
 _ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanker", "regression": "SparkXGBRegressor"}
 
@@ -199,8 +202,13 @@ _ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanke
 class TrainingRows:
     """Rows that trees learn from.
 
-    train, valid: row groups; valid: none where nothing is stopped early. inputs: the matrix. label: its column; group:
-    the carried column of the lists, for ranking. weight: the carried column of the rows' weights, if there are.
+    Attributes:
+        train: row groups of the training rows.
+        valid: row groups of the validation rows; empty without early stopping.
+        inputs: columns of the matrix.
+        label: column of the label.
+        group: carried column of the lists, for ranking; None: no lists.
+        weight: carried column of the rows' weights; None: no weights.
     """
 
     train: Sequence[RowGroupSample]
@@ -225,7 +233,7 @@ def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> No
     """Check on a local master that all tasks of a barrier stage fit at once.
 
     Raises:
-        UserError: fewer cores than workers. (On a cluster executors may still be on their way: Spark waits for them.)
+        UserError: there are fewer cores than workers. (On a cluster Spark waits for executors that start late.)
     """
     sc = spark.sparkContext
     if not (sc.master or "").startswith("local"):
@@ -240,7 +248,7 @@ def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> No
 
 
 def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
-    """Return the type of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
+    """Return the type of each column of the matrix: `c`, codes that are split by sets, or `q`, a number."""
     types = []
     for f in matrix_features(inputs.schema):
         few = f.kind is Kind.CATEGORICAL and f.cardinality is not None and f.cardinality <= conf.max_categories
@@ -249,7 +257,7 @@ def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
 
 
 def eval_metric(conf: Trees, k: int) -> str:
-    """Return the metric of early stopping, as XGBoost names it. `k`: of NDCG."""
+    """Return XGBoost's name of the metric of early stopping; `k`: number of places for NDCG."""
     return {"classification": "logloss", "ranking": f"ndcg@{k}", "regression": "rmse"}[conf.objective]
 
 
@@ -305,19 +313,19 @@ def fit(
 
     Args:
         spark: an active session with room for all workers at once.
-        rows: at least one of each split.
-        conf: the section `baseline`, or `second_stage`.
-        seed: of the row sample, and of the trees'.
-        k: of NDCG, for ranking.
+        rows: rows of the splits, at least one of each.
+        conf: the section `baseline` or `second_stage`.
+        seed: seed of the row sample and of the trees' samples.
+        k: number of places for NDCG, for ranking.
         device: `cpu` or `cuda`.
-        name: of the stage.
+        name: name of the stage.
     """
     import xgboost.spark
 
     workers = workers_for(rows, conf)
     if workers < conf.workers:
         log.info("%s: %d worker(s), as a split has no more row groups (workers is %d)", name, workers, conf.workers)
-    # Its INFO lines are dumps of parameters.
+    # Its INFO lines only repeat parameters.
     logging.getLogger("XGBoost-PySpark").setLevel(logging.WARNING)
     weighted = rows.weight is not None
     parameters = estimator_parameters(
@@ -338,11 +346,10 @@ def fit(
 
 
 def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> DataFrame:
-    """Return the matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float; and what else is
-    requested.
+    """Return the matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float.
 
-    With `weight`: a row's weight, 1 where it validates. With `valid`: whether it does. For ranking: each list is whole
-    and in one partition, under a number there.
+    With weights it has a column `weight`, 1 for validation rows. With validation rows it has a boolean `valid`. For
+    ranking it has a number of each list, and all rows of a list are in one partition.
     """
     names = [f"f{i}" for i in range(rows.inputs.width)]
     further_columns = [c for c in (rows.group, rows.weight) if c is not None]
@@ -378,7 +385,7 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
     if rows.group is None:
         return tasks.mapInArrow(read, ddl)
     frame = tasks.mapInArrow(read, f"{ddl}, {_LIST} bigint, {_ROW} bigint")
-    # By the row's number, too: the order in which rows come out of a shuffle is any.
+    # Sort by the row's number too, since rows leave a shuffle in any order.
     frame = frame.repartition(workers, _LIST).sortWithinPartitions(_LIST, _ROW)
     return frame.mapInArrow(_number_lists, f"{ddl}, {_LIST} int, {_ROW} bigint").drop(_ROW)
 
@@ -401,7 +408,7 @@ def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 class TrainingProgress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
-    """A line every few seconds from the first worker, on its standard error (on one machine: the user's terminal)."""
+    """Progress of the first worker, a line every few seconds on its standard error (locally the user's terminal)."""
 
     def __init__(self, rounds: int, metric: str, name: str) -> None:
         super().__init__()

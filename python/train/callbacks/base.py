@@ -1,4 +1,4 @@
-"""The hooks of the training loop: what watches a run without a line in the loop is a `Callback`."""
+"""Hooks of the training loop: a `Callback` observes a run without code in the loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step that was taken."""
+    """Figures of a completed step."""
 
-    #: From 1, over all epochs.
+    #: Number of the step, from 1, over all epochs.
     step: int
-    #: From 1.
+    #: Number of the epoch, from 1.
     epoch: int
     #: Mean loss over the rows of the global batch, before the step.
     loss: float
@@ -22,7 +22,7 @@ class StepEnd:
 
 
 class Callback:
-    """Each hook does nothing unless it is overridden. All ranks call the same hooks in the same order.
+    """Hooks that do nothing unless they are overridden. All ranks call the same hooks in the same order.
 
     Phases nest: `step` holds `data`, `lookup`, `dense forward`, `dense backward` and `optimizer`; `evaluate` and
     `checkpoint` come between steps.

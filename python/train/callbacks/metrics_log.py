@@ -1,11 +1,11 @@
-"""The learning curve, and metrics.jsonl: what the loop measured, one JSON object a line, for people's own tools.
+"""The learning curve, and metrics.jsonl: measurements of the loop, one JSON object a line, for users' own tools.
 
     {"kind": "train", "step": 20, "epoch": 1, "loss": 0.51, "samples_per_s": 20110.5, "dense_rate": 0.001, ...}
     {"kind": "eval", "step": 400, "epoch": 1, "auc": 0.74, "log_loss": 0.44, ...}
 
-Lines appear as they come, in a file for each launch; the one that goes to the end makes its file that of the run. A
-launch that resumes from a checkpoint begins its own with the lines that lead there, so that the file reads like that of
-a run that was never interrupted.
+Each launch writes a file of its own, line by line. The launch that completes the run renames its file to that of the
+run. A launch that resumes from a checkpoint begins its file with the lines up to that checkpoint, so the file is like
+that of a run without interruption.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.train.callbacks.progress import LoopProgress
 
-#: Points of the learning curve.
+#: Number of points of the learning curve.
 _CURVE_POINTS = 100
 
 
@@ -30,8 +30,8 @@ class MetricsFile:
     """Rank 0's file of a launch.
 
     Args:
-        path: the file; None: this rank keeps none.
-        lines: that it begins with.
+        path: path of the file; None: this rank writes none.
+        lines: first lines.
     """
 
     def __init__(self, path: Location | None, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -46,20 +46,20 @@ class MetricsFile:
 
 
 def read_metrics(path: Location) -> list[Line]:
-    """Return the whole lines of a metrics.jsonl."""
+    """Return the complete lines of a metrics.jsonl."""
     text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def lines_before(progress: LoopProgress, files: Iterable[Location]) -> list[Line]:
-    """Return the lines of the steps that lead to a checkpoint, in order.
+    """Return the lines of the steps up to a checkpoint, in order.
 
-    Launches that were overtaken have measured steps, too, which were then taken again from an older checkpoint: a line
-    counts if it says what the checkpoint remembers of its step. Of one that no file has there is what it remembers.
+    Launches that were overtaken may have measured steps that were repeated later. So a line counts only if it agrees
+    with the checkpoint's own record of its step. A step that no file has gets a line from that record.
 
     Args:
-        progress: of the checkpoint.
-        files: of earlier launches.
+        progress: progress in the checkpoint.
+        files: files of earlier launches.
     """
     if not progress.step:
         return []
@@ -77,16 +77,16 @@ def lines_before(progress: LoopProgress, files: Iterable[Location]) -> list[Line
 
 
 class MetricsLog(Callback):
-    """Mean loss and speed between two points of the curve; evaluations and checkpoints do not count as time.
+    """Log of mean loss and speed between points of the curve, without the time of evaluations and checkpoints.
 
     The sums are in `progress`, so that a checkpoint between two points loses nothing.
 
     Args:
-        path: of metrics.jsonl; None: this rank keeps none.
-        progress: its curve grows.
-        total_steps: of the run; the last one closes a point.
+        path: path of metrics.jsonl; None: this rank writes none.
+        progress: progress of the loop, to whose curve points are added.
+        total_steps: steps of the run; the last one closes a point.
         batch_size: rows of a step over all ranks.
-        earlier: the files of earlier launches.
+        earlier: files of earlier launches.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class MetricsLog(Callback):
         self._since = time.perf_counter()
 
     def _close_point(self, epoch: int) -> dict[str, float]:
-        """Add a point to the curve; it is returned, too."""
+        """Add a point to the curve, and return it."""
         p = self._progress
         speed = p.open_steps * self._batch_size / max(p.open_seconds, 1e-9)
         point = {

@@ -1,7 +1,6 @@
-"""The progress of a run: the loop's state and history, and how far it is, as rank 0 writes it and the driver shows it.
+"""Progress of a run: state and history of the loop, and the progress that rank 0 writes and the driver shows.
 
-Rank 0 writes to a file, because Horovod forwards the ranks' standard output in blocks of 64 KiB: minutes of silence,
-then all at once.
+Rank 0 writes to a file, since Horovod forwards standard output of ranks in blocks of 64 KiB, which may take minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from headrace.train.job import Job
 
 
 class Monitor(NamedTuple):
-    """The metric that says which evaluation is the best."""
+    """The metric by which the best evaluation is chosen."""
 
     metric: str
     #: Whether a lower value is better.
@@ -35,7 +34,7 @@ class Monitor(NamedTuple):
 
     @property
     def best(self) -> str:
-        """`lowest log loss`."""
+        """Text such as `lowest log loss`."""
         return f"{'lowest' if self.falls else 'highest'} {self.metric.replace('_', ' ')}"
 
 
@@ -43,11 +42,11 @@ LOG_LOSS = Monitor("log_loss", True)
 
 
 def monitor_of(train: Train, predicts: str) -> Monitor:
-    """`train.monitor`. In place of the log loss of a model that predicts numbers rmse, of one that only orders the AUC.
+    """Return `train.monitor`; in place of log loss, rmse for a model of numbers, AUC for one that only orders rows.
 
     Args:
-        train: the run's settings.
-        predicts: of the model, see `ShardedModel.predicts`.
+        train: settings of the run.
+        predicts: see `ShardedModel.predicts`.
     """
     if predicts == "number":
         return Monitor("mae" if train.monitor == "mae" else "rmse", True)
@@ -57,7 +56,7 @@ def monitor_of(train: Train, predicts: str) -> Monitor:
 
 
 def spec_monitor(spec: Spec) -> Monitor:
-    """Return `monitor_of` the neural model of a spec, as far as the spec says what it predicts."""
+    """Return `monitor_of` the neural model of a spec, from what the spec alone tells about its predictions."""
     if spec.model.loss is not None:
         return monitor_of(spec.train, spec.model.loss.predicts)
     return monitor_of(spec.train, "number" if spec.features.label_type == "number" else "probability")
@@ -68,7 +67,7 @@ class LoopProgress(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    #: Steps taken.
+    #: Number of completed steps.
     step: int = 0
     #: Seconds of training, over all runs.
     seconds: float = 0.0
@@ -80,13 +79,13 @@ class LoopProgress(BaseModel):
     evals: list[dict[str, float | None]] = Field(default_factory=list)
 
     def best(self, monitor: Monitor = LOG_LOSS) -> int | None:
-        """Return the index in `evals` of the best one, the first of equals; None before the first evaluation."""
+        """Return the index in `evals` of the best evaluation, of equals the first; None without evaluations."""
         values = [e.get(monitor.metric) for e in self.evals]
         worst_first = [math.inf if v is None else v if monitor.falls else -v for v in values]
         return worst_first.index(min(worst_first)) if worst_first else None
 
     def best_step(self, monitor: Monitor = LOG_LOSS) -> int | None:
-        """Return the step that `best` was evaluated at."""
+        """Return the step of the best evaluation."""
         best = self.best(monitor)
         return None if best is None else int(self.evals[best]["step"] or 0)
 
@@ -110,7 +109,7 @@ _POLL_SECONDS = 0.25
 class ProgressEvent:
     """Progress of the run, as rank 0 reports it."""
 
-    #: evaluated: in mid-training, on the split `valid`, with `metrics`; evaluate: at the end of training.
+    #: evaluated: an evaluation during training, on the split `valid`, with `metrics`; evaluate: that at the end.
     phase: Literal["train", "evaluated", "evaluate", "save"]
     step: int = 0
     total: int = 0
@@ -124,18 +123,18 @@ class ProgressEvent:
     metrics: dict[str, float | None] | None = None
 
 
-#: Takes rank 0's progress.
+#: Function that receives rank 0's progress.
 OnProgress = Callable[[ProgressEvent], None]
 
 
 class ProgressReporter(Callback):
-    """Progress from the loop, at most every `job.progress_seconds`, first and last step always.
+    """Reporter of the loop's progress at the first and last step, and at most every `job.progress_seconds`.
 
     Args:
-        on_progress: takes it.
+        on_progress: receives the progress.
         job: the run.
-        first_step: steps that were taken before the loop began.
-        total_steps: of the run.
+        first_step: steps that were completed before the loop began.
+        total_steps: steps of the run.
     """
 
     def __init__(self, on_progress: OnProgress, job: Job, first_step: int, total_steps: int) -> None:
@@ -182,7 +181,7 @@ def show(event: ProgressEvent) -> str:
 
 
 class ProgressWriter(logging.Handler):
-    """Rank 0's side: progress, and as a logging handler its log lines, one JSON object a line."""
+    """Writer of rank 0's progress and, as a logging handler, of its log lines: one JSON object a line."""
 
     def __init__(self, path: Location) -> None:
         super().__init__()
@@ -199,7 +198,7 @@ class ProgressWriter(logging.Handler):
 
 
 class ProgressBar:
-    """Progress for people: one bar that rewrites itself on a terminal, elsewhere a log line every `every` seconds."""
+    """Progress for users: on a terminal a bar that is rewritten, elsewhere a log line every `every` seconds."""
 
     def __init__(self, out: TextIO | None = None, every: float = 5.0) -> None:
         self._out = out or sys.stderr
@@ -211,7 +210,7 @@ class ProgressBar:
 
     def update(self, event: ProgressEvent) -> None:
         if event.phase == "evaluated":
-            return  # rank 0's log says it
+            return  # rank 0's log has it
         now = time.monotonic()
         last = event.step == event.total
         if self._terminal and event.phase == "train":
@@ -239,10 +238,10 @@ class ProgressBar:
 
 
 class ProgressReader:
-    """The driver's side: reads the file as it grows, in a thread, for the length of a `with` block.
+    """Reader of the driver: a thread that follows the growing file during a `with` block.
 
     Args:
-        path: the speaker's file; it may not be there yet.
+        path: path of rank 0's file, which may not exist yet.
         on_progress: called with each event, before it is shown.
     """
 
@@ -272,7 +271,7 @@ class ProgressReader:
                 f.seek(self._offset)
                 content = f.read()
         except OSError:
-            return  # it is not there yet, or the store is away: it will be read
+            return  # the file does not exist yet, or the store is away: try again later
         complete = content.rfind(b"\n") + 1
         self._offset += complete
         for line in content[:complete].splitlines():

@@ -1,7 +1,7 @@
-"""Time of a step by part: spans that nest, each second counted once; the waiting of collectives; profile mode.
+"""Time of a step by part: nested spans, with each second counted once; waits of collectives; profile mode.
 
-A span's own time is its length without the spans inside it, so the parts of a step add up to the step. Names are those
-of `PARTS`; `step` is the outermost, and its own time is the loop's bookkeeping.
+A span's own time is its length without the spans inside it, so the parts of a step add up to the step. Spans have the
+names of `PARTS`; `step` is the outermost one, and its own time is the loop's bookkeeping.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from headrace.train.job import Job
 
 T = TypeVar("T")
 
-#: What a step is made of, in the order of the table. `lookup` is the embeddings' work of both directions on this rank:
-#: sorting out ids, reading rows, pooling, summing gradients; `exchange` all waiting for messages, the dense gradients'
-#: among them; `loop` what is left: bookkeeping, metrics.
+#: Parts of a step, in the order of the table. `lookup`: work on embeddings in both directions on this rank (sorting
+#: ids, reading rows, pooling, summing gradients); `exchange`: all waits for messages, including dense gradients;
+#: `loop`: the rest (bookkeeping, metrics).
 PARTS = ("data", "lookup", "exchange", "dense forward", "dense backward", "optimizer", "loop")
-#: Steps whose spans are kept for the trace, after as many as the first that are left out: allocators warm up.
+#: Number of steps in the trace, after equally many that are left out while allocators warm up.
 TRACED_STEPS = 20
 _WARM_UP = 3
 OUTSIDE = -1
@@ -47,7 +47,7 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Event:
-    """A span as it was: seconds by `time.perf_counter`, the thread, and the step (from 0) or OUTSIDE of any."""
+    """A completed span: seconds by `time.perf_counter`, the thread, and the step (from 0), or OUTSIDE of steps."""
 
     name: str
     start: float
@@ -57,20 +57,20 @@ class Event:
 
 
 class Tracer(Callback):
-    """Spans of this rank's threads. The loop's thread nests spans; others add whole ones.
+    """Recorder of this rank's spans. The loop's thread nests them; other threads add completed ones.
 
-    A phase of the loop is a span.
+    Each phase of the loop is a span.
     """
 
     def __init__(self) -> None:
-        #: Own seconds by part, of whole steps.
+        #: Own seconds by part, summed over completed steps.
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = 0
         self.events: list[Event] = []
         self._open: list[list[Any]] = []  # name, start, seconds of the spans inside
         self._own_seconds: dict[str, float] = {}
         self._thread = threading.get_ident()
-        #: Added to `perf_counter` seconds: seconds since the epoch, which ranks of other machines share.
+        #: Offset from `perf_counter` to seconds since 1970, which ranks on other machines share.
         self.epoch = time.time() - time.perf_counter()
 
     def on_phase_start(self, phase: str) -> None:
@@ -80,7 +80,7 @@ class Tracer(Callback):
         self.leave()
 
     def enter(self, name: str) -> None:
-        """Begin a span inside those that are open."""
+        """Begin a span inside the open ones."""
         if threading.get_ident() == self._thread:
             self._open.append([name, time.perf_counter(), 0.0])
 
@@ -89,7 +89,7 @@ class Tracer(Callback):
         if threading.get_ident() != self._thread:
             return
         end = time.perf_counter()
-        in_step = self._open[0][0] == "step"  # an evaluation looks up, too
+        in_step = self._open[0][0] == "step"  # evaluations have lookups too
         name, start, inside = self._open.pop()
         if self._open:
             self._open[-1][2] += end - start
@@ -110,7 +110,7 @@ class Tracer(Callback):
 
     @property
     def counted(self) -> int:
-        """Steps that `seconds` is the sum of."""
+        """Number of steps that `seconds` sums."""
         return max(0, self.steps - _WARM_UP)
 
     def _keep(self, event: Event) -> None:
@@ -127,7 +127,7 @@ class Tracer(Callback):
             self.leave()
 
     def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """Yield the same items; the time that each takes to come is a span of the thread that asks."""
+        """Yield the same items; the wait for each item is a span of the calling thread."""
         while True:
             start = time.perf_counter()
             try:
@@ -138,7 +138,7 @@ class Tracer(Callback):
             yield item
 
     def attach(self, embeddings: nn.Module) -> None:
-        """Note the lookups of a module, forward and backward."""
+        """Record the lookups of a module, forward and backward."""
         embeddings.register_forward_pre_hook(lambda module, args: self.enter("lookup"))
         embeddings.register_forward_hook(self._after_lookup)
 
@@ -148,7 +148,7 @@ class Tracer(Callback):
             out.span = lambda: self.span("lookup")
             return
         node = out.grad_fn
-        # The output may be a view of what the lookup's own function returned.
+        # The output may be a view of the result of the lookup's autograd function.
         while node is not None and "Lookup" not in node.name():
             node = node.next_functions[0][0] if node.next_functions else None
         if node is not None:
@@ -157,7 +157,7 @@ class Tracer(Callback):
 
 
 class NoOpTracer(Tracer):
-    """Notes nothing."""
+    """Tracer that records nothing."""
 
     def enter(self, name: str) -> None:
         return None
@@ -173,9 +173,9 @@ class NoOpTracer(Tracer):
 
 
 def collect_profile(job: Job, tracer: Tracer, collective: Collective) -> dict[str, float]:
-    """Milliseconds of a step by part, mean over steps and ranks, and `step`; write the trace. Collective.
+    """Write the trace, and return the mean milliseconds of a step by part, and of `step`, over steps and ranks.
 
-    The trace's parts travel by the run's folder, which all ranks share.
+    Collective. The ranks exchange parts of the trace by the run's folder, which all share.
     """
     steps = max(1, tracer.counted)
     local_times = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
@@ -226,7 +226,7 @@ def show_profile(profile: dict[str, float], trace: Location) -> str:
 
 
 class InstrumentedCollective:
-    """A Collective whose waiting is noted: for the watchdog's deadline, and as spans `exchange`."""
+    """A Collective that records its waits: for the watchdog's deadline, and as spans `exchange`."""
 
     def __init__(self, inner: Collective, watchdog: Watchdog, tracer: Tracer) -> None:
         self._inner, self._watchdog, self._tracer = inner, watchdog, tracer
@@ -241,7 +241,7 @@ class InstrumentedCollective:
             yield
 
     def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
-        """See headrace.comm.base.subgroup_all_to_all."""
+        """Return the wrapped collective's messages for `ranks`; see headrace.comm.base.subgroup_all_to_all."""
         subgroup = subgroup_all_to_all(self._inner, ranks)
         return None if subgroup is None else _InstrumentedAllToAll(subgroup, self._waits)
 
@@ -254,11 +254,11 @@ class InstrumentedCollective:
 
     @property
     def channel(self) -> MessageChannel | None:
-        """See headrace.comm.base.channel_of."""
+        """The wrapped collective's channel; see headrace.comm.base.channel_of."""
         return None if channel_of(self._inner) is None else self
 
     def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
-        """See headrace.comm.base.MessageChannel."""
+        """Reserve a message; see headrace.comm.base.MessageChannel."""
         channel = channel_of(self._inner)
         assert channel is not None
         with self._waits("all_to_all"):
@@ -282,7 +282,7 @@ class InstrumentedCollective:
 
 
 class _InstrumentedAllToAll:
-    """See InstrumentedCollective."""
+    """All-to-all of a subgroup that records its waits."""
 
     def __init__(self, inner: AllToAll, waits: Callable[[str], AbstractContextManager[None]]) -> None:
         self._inner, self._waits = inner, waits
@@ -299,7 +299,7 @@ class _InstrumentedAllToAll:
 
 
 class _InstrumentedMessage:
-    """A message whose waiting is noted."""
+    """A message that records its wait."""
 
     def __init__(self, inner: Message, waits: Callable[[str], AbstractContextManager[None]]) -> None:
         self._inner, self._waits = inner, waits

@@ -1,13 +1,13 @@
-"""The stall watchdog: each rank writes a heartbeat to a file, and none waits for ever for one that is silent.
+"""The stall watchdog: each rank writes a heartbeat to a file, and no rank waits for ever for a silent one.
 
     ranks-TOKEN/rank-00001.json    {"rank": 1, "host": "node7", "pid": 4711, "step": 63, "phase": "train",
                                     "waiting": "all_reduce_sum", "waited": 12.1, "beat": 60}
 
-A thread of each rank writes its file every second, also while its loop waits in a message. Where that takes longer than
-the deadline, the rank looks which files of the others still change, leaves a message that names the missing, and ends
-its process: then Horovod ends the others, and the launch goes on from the last checkpoint. Horovod's own limits
-(`HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`, `HOROVOD_GLOO_TIMEOUT_SECONDS`; headrace.train.launch) are set behind this
-one: they know tensors, not steps.
+A thread of each rank writes its file every second, also while the loop waits for a message. If that takes longer than
+the deadline, the rank checks which files of other ranks still change, writes a message that names the missing ranks,
+and ends its process. Horovod then ends the other ranks, and the launch resumes from the last checkpoint. Horovod's own
+limits (`HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`, `HOROVOD_GLOO_TIMEOUT_SECONDS`; headrace.train.launch) are longer: they
+know tensors, not steps.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ _HEARTBEAT_SECONDS = 1.0
 _STALLED = "stalled"
 #: Phases of the loop that the heartbeat names.
 _PHASES = {"step": "train", "evaluate": "evaluate", "checkpoint": "checkpoint"}
-#: A file that has not changed for so many beats is that of a rank that is dead, stopped or cut off.
+#: Beats without a change of its file after which a rank counts as dead, stopped or cut off.
 _SILENT_BEATS = 3
 
 
 class Watchdog(Callback):
-    """Writes this rank's heartbeat and looks for stalls. A request to stop is noted here, too: by a signal or the
-    driver's file.
+    """Callback that writes this rank's heartbeat, detects stalls, and notes requests to stop.
+
+    A request to stop is a signal, or a file of the driver.
 
     Args:
-        folder: of the ranks' files, on a file system that all share; None: nobody watches.
+        folder: folder of the ranks' files, on a file system that all share; None: no watching.
         world: the ranks.
         deadline: seconds that a message may take.
-        stop_file: the driver makes it to ask for a stop.
-        on_stall: called with the message; default: leave it in `folder` and end the process.
+        stop_file: file that the driver creates to request a stop.
+        on_stall: called with the message; default: write it to `folder` and end the process.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Watchdog(Callback):
         self._closed = threading.Event()
         self._beats = 0
         self._interval = min(_HEARTBEAT_SECONDS, deadline / 5)
-        #: By rank, its last heartbeat, and when that was new to this rank.
+        #: Last heartbeat of each rank, and the time at which this rank first saw it.
         self._heartbeats: dict[int, tuple[str, float]] = {}
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if folder is not None:
@@ -94,7 +95,7 @@ class Watchdog(Callback):
         self.step = step.step
 
     def on_signals(self) -> None:
-        """Take SIGTERM as a request to stop after the step."""
+        """Treat SIGTERM as a request to stop after the step."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
@@ -116,12 +117,12 @@ class Watchdog(Callback):
 
     def _run(self) -> None:
         with suppress(OSError, StoreRefused):
-            self._write_heartbeat(None, 0.0)  # a rank that dies in its first second is known, too
+            self._write_heartbeat(None, 0.0)  # now, for a rank that dies in its first second
         while not self._closed.wait(self._interval):
             self._beats += 1
             waiting = self._waiting
             waited = time.monotonic() - waiting[1] if waiting else 0.0
-            with suppress(OSError, StoreRefused):  # a full disk is the checkpoints' to report
+            with suppress(OSError, StoreRefused):  # the writer of checkpoints reports a full disk
                 self._write_heartbeat(waiting[0] if waiting else None, waited)
             with suppress(OSError, StoreRefused):  # it is away: what is written there says so
                 if self._stop_file is not None and self._stop_file.exists():
@@ -130,7 +131,7 @@ class Watchdog(Callback):
                 self._read_heartbeats()
             if waiting and waited > self._deadline:
                 message = self._stall_message(waiting[0], waited)
-                # Files were written and read since the look at the message: it may have come.
+                # The message may have arrived during the reading of files.
                 if self._waiting is waiting:
                     self._on_stall(message)
                     return

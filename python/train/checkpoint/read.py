@@ -1,12 +1,12 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped, on any number of ranks.
+"""Checkpoints: everything that a run needs to resume on any number of ranks as if it had never stopped.
 
     checkpoints/step-00000200/
         embeddings/...        rows and optimizer states by table and range (headrace.embeddings.checkpoint.shards)
-        dynamic/...           tables of raw ids, where there are any (headrace.embeddings.checkpoint.dynamic)
+        dynamic/...           tables of raw ids, if there are any (headrace.embeddings.checkpoint.dynamic)
         dense.safetensors     `model/<name>` and `optimizer/<number>/<state>`
         checkpoint.json       the loop's position and history, the dense file's checksum; written last
 
-The folder appears by one rename when all ranks have written. A kill at any moment leaves the checkpoints there were.
+The folder appears by one rename when all ranks have written. A kill at any moment leaves the earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DYNAMIC = "dynamic"
 
 
 class CheckpointedModel(Protocol):
-    """The part of a model that a checkpoint holds: its sharded tables, and the rest as a state dict."""
+    """The parts of a model in a checkpoint: its sharded tables, and the rest as a state dict."""
 
     @property
     def embeddings(self) -> ShardedEmbeddings: ...
@@ -54,11 +54,11 @@ class CheckpointedModel(Protocol):
 
 
 class CheckpointRecord(BaseModel):
-    """checkpoint.json. `sha256` is of this record with an empty one."""
+    """Content of checkpoint.json; `sha256` is the digest of this record with an empty `sha256`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    #: Fingerprint of what must not change between a run and its continuation.
+    #: Fingerprint of the settings that must not change between a run and its continuation.
     config: str
     progress: LoopProgress
     dense: FileRecord
@@ -74,7 +74,7 @@ def step_name(step: int) -> str:
 
 
 def list_steps(folder: Location) -> list[int]:
-    """Return the steps of the committed checkpoints, newest first; loading finds out if they are whole."""
+    """Return the steps of the committed checkpoints, newest first; loading them finds damage."""
     names = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
     return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
@@ -91,19 +91,19 @@ def restore(
     config: str,
     check_fence: Callable[[], None] = lambda: None,
 ) -> LoopProgress | None:
-    """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
+    """Load the newest checkpoint that is complete on all ranks; return None without one. Collective.
 
-    A damaged one is refused by name in the log and the one before is tried. After None, model and optimizer may hold
-    parts of a refused one: make them anew (that is so only where `list_steps` is not empty).
+    A damaged checkpoint is named in the log, and the one before it is tried. After None, model and optimizer may have
+    parts of a damaged checkpoint: create new ones (only if `list_steps` is not empty).
 
     Args:
-        folder: of the checkpoints.
-        model: a new one, on all ranks.
-        dense: the optimizer of what is no embedding.
+        folder: folder of the checkpoints.
+        model: a new model, on all ranks.
+        dense: the optimizer of the dense part.
         collective: the ranks.
-        config: the fingerprint of what must not have changed since.
-        check_fence: called by the chief before it removes what dead writers left; does not return where another launch
-            has begun, whose checkpoint that may be.
+        config: fingerprint of the settings that must not have changed.
+        check_fence: called by the chief before it removes files of dead writers; does not return if another launch has
+            begun, which may be writing such files.
 
     Raises:
         UserError: the checkpoints belong to another configuration.
@@ -111,7 +111,7 @@ def restore(
     if collective.world.is_chief:
         check_fence()
         folder.discard_unfinished()
-    # The chief's list is everybody's: a listing of a shared file system may lag on another machine.
+    # All ranks use the chief's list, since a shared file system's listing may lag on another machine.
     steps = _from_chief(list_steps(folder), collective)
     for step in steps:
         path = folder / step_name(step)
@@ -131,7 +131,7 @@ def restore_step(
     """Load the checkpoint of one step. Collective.
 
     Raises:
-        UserError: it is damaged, here or on another rank.
+        UserError: the checkpoint is damaged, here or on another rank.
     """
     path = folder / step_name(step)
     progress, problem = _try_load(path, model, dense, collective, config)
@@ -142,7 +142,7 @@ def restore_step(
 def _try_load(
     path: Location, model: CheckpointedModel, dense: DenseOptimizer, collective: Collective, config: str
 ) -> tuple[LoopProgress | None, UserError | None]:
-    """Load a checkpoint: its progress where all ranks could; else None, and this rank's error, if it had one."""
+    """Load a checkpoint; return its progress if all ranks could, else None and this rank's error, if it had one."""
     problem: UserError | None = None
     progress = None
     try:

@@ -1,7 +1,8 @@
-"""Checkpoints are written: now, or by a thread of each rank while training goes on.
+"""Writer of checkpoints: at once, or by a thread of each rank while training goes on.
 
-In a store of objects they always go up while training goes on: a rank writes its files to its host's disk, and a thread
-uploads them. When all ranks have, a thread of the chief writes the record and, last, the list that publishes them.
+In a store of objects they are always uploaded while training goes on: a rank writes its files to its host's disk, and a
+thread uploads them. When all ranks are ready, a thread of the chief writes the record and then the list that publishes
+them.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ from headrace.train.job import Diverged
 from headrace.train.optim import DenseOptimizer
 
 T = TypeVar("T")
-#: Files of a rank that are uploaded at once.
+#: Number of a rank's files that are uploaded at the same time.
 _UPLOADS = 4
 
 
 class CheckpointWriter:
-    """Writes checkpoints `folder/step-NNNNNNNN`, now or while training goes on. All its methods are collective.
+    """Writer of checkpoints `folder/step-NNNNNNNN`, at once or in the background. All methods are collective.
 
-    In the background, `save` copies what is to be written (a second time the memory of the rank's rows) and returns; a
-    thread of each rank writes it; `poll`, called after each step, makes it visible `lag` steps later, or `finish` at
-    once. Between, a kill leaves the checkpoints there were.
+    In the background, `save` copies the state (which takes the memory of the rank's rows again) and returns, and a
+    thread of each rank writes it. `poll`, called after each step, publishes it `lag` steps later; `finish` publishes it
+    at once. A kill before that leaves the earlier checkpoints.
 
-    In a store of objects `poll` waits for nothing: each `lag` steps it asks whether all ranks have uploaded. One
-    checkpoint is on its way at a time; the next `save` waits for it.
+    In a store of objects `poll` does not wait: every `lag` steps it checks whether all ranks have uploaded. Only one
+    checkpoint is being uploaded at a time; the next `save` waits for it.
     """
 
     def __init__(
@@ -68,20 +69,19 @@ class CheckpointWriter:
         background: bool = False,
         lag: int = 1,
     ) -> None:
-        """See the class.
+        """Create a writer; see the class.
 
         Args:
-            folder: of all checkpoints of a run.
-            collective: the ranks; they share the file system, or the store.
-            config: fingerprint of what must not change between a run and its continuation.
-            keep: the newest so many stay.
-            check_fence: called by the chief before it empties a checkpoint's place, before the rename, and before it
-                removes others; raises where another launch has taken over.
-            token: of this launch. In a store of objects it names the place of a checkpoint's files, so that ranks that
-                an earlier launch left behind, and that go on uploading, write none of this one's; empty: there are
-                no such ranks.
-            background: see the class.
-            lag: steps, the same on all ranks.
+            folder: folder of all checkpoints of a run.
+            collective: the ranks, which share the file system or the store.
+            config: fingerprint of the settings that must not change between a run and its continuation.
+            keep: number of newest checkpoints to keep.
+            check_fence: called by the chief before it empties a checkpoint's folder, before the rename, and before it
+                removes others; raises if another launch has taken over.
+            token: token of this launch. In a store of objects the folder of a checkpoint's files is named after it, so
+                ranks of an earlier launch that still upload write to another one; empty: there are no such ranks.
+            background: whether to write in the background.
+            lag: number of steps, the same on all ranks.
         """
         self._folder, self._collective, self._config, self._keep = folder, collective, config, keep
         self._check_fence, self._background, self._lag = check_fence, background, lag
@@ -95,10 +95,10 @@ class CheckpointWriter:
     def save(
         self, model: CheckpointedModel, dense: DenseOptimizer, progress: LoopProgress, keep_step: int | None = None
     ) -> None:
-        """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others.
+        """Finish the previous checkpoint, then begin that of `progress.step`. `keep_step` is not removed with old ones.
 
         Raises:
-            Diverged: what would be saved is NaN or infinite somewhere; all ranks raise it, and nothing is written.
+            Diverged: a number to save is NaN or infinite on some rank; all ranks raise it, and nothing is written.
         """
         with self._timed():
             self._save(model, dense, progress, keep_step)
@@ -109,7 +109,7 @@ class CheckpointWriter:
         self._finish()
         self._check_finite(model, dense, progress.step)
         if self._collective.world.is_chief:
-            # The place of this step may be the one that the other launch is filling.
+            # Another launch may be writing to this step's folder.
             self._check_fence()
         final = self._folder / step_name(progress.step)
         tensors = {f"model/{k}": v for k, v in model.dense_state().items()}
@@ -119,7 +119,7 @@ class CheckpointWriter:
             embeddings = embeddings.snapshot()
             dynamic = None if dynamic is None else dynamic.snapshot()
             tensors = {k: v.clone() for k, v in tensors.items()}
-        progress = progress.model_copy(deep=True)  # the loop's goes on
+        progress = progress.model_copy(deep=True)  # the loop continues to change its own
         stack = ExitStack()
         if self._uploads:
             if self._collective.world.is_chief:
@@ -164,7 +164,7 @@ class CheckpointWriter:
                 copies.drop(place)
             return written
 
-        # Taken out when it is called: while files go up, the copied rows need not stay.
+        # The list is emptied by the call, so that the copied rows are freed during the upload.
         calls = [write]
 
         def write_here() -> FileRecord | None:
@@ -183,7 +183,7 @@ class CheckpointWriter:
         return _Work(lambda: upload(written), True)
 
     def _check_finite(self, model: CheckpointedModel, dense: DenseOptimizer, step: int) -> None:
-        """Raise Diverged, on all ranks, where a number that would be saved is NaN or infinite on one of them."""
+        """Raise Diverged, on all ranks, if a number to save is NaN or infinite on one of them."""
         bad = [f"table '{t}'" for t in bad_rows(model.embeddings)]
         tensors = {**model.dense_state(), **{f"optimizer state {k}": v for k, v in dense.state().items()}}
         bad += [f"'{name}'" for name, x in tensors.items() if x.is_floating_point() and not bool(x.sum().isfinite())]
@@ -194,7 +194,7 @@ class CheckpointWriter:
             raise Diverged(f"training diverged: {places} holds NaN or infinite numbers after step {step}", step)
 
     def poll(self, step: int) -> None:
-        """Finish what was begun `lag` steps ago; in a store of objects, what all ranks have uploaded since."""
+        """Finish the checkpoint of `lag` steps ago; in a store of objects only if all ranks have uploaded it."""
         pending = self._pending
         if pending is None or step < pending.due:
             return
@@ -211,16 +211,15 @@ class CheckpointWriter:
     def abandon(self) -> None:
         """Upload no further file, because this rank ends by an error. Unfinished uploads stay invisible.
 
-        A process waits for such threads when it ends, and a checkpoint that lacks what other ranks no longer write is
-        not worth the time.
+        Otherwise the ending process would wait for uploads of a checkpoint that other ranks do not complete.
         """
         self._abandoned.set()
 
     def finish(self) -> None:
-        """Wait for what was begun, and make it visible; then remove all but the newest up to it.
+        """Wait for the begun checkpoint and publish it; then remove all but the newest ones.
 
         Raises:
-            OSError: this rank could not write (and whatever else stopped it).
+            OSError: this rank could not write. Other errors of the write are raised too.
         """
         with self._timed():
             self._finish()
@@ -252,7 +251,7 @@ class CheckpointWriter:
         """Let the chief's thread publish if all ranks have uploaded. Collective.
 
         Raises:
-            OSError: this rank could not upload. The others go on until they miss it.
+            OSError: this rank could not upload. Other ranks continue until they notice that it is missing.
         """
         votes = torch.tensor([float(pending.work.is_done and not pending.work.has_failed)])
         self._collective.all_reduce_sum([votes])
@@ -274,7 +273,7 @@ class CheckpointWriter:
         pending.publication = _Work(publish, True)
 
     def _complete(self, pending: _Pending, written: FileRecord | None) -> None:
-        """Write the chief's last files, when all ranks have written theirs."""
+        """Write the chief's last files, after all ranks have written theirs."""
         if written is None:
             return
         write_index(pending.partial / EMBEDDINGS)
@@ -286,24 +285,22 @@ class CheckpointWriter:
     def _remove_older(self, pending: _Pending) -> None:
         if not self._collective.world.is_chief:
             return
-        # A launch that was cut off while its list was put may come back when a later one has gone on from that step.
+        # A launch that was cut off while it wrote its list may come back after a later one has resumed from that step.
         self._check_fence()
         step, steps = pending.progress.step, list_steps(self._folder)
-        # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
+        # Checkpoints of later steps were refused as damaged when the run resumed, so they do not count.
         retained = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
         for older in steps:
             if older not in retained:
                 (self._folder / step_name(older)).remove()
 
     def _unwritten(self, e: OSError, step: int, folder: Location) -> OSError:
-        """Return the error to raise for `e`; `folder`: the target of the files, or of their copies on the way to a
-        store.
-        """
+        """Return the error to raise for `e`; `folder`: folder of the files, or of their copies before an upload."""
         message = f"the checkpoint of step {step} could not be written"
         if isinstance(e, StoreError):
             return type(e)(f"{message} ({e})")
         room = f"; {free_in(Path(folder.path))}" if folder.scheme == "file" else ""
-        # Writes to an open file name none; of a full disk the message names the folder.
+        # Errors of writes to an open file have no filename. The message about a full disk names the folder.
         filename = None if is_full(e) else e.filename or str(folder)
         return CheckpointUnwritten(e.errno, f"{message} ({e.strerror or e}{room})", filename)
 
@@ -317,11 +314,11 @@ class CheckpointWriter:
 
 
 class CheckpointUnwritten(OSError):
-    """An error of a file of a checkpoint, with the step and the room that there is in its message."""
+    """An error of a checkpoint's file; its message has the step and the free space."""
 
 
 class Abandoned(Exception):
-    """The rank that was to upload a checkpoint ends."""
+    """The rank ends before it has uploaded a checkpoint."""
 
 
 @dataclass
@@ -334,14 +331,14 @@ class _Pending:
     progress: LoopProgress
     keep_step: int | None
     work: _Work[FileRecord | None]
-    #: The step at which it is looked at again.
+    #: Step of the next check.
     due: int
-    #: Of what is uploaded.
+    #: Publication of the uploaded files by the chief; None before it.
     publication: _Work[None] | None = None
 
 
 class _Work(Generic[T]):
-    """A call, now or in a thread; its result, or its error, is had later. What it holds on to goes when it has run."""
+    """A call, at once or in a thread, whose result or error is read later. Its arguments are freed after it has run."""
 
     def __init__(self, call: Callable[[], T], background: bool) -> None:
         self._calls = [call]
@@ -368,7 +365,7 @@ class _Work(Generic[T]):
         return self._error is not None
 
     def wait(self) -> None:
-        """Wait until it is done."""
+        """Wait for the end of the call."""
         if self._thread is not None:
             self._thread.join()
 

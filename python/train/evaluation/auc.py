@@ -1,9 +1,9 @@
 """Areas under the ROC and the precision-recall curve of rows that are sorted over all ranks.
 
-Both need for each row how many rows are above it. So each rank sums up its rows of equal scores ("runs"), the ranks
-tell each other the totals of their ranges and the runs at their ends, which may go on at the next rank, and each adds
-what its part contributes. A rank of many rows goes through them range by range, as if each range were a rank's. Counts
-are whole numbers, weighted by the counts of a bootstrap's replicate: exact.
+Both need the number of rows above each row. So each rank sums up its rows of equal scores ("runs"). The ranks exchange
+the totals of their ranges and the runs at their ends, which may continue on the next rank, and each rank adds the
+contribution of its part. A rank with many rows treats them range by range, like several ranks. Counts are integers,
+weighted by the counts of a bootstrap's replicate, so the sums are exact.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _COLUMNS = 10
 
 @dataclass(frozen=True)
 class SortedRows:
-    """This rank's rows by segment, and by score inside of each: all int64 [n], labels bool [n].
+    """This rank's rows, sorted by segment and then by score: all int64 [n], labels bool [n].
 
-    `users`: position in `distinct_users`; both are None where no replicates are wanted.
+    `users`: position in `distinct_users`; both are None without replicates.
     """
 
     segments: int
@@ -68,7 +68,7 @@ class SortedRows:
 
 
 class Runs:
-    """Rows of one segment and of equal scores, which stand together. Of `rows`, where runs do not depend on weights."""
+    """Runs of `rows`: consecutive rows of one segment with equal scores. They do not depend on weights."""
 
     def __init__(self, rows: SortedRows) -> None:
         n = len(rows.order)
@@ -93,7 +93,7 @@ class Runs:
         return positives, np.add.reduceat(weights, self.starts) - positives
 
     def sum_before(self, counts: I64) -> I64:
-        """Sum of the counts of the runs before each in its segment."""
+        """Return the sum of the counts of earlier runs in the same segment, for each run."""
         excluded = np.cumsum(counts) - counts
         lengths = np.diff(np.append(self.first, len(self.starts)))
         return excluded - np.repeat(excluded[self.first], lengths)
@@ -129,7 +129,7 @@ def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_preci
         rows: sorted over the ranks: inside a segment no rank's scores are below those of the rank before it.
 
     Returns:
-        float64 [1 + replicates, segments] each, the first of the rows as they are.
+        float64 [1 + replicates, segments] each; index 0 is the value of the unweighted rows.
     """
     ranges = _ranges(rows, bootstrap)
     local_summaries = np.stack([_summaries(rows.part(part), bootstrap) for part in ranges])
@@ -143,9 +143,7 @@ def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_preci
 
 
 def _ranges(rows: SortedRows, bootstrap: Bootstrap) -> list[slice]:
-    """Return the ranges to sum up, at least one. With replicates it is all rows, since each is drawn for all users at
-    once.
-    """
+    """Return the ranges to sum up, at least one; with replicates only one, since weights are drawn for all users."""
     n = len(rows.order)
     step = max(n, 1) if bootstrap.replicates else ROWS_AT_ONCE
     return [slice(start, start + step) for start in range(0, max(n, 1), step)]
@@ -160,13 +158,13 @@ def _summaries(rows: SortedRows, bootstrap: Bootstrap) -> I64:
 def _area(gathered: I64) -> F64:
     """Return the AUC from the summaries of all ranks' ranges, int64 [ranges, 1 + replicates, segments, _COLUMNS]."""
     positives, negatives = gathered[..., _POSITIVES], gathered[..., _NEGATIVES]
-    # Python's whole numbers: the pairs of all ranks may be more than 2^63.
+    # Python's integers, since all ranks together may have more than 2^63 pairs.
     pairs = gathered[..., _PAIRS].astype(object).sum(0)
     for rank in range(len(gathered)):
         local = gathered[rank]
         below = negatives[:rank].sum(0).astype(object)
         pairs += 2 * below * positives[rank]
-        # Of the negatives before it, those that tie with its first run count half; so do those behind its last.
+        # Negatives of earlier and later ranges that tie with this range's first and last run count half.
         pairs -= local[..., _FIRST_POSITIVES].astype(object) * _tied_before(gathered, rank, _LAST_NEGATIVES)
         pairs += local[..., _LAST_POSITIVES].astype(object) * _tied_behind(gathered, rank, _FIRST_NEGATIVES)
     all_pairs = 2 * positives.sum(0).astype(object) * negatives.sum(0)
@@ -174,7 +172,7 @@ def _area(gathered: I64) -> F64:
 
 
 def _tied_before(gathered: I64, rank: int, column: int) -> I64:
-    """Sum a column over the ranks before whose last run has the scores of this rank's first."""
+    """Sum a column over earlier ranks whose last run has the score of this rank's first run."""
     local, earlier = gathered[rank], gathered[:rank]
     tied = (earlier[..., _ROWS] > 0) & (local[..., _ROWS] > 0) & (earlier[..., _LAST] == local[..., _FIRST])
     tied_sum: I64 = (earlier[..., column] * tied).sum(0)
@@ -182,7 +180,7 @@ def _tied_before(gathered: I64, rank: int, column: int) -> I64:
 
 
 def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
-    """Sum a column over the ranks behind whose first run has the scores of this rank's last."""
+    """Sum a column over later ranks whose first run has the score of this rank's last run."""
     local, later = gathered[rank], gathered[rank + 1 :]
     tied = (later[..., _ROWS] > 0) & (local[..., _ROWS] > 0) & (later[..., _FIRST] == local[..., _LAST])
     tied_sum: I64 = (later[..., column] * tied).sum(0)
@@ -190,7 +188,7 @@ def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
 
 
 def _average_precision(ranks: Ranks, parts: Mapping[int, SortedRows], gathered: I64, bootstrap: Bootstrap) -> F64:
-    """Sum over thresholds of (recall - recall of the threshold above) * precision.
+    """Return the average precision: the sum over thresholds of (recall - recall of the next higher one) * precision.
 
     Args:
         parts: this rank's ranges, by their number among all.
@@ -212,7 +210,7 @@ def _average_precision(ranks: Ranks, parts: Mapping[int, SortedRows], gathered: 
 
 
 def _add_precisions(sums: I64, places: range, runs: Runs, number: int, gathered: I64, bootstrap: Bootstrap) -> None:
-    """Add what a range's runs contribute to `sums` of exact digits, int64 [1 + replicates, places, segments]."""
+    """Add the contribution of a range's runs to `sums` of exact digits, int64 [1 + replicates, places, segments]."""
     segments = gathered.shape[2]
     above = gathered[number + 1 :].sum(0)
     tied_behind = _tied_behind(gathered, number, _FIRST_POSITIVES)
@@ -244,12 +242,12 @@ def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
 def user_metrics(
     ranks: Ranks, rows: ScoredRows, *, dimensions: Sequence[Dimension] = (), bootstrap: Bootstrap = NO_REPLICATES
 ) -> list[dict[str, F64]]:
-    """Return the mean AUC of users who have rows of both classes: of all rows, then by dimension.
+    """Return the mean AUC of users with rows of both classes: over all rows, then by dimension.
 
     gauc: weighted by the user's rows (Zhu et al., 2017; Zhou et al., 2018). user_auc: each user counts once.
 
     Returns:
-        For all rows and for each dimension, by metric: float64 [1 + replicates, slices], NaN without such a user.
+        for all rows and for each dimension, by metric: float64 [1 + replicates, slices], NaN without such a user.
 
     Raises:
         UserError: a score is NaN.

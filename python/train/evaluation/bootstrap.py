@@ -1,8 +1,8 @@
 """Confidence intervals by the Poisson bootstrap over users (Hanley and MacGibbon, 2006; Chamandy et al., 2012).
 
-A replicate counts each user so often as a Poisson variable of mean 1 says, all rows of a user alike, since they are
-not independent of each other. The variable is a function of seed, replicate and user: every rank draws the same
-for a user of whom it has some rows, and tells nobody.
+A replicate weights each user by a Poisson variable of mean 1. All rows of a user have the same weight, since they are
+not independent of each other. The variable is a function of seed, replicate and user, so all ranks draw the same number
+for a user without communication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CUMULATIVE = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(20)])
 class Bootstrap:
     """Number of replicates and their seed; without replicates there are no intervals.
 
-    `confidence`: the share of the replicates that an interval holds.
+    `confidence`: share of the replicates within an interval.
     """
 
     replicates: int = 0
@@ -35,27 +35,27 @@ class Bootstrap:
     confidence: float = 0.95
 
     def counts(self, users: I64, replicate: int) -> I64:
-        """Return the weight of each user in a replicate (from 1); replicate 0 is the rows as they are. int64 [n]."""
+        """Return the weight of each user in a replicate (from 1), int64 [n]; replicate 0 has the weights 1."""
         if replicate == 0:
             return np.ones(len(users), np.int64)
-        # Hashed twice: of ids in a row, and of replicates in a row, no pattern stays.
+        # Hash twice, so that consecutive ids and consecutive replicates leave no pattern.
         hashed = mix(mix(users, self.seed).view(np.int64), replicate)
         uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
         counts: I64 = np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
         return counts
 
     def all_counts(self, users: I64) -> Iterator[I64]:
-        """Yield `counts` of the rows as they are, then of each replicate."""
+        """Yield `counts` of replicate 0, then of each other replicate."""
         return (self.counts(users, replicate) for replicate in range(1 + self.replicates))
 
     def interval(self, values: F64) -> tuple[float, float] | None:
         """Return the middle `confidence` of the replicates' values, by percentiles.
 
         Args:
-            values: float64 [1 + replicates], the first of the rows as they are; NaN where there is none.
+            values: float64 [1 + replicates], the first of the unweighted rows; NaN where undefined.
 
         Returns:
-            None without replicates, or where less than half of them have a value.
+            (low, high); None without replicates, or if less than half of them have a value.
         """
         known = values[1:][~np.isnan(values[1:])]
         if not len(known) or 2 * len(known) < self.replicates:
@@ -68,11 +68,11 @@ class Bootstrap:
 NO_REPLICATES = Bootstrap()
 
 
-#: Smaller numbers are taken for 0.
+#: Smaller numbers count as 0.
 _SMALLEST = 2.0**-100
-#: Columns of so many rows are in memory at once, where there are no more cells.
+#: Number of rows whose columns are in memory at once, unless there are more cells.
 ROWS_AT_ONCE = 1 << 20
-#: Of some rows the columns of whole and of real numbers, by name: int64 [m] and float64 [m] each.
+#: Function that returns columns of some rows, by name: integers int64 [m] and real numbers float64 [m].
 Columns = Callable[[slice], tuple[Mapping[str, I64], Mapping[str, F64]]]
 
 
@@ -96,26 +96,26 @@ def sum_by_cell(
 def sum_columns(
     ranks: Ranks, cells: int, cell: I64, users: I64 | None, columns: Columns, bootstrap: Bootstrap
 ) -> dict[str, F64]:
-    """Add up columns of the rows of all ranks by cell. Collective.
+    """Sum columns of the rows of all ranks by cell. Collective.
 
-    Real numbers are added as whole numbers (headrace.features.learn.exact_sums) and rounded once, at the end.
+    Real numbers are summed exactly (headrace.features.learn.exact_sums) and rounded once, at the end.
 
     Args:
-        cells: how many there are.
-        cell: of each row, in [0, cells); int64 [n].
-        users: whom a replicate counts the row with; None only without replicates. int64 [n].
-        columns: gives the columns of some rows, asked for more than once. A rank's sums of whole numbers are below
-            2^53; real numbers are finite and at most 2^100, what is below 2^-100 is taken for 0.
+        cells: number of cells.
+        cell: cell of each row, in [0, cells); int64 [n].
+        users: user of each row, whose weight a replicate uses, int64 [n]; None only without replicates.
+        columns: returns the columns of some rows, and is called several times. A rank's sums of integers must be below
+            2^53. Real numbers must be finite and at most 2^100; those below 2^-100 count as 0.
         bootstrap: the replicates.
 
     Returns:
-        By column: float64 [1 + replicates, cells], the first of the rows as they are.
+        by column: float64 [1 + replicates, cells]; index 0 has the sums of the unweighted rows.
     """
     if users is None:
         distinct, of_row = np.zeros(1, np.int64), cell
         pair_cell, pair_user = np.arange(cells), np.zeros(cells, np.int64)
     else:
-        # Rows of one user in one cell count alike in every replicate: they are added up beforehand.
+        # Rows of one user in one cell have the same weight in every replicate: sum them first.
         distinct, index = np.unique(users, return_inverse=True)
         pair, of_row = np.unique(cell * max(len(distinct), 1) + index, return_inverse=True)
         pair_cell, pair_user = pair // max(len(distinct), 1), pair % max(len(distinct), 1)
@@ -150,8 +150,8 @@ def sums_by_slice(
 
     Args:
         columns: float64 [n] each, as `reals` of `sum_by_cell`.
-        users: whom a replicate counts a row with, int64 [n]; None only without replicates.
-        slices: for each dimension the position of the row's value, -1 where it is none; int64 [n].
+        users: user of each row, int64 [n]; None only without replicates.
+        slices: for each dimension, the position of the row's value, -1 without one; int64 [n].
     """
     n = len(next(iter(columns.values())))
     for number, dimension in enumerate((OVERALL, *dimensions)):
@@ -208,17 +208,20 @@ def _places(ranks: Ranks, least: float, most: float) -> range:
     return exact_sums.places(float(ranges[:, 0].min()), float(ranges[:, 1].max()))
 
 
-#: By split and metric, the value in each replicate, None where it is undefined.
+#: Values of metrics in each replicate, None where undefined, by split and metric.
 Replicates = Mapping[str, Mapping[str, Sequence[float | None]]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of a metric from the other model's.
+    """Difference of a metric from that of another model.
 
-    low, high: the middle `confidence` of the replicates' differences. p: two-sided, of the hypothesis that there is no
-    difference: twice the share of the replicates whose difference is not on the side of most, the rows themselves
-    counted as one (so it is at least 2 / (replicates + 1)), at most 1.
+    Attributes:
+        low: lower end of the middle `confidence` of the replicates' differences.
+        high: upper end.
+        p: two-sided p-value of the hypothesis of no difference: twice the share of replicates whose difference is not
+            on the majority's side, at most 1. The unweighted rows count as one replicate, so it is at least
+            2 / (replicates + 1).
     """
 
     value: float
@@ -237,17 +240,17 @@ def difference(
     """Return the difference of two models' values of a metric.
 
     Args:
-        value: of the rows as they are.
-        reference: the other model's.
-        my_replicates: in each replicate.
-        other_replicates: the other model's, of the same draws.
-        confidence: the share of the replicates' differences that the interval holds.
+        value: value of the unweighted rows.
+        reference: the same of the other model.
+        my_replicates: values in each replicate.
+        other_replicates: values of the other model, in the same replicates.
+        confidence: share of the replicates' differences within the interval.
 
     Returns:
-        None where a value is undefined, or in more than half of the replicates.
+        the difference; None if a value is undefined, or undefined in more than half of the replicates.
 
     Raises:
-        ValueError: other numbers of replicates: these were not drawn together.
+        ValueError: the numbers of replicates differ, so they were not drawn together.
     """
     if len(my_replicates) != len(other_replicates):
         raise ValueError(f"{len(my_replicates)} replicates and {len(other_replicates)} were not drawn together")
@@ -264,7 +267,7 @@ def difference(
 
 
 def write_replicates(file: Location, replicates: Replicates) -> None:
-    """Keep the replicates of a run's splits; nothing where there are none."""
+    """Write the replicates of a run's splits; write nothing without replicates."""
     if any(replicates.values()):
         file.put_text(json.dumps(replicates))
 

@@ -27,24 +27,24 @@ from headrace.train.evaluation.ranks import (
     unpacked,
 )
 
-#: Scores float32 [n] -> probabilities float64 [n], in the same order.
+#: Function from scores float32 [n] to probabilities float64 [n].
 Probability = Callable[[npt.NDArray[Any]], F64]
-#: Probabilities are kept this far from 0 and 1 in logarithms (float32's resolution next to 1).
+#: Smallest distance of probabilities from 0 and 1 in logarithms (float32's resolution next to 1).
 _EPSILON = 1e-7
-#: Parts of nearly equal size for calibration.
+#: Number of calibration bins, of nearly equal size.
 BINS = 15
-#: The metrics that are always there.
+#: Metrics that are always computed.
 BASIC = ("auc", "log_loss", "calibration", "base_rate")
-#: Those that are computed where they are asked for.
+#: Metrics that are computed on request.
 FURTHER = ("pr_auc", "normalized_entropy", "calibration_error", "error_rate")
 
-#: Those that mean nothing of scores that only order rows.
+#: Metrics that need probabilities, and have no meaning for scores that only order rows.
 OF_PROBABILITIES = ("log_loss", "calibration", "normalized_entropy", "calibration_error", "error_rate")
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows of similar predictions: their mean prediction, the share of clicks, how many."""
+    """Calibration bin: mean prediction, share of clicks, and number of rows with similar predictions."""
 
     predicted: float
     observed: float
@@ -55,8 +55,10 @@ class Bin:
 class ClickMetrics:
     """Metrics of the slices of one dimension.
 
-    values: by metric float64 [1 + replicates, slices], the first of the rows as they are, NaN where undefined;
-    rows: of each slice; bins: for each slice the parts of a calibration plot, lowest predictions first.
+    Attributes:
+        values: by metric float64 [1 + replicates, slices], with the unweighted rows at 0; NaN where undefined.
+        rows: number of rows of each slice.
+        bins: calibration bins of each slice, lowest predictions first.
     """
 
     values: dict[str, F64]
@@ -82,11 +84,11 @@ def click_metrics(
     positive with a probability of at most 0.5, or negative with a higher one. base_rate: share of positives.
 
     Args:
-        rows: this rank's, with `users` where there are replicates.
-        dimensions: those of `rows.slices`.
-        metrics: of `FURTHER`, those that are wanted besides `BASIC`.
+        rows: this rank's rows, with `users` if there are replicates.
+        dimensions: dimensions of `rows.slices`.
+        metrics: requested metrics of `FURTHER`, besides `BASIC`.
         bootstrap: replicates over users.
-        probability: what makes probabilities of scores.
+        probability: function from scores to probabilities.
 
     Raises:
         UserError: a score is NaN.
@@ -175,7 +177,7 @@ def _cells_of(ranks: Ranks, rows: SortedRows) -> I64:
 
 
 def value_of(values: F64, segment: int = 0) -> float | None:
-    """Return a metric of the rows as they are, from float64 [1 + replicates, segments]; None where it is undefined."""
+    """Return a metric of the unweighted rows, from float64 [1 + replicates, segments]; None where it is undefined."""
     value = float(values[0, segment])
     return None if np.isnan(value) else value
 
@@ -218,7 +220,7 @@ def regression_metrics(
         with np.errstate(invalid="ignore", divide="ignore"):
             n = sums["rows"]
             spread = sums["yy"] - sums["y"] ** 2 / n
-            # Of equal numbers the difference is what the division rounded.
+            # For equal numbers the spread is only a rounding error of the division.
             spread = np.where(spread > 1e-12 * sums["yy"], spread, np.nan)
             metrics.append(
                 {"rmse": np.sqrt(sums["squares"] / n), "mae": sums["sizes"] / n, "r2": 1 - sums["squares"] / spread}

@@ -1,4 +1,4 @@
-"""A model's evaluation as the spec asks for it: metrics, slices and intervals of each split. Collective."""
+"""Evaluation of a model by the spec: metrics, slices and intervals of each split. Collective."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from headrace.train.evaluation.request import SEEN, Request, carried_ids, make_d
 class Predictions:
     """Predicted rows of this rank: logits and labels float32 [n]; carried columns [n]; codes int64 [n].
 
-    Of further tasks (`train.tasks`) outputs and targets float32 [n], NaN where a row is none of the task's.
+    Further tasks (`train.tasks`) have outputs and targets float32 [n], NaN for rows that are not in the task.
 
-    In place of logits there may be any scores of which the evaluation's `probability` makes probabilities.
-    choices: what the model as a policy would choose, where `train.evaluation.off_policy` asks for it.
+    In place of logits there may be any scores that the evaluation's `probability` converts to probabilities.
+    `choices`: choices of the model as a policy, for `train.evaluation.off_policy`.
     """
 
     logits: F32
@@ -68,7 +68,7 @@ class Predictions:
         )
 
 
-#: Of the lists of the split `rank`, whatever is asked for besides.
+#: Metrics of lists of the split `rank` that are always computed.
 OF_LISTS = ("hr_at_k", "ndcg_at_k")
 
 
@@ -76,10 +76,11 @@ OF_LISTS = ("hr_at_k", "ndcg_at_k")
 class Evaluation:
     """The metrics of a split by name, None where undefined, and the calibration plot's points.
 
-    slices: one for each value, `slice`, `value`, `rows`, `metrics`, `intervals`, and `replicates` where they are asked
-    for; intervals: by metric, [low, high];
-    tasks: by further task (`train.tasks`) the record of its evaluation;
-    replicates: by metric of all rows, its value in each replicate of the bootstrap.
+    Attributes:
+        slices: a record for each value: `slice`, `value`, `rows`, `metrics`, `intervals`, and `replicates` on request.
+        intervals: [low, high] by metric.
+        tasks: record of the evaluation of each further task (`train.tasks`).
+        replicates: values in each replicate of the bootstrap, by metric of all rows.
     """
 
     rows: int
@@ -91,7 +92,7 @@ class Evaluation:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Return the record for a report: all but the replicates, and tasks where there are any."""
+        """Return the record for a report: everything but the replicates, with tasks only if there are any."""
         left_out = {"replicates"} if self.tasks else {"replicates", "tasks"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
@@ -100,7 +101,7 @@ def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probabil
     """Return AUC, log loss and calibration, which the training loop monitors. Collective.
 
     Args:
-        probability: what makes probabilities of scores; None: they only order rows, and have no metrics of those.
+        probability: function from scores to probabilities; None: scores only order rows, without such metrics.
 
     Raises:
         UserError: a prediction is NaN.
@@ -122,12 +123,12 @@ def _meaningful(names: Sequence[str], probability: Probability | None) -> list[s
 
 
 class Evaluator:
-    """Evaluates splits as the spec asks for it.
+    """Evaluator of splits by the spec.
 
     Args:
-        request: what is asked for.
+        request: requested metrics and slices.
         probability: see `evaluate_basic`.
-        of_slices: whether slices come with their replicates.
+        of_slices: whether records of slices include their replicates.
     """
 
     def __init__(self, request: Request, probability: Probability | None = sigmoid, *, of_slices: bool = False) -> None:
@@ -146,7 +147,7 @@ class Evaluator:
         return evaluator
 
     def count_training_rows(self, ranks: Ranks, layout: SplitLayout) -> None:
-        """Count the codes of the split `train`, where something asks for them. Collective."""
+        """Count the codes of the split `train`, if a metric needs them. Collective."""
         item = (
             [self._request.item.name]
             if self._request.item is not None and self._settings.metrics_of(CatalogueMetric)
@@ -248,10 +249,10 @@ class Evaluator:
         """Return the metrics of full rankings, by their names with k (`ndcg_at_20_full`). Collective.
 
         Args:
-            lists: of users, their first items; see headrace.train.evaluation.full_ranking.
-            slices: by dimension of each row of this rank, int64 [rows].
-            rows: positive rows of this rank.
-            item: what is ranked.
+            lists: first items of each user; see headrace.train.evaluation.full_ranking.
+            slices: for each dimension, the slice of each row of this rank, int64 [rows].
+            rows: number of positive rows of this rank.
+            item: feature of the ranked items.
         """
         settings, draws = self._settings, self._bootstrap
         assert settings.full_ranking is not None
@@ -311,7 +312,7 @@ class Evaluator:
         """Return the dimensions of slices, and by dimension the position of each row's value: int64 [n]. Collective.
 
         Args:
-            predictions: its carried columns and codes are looked at alone.
+            predictions: predictions, of which only carried columns and codes are read.
         """
         dimensions: list[Dimension] = []
         slices: list[I64] = []

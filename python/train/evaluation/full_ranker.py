@@ -1,4 +1,4 @@
-"""Full rankings of splits by the model that is trained, with the features of all items and what users have met."""
+"""Full rankings of splits by the trained model, from the features of all items and the items that users have seen."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from headrace.train.evaluation.request import Request, check_no_nulls, ids_here
 def collect_item_features(
     ranks: Ranks, layout: SplitLayout, schema: DatasetSchema, item: str, names: Sequence[str], order_by: str | None
 ) -> ItemFeaturesByCode:
-    """Read a split, each rank its share of the row groups; all ranks get all items.
+    """Collect the newest features of all items in a split; each rank reads its share, and all ranks get all items.
 
     Args:
         names: features of items.
-        order_by: a carried column's name in the dataset: a greater number is newer. None: the split's order.
+        order_by: carried column, by its name in the dataset, in which a greater number is newer. None: the split's
+            order.
 
     Raises:
-        UserError: a feature that the dataset does not have.
+        UserError: the dataset lacks a feature.
     """
     if not names:
         return ItemFeaturesByCode(item)
@@ -79,7 +80,7 @@ def collect_item_features(
             order = np.nan_to_num(table[order_by].to_numpy().astype(np.float64), nan=-np.inf)
         position = first_rows[i] + np.arange(table.num_rows)
         keep(table[item].to_numpy(), np.stack([order, position], axis=1), values)
-    # The ranks tell each other what each knows of some items at a time.
+    # Exchange the ranks' features for a part of the items at a time.
     known_codes = np.flatnonzero(newest[:, 1] >= 0)
     for rank in range(world.size):
         codes_to_send = known_codes if rank == world.rank else known_codes[:0]
@@ -93,16 +94,16 @@ def collect_item_features(
 def interactions(
     ranks: Ranks, layout: SplitLayout, schema: DatasetSchema, user: str, item: str
 ) -> Iterator[tuple[I64, I64]]:
-    """(user, code of the item) of the positive rows of a split: parts of int64 [n] each. Collective at its end.
+    """Yield (user, code of the item) of a split's positive rows, in parts of int64 [n] each. Collective at its end.
 
-    Every rank gets equally many parts, some of them empty.
+    Every rank yields the same number of parts; some are empty.
 
     Args:
-        user: the carried column's name in the dataset.
-        item: a categorical feature of one code a row.
+        user: carried column with the user, by its name in the dataset.
+        item: categorical feature of one code a row.
 
     Raises:
-        UserError: rows without a user.
+        UserError: a row has no user.
     """
     rank, size, nulls = ranks.world.rank, ranks.world.size, 0
     for first in range(0, len(layout.row_groups), size):
@@ -123,17 +124,17 @@ _KEY = "train.evaluation.full_ranking"
 
 
 class FullRanker:
-    """Ranks all items for the users of a split.
+    """Ranker of all items for the users of a split.
 
     Args:
-        request: with `full_ranking`.
-        model: whose network is in retrieval form.
-        dataset: the folder of the splits.
-        train: how splits are read.
+        request: request with `full_ranking`.
+        model: a model in retrieval form.
+        dataset: folder of the splits.
+        train: settings for reading splits.
         collective: the ranks.
 
     Raises:
-        UserError: the network is in no retrieval form, or the dataset lacks what is asked for.
+        UserError: the network has no retrieval form, or the dataset lacks a requested column or feature.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Full rankings: the places of users' relevant items among all items of a vocabulary.
 
-Each rank ranks for the users that their hash gives it: scores are dot products of the users' vectors and those of all
-items, made for some users at a time, and of each user's scores only the k greatest are kept. No rank has all scores,
-and none has all users. What a user has seen is left out: it is neither ranked nor relevant. Among equal scores relevant
-items are placed last. A relevant item that the vocabulary lacks counts as one that was not found.
+Users are assigned to ranks by their hash. A rank computes the dot products of its users' vectors with those of all
+items, for some users at a time, and keeps only the k greatest of each user. So no rank has all scores or all users.
+Items that a user has seen are neither ranked nor relevant. Among equal scores relevant items are placed last. A
+relevant item outside the vocabulary counts as not found.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from headrace.train.evaluation.ranks import F32, F64, I64, Array, Ranks, by_id
 from headrace.train.evaluation.request import check_no_nulls, ids_here
 from headrace.train.micro_batch import MicroBatch
 
-#: Least number of rows that wait until those that do not represent their user are dropped.
+#: Smallest number of collected rows at which rows that do not represent their user are dropped.
 _WAITING = 65_536
 
 
 class RowsOfUsers:
-    """Rows of a stream, reduced to the one of the least (order, position) for each user.
+    """Rows of a stream, reduced to the row with the smallest (order, position) of each user.
 
-    The columns of a row: user int64, order float64, position int64, number int64, query float32 [D].
+    A row has these columns: user int64, order float64, position int64, number int64, query float32 [D].
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class RowsOfUsers:
             self.take()
 
     def take(self) -> tuple[list[Array], JaggedArray]:
-        """Return the rows that represent their users, users ascending. Call `add` first."""
+        """Return the rows that represent their users, in ascending order of users. Call `add` first."""
         columns = [np.concatenate(parts) for parts in zip(*(c for c, _ in self._parts), strict=True)]
         codes = concatenated([x for _, x in self._parts], np.int64)
         user, order, position = columns[:3]
@@ -72,10 +72,17 @@ class RowsOfUsers:
 class RelevantRows:
     """This rank's positive rows of a split whose item is not null, and the vectors of their users.
 
-    users, items: of each row, ids of any kind and codes; int64 [n]. requested: what else was asked for of each row. The
-    other columns are of the rows that stand for their users, one for each user that this rank has rows of: user int64
-    [m], ascending; order float64 [m] and position int64 [m], of which the least decides over the ranks; row int64 [m],
-    in [0, n); queries float32 [m, D]; excluded: codes, a list a row.
+    Attributes:
+        users: id of each row's user, int64 [n].
+        items: code of each row's item, int64 [n].
+        requested: other requested columns of each row.
+        user: distinct users of this rank's rows, ascending, int64 [m]. The following columns are of the row that
+            represents each of them.
+        order: order of that row, float64 [m]; over the ranks the smallest (order, position) decides.
+        position: position of that row in the split, int64 [m].
+        row: position of that row among this rank's rows, int64 [m].
+        queries: vector of that row, float32 [m, D].
+        excluded: codes that the row excludes, as lists.
     """
 
     users: I64
@@ -105,13 +112,13 @@ def relevant_rows(
     """Read a split, each rank its streams. Collective.
 
     Args:
-        settings: whose rows are one list.
-        item: the feature that is ranked.
-        carried: carried columns to bring along.
-        codes: categorical features of one code a row, to bring along.
+        settings: settings of the full ranking, with the column of users.
+        item: feature of the ranked items.
+        carried: carried columns to return as well.
+        codes: categorical features of one code a row to return as well.
 
     Raises:
-        UserError: rows without a user.
+        UserError: a row has no user.
     """
     user, order_by = (None if c is None else schema.carried_name(c) for c in (settings.user, settings.order_by))
     read = list(dict.fromkeys([*carried, *(c for c in (user, order_by) if c is not None)]))
@@ -129,7 +136,7 @@ def relevant_rows(
             excluded = None if settings.exclude is None else batch.lists[settings.exclude]
             if excluded is not None:
                 excluded = JaggedArray(*lists.take(excluded.offsets, excluded.values, chosen))
-            if user is None or not batch.rows:  # carried columns of no rows have no type
+            if user is None or not batch.rows:  # the carried columns of an empty batch have no type
                 ids = position[chosen]
             else:
                 ids, missing = ids_here(batch.carried[user][chosen], user, schema)
@@ -172,13 +179,13 @@ def _positions(layout: SplitLayout, world: World, batch_size: int, streams: int)
         yield (np.repeat(np.array(local_streams), counts) << 40) + step * each + position_in_stream
 
 
-#: Scores that are in memory at a time, and users of a block at most. Blocks are of one shape on all ranks, so that the
-#: same vectors give the same scores.
+#: Bytes of scores in memory at a time, and most users of a block. Blocks have one shape on all ranks, so that the same
+#: vectors have the same scores.
 _BLOCK_BYTES = 64 * 2**20
 _BLOCK_ROWS = 1_024
-#: Items of a group, of which the greatest score decides whether the k greatest can be in it.
+#: Number of items of a group; its greatest score tells whether it can have one of the k greatest.
 _GROUP = 64
-#: Of a pair in one number.
+#: Mask of the code in a (place, code) pair that is packed into one number.
 _CODE = 0xFFFFFFFF
 
 
@@ -194,15 +201,15 @@ def rank_all_items(
     """Rank all items for each user: the first k, and the places of the relevant ones. Collective.
 
     Args:
-        rows: this rank's.
-        slices: by dimension of each row, int64 [n].
-        items: of all codes, float32 [cardinality, D], on the device that is to work.
-        first_code: of the first item that is ranked; codes below stand for items that nobody knows.
-        k: how far lists are wanted.
-        met: pairs (user, code), int64 [n] each, in parts; every rank gives equally many parts.
+        rows: rows of this rank.
+        slices: for each dimension, the slice of each row, int64 [n].
+        items: vectors of all codes, float32 [cardinality, D], on the device that computes.
+        first_code: code of the first item that is ranked; lower codes stand for unknown items.
+        k: length of the lists.
+        met: pairs (user, code) of seen items, int64 [n] each, in the same number of parts on every rank.
 
     Returns:
-        Lists of the users of this rank who have a relevant item. Places of hits below k are exact, others at least k.
+        lists of this rank's users who have a relevant item. Places of hits below k are exact, others are at least k.
 
     Raises:
         UserError: a score is not finite; all ranks raise it.
@@ -221,7 +228,7 @@ def rank_all_items(
     users = ids[first]
 
     def pairs(user_ids: I64, codes: I64, positions: I64 | None = None) -> I64:
-        """Return the pairs of this rank's users, each once: their place and the code in one number."""
+        """Return the distinct pairs of this rank's users: place of the user and code, packed into one number."""
         user_ids, (codes, *more) = by_id(ranks, user_ids, [codes] if positions is None else [codes, positions])
         if not len(users):
             return np.zeros(0, np.int64)
@@ -236,7 +243,7 @@ def rank_all_items(
     left_out = [pairs(rows.user[by_row], rows.excluded.values, rows.position[by_row])]
     left_out += [pairs(*part) for part in met]
     seen_pairs = np.unique(np.concatenate(left_out))
-    seen_pairs = seen_pairs[(seen_pairs & _CODE) >= first_code]  # of the others nobody knows which they are
+    seen_pairs = seen_pairs[(seen_pairs & _CODE) >= first_code]  # lower codes stand for unknown items
     relevant = np.setdiff1d(pairs(rows.users, rows.items), seen_pairs, assume_unique=True)
     # Lists without a relevant item do not count.
     kept_users, user_of_pair = np.unique(relevant >> 32, return_inverse=True)
@@ -257,7 +264,7 @@ def rank_all_items(
 
 @dataclass(frozen=True)
 class _Best:
-    """The first rows of lists as in RankedLists, items from 0; and where the relevant items stand."""
+    """First rows of lists, as in RankedLists with items from 0, and the places of the relevant items."""
 
     list: I64
     place: I64
@@ -266,13 +273,13 @@ class _Best:
 
 
 def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], excluded: tuple[I64, I64]) -> _Best:
-    """Rank all items for lists that lie here.
+    """Rank all items for this rank's lists.
 
     Args:
         queries: float32 [lists, D].
         items: float32 [items, D].
-        relevant: (list, item) of each, int64 [n]; items below 0 are not there.
-        excluded: (list, item) of what is left out, int64 [m]; no relevant item. Both are sorted by list.
+        relevant: (list, item) of the relevant items, int64 [n] each, sorted by list; an item below 0 is unknown.
+        excluded: (list, item) of excluded items, int64 [m] each, sorted by list; none of them is relevant.
     """
     lists, count = len(queries), len(items)
     padded = -(-count // _GROUP) * _GROUP
@@ -311,7 +318,7 @@ def _of_lists(pairs: tuple[I64, I64], begin: int, end: int, device: torch.device
 def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k greatest of each row and their positions: float32 [B, N] -> [B, k] each, in descending order.
 
-    The k greatest are in the k groups of the greatest maxima: a pass over all, and a search among few.
+    They are in the k groups with the greatest maxima, so one pass over all scores and a search in few of them suffice.
     """
     groups = scores.shape[1] // _GROUP
     if groups <= k:
@@ -325,9 +332,9 @@ def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _merged(best: F32, chosen: I64, of_relevant: F32, relevant: tuple[I64, I64], k: int) -> _Best:
-    """Put the relevant items among the greatest of the others, behind those of equal scores."""
+    """Merge the relevant items into the greatest other items, after other items of equal scores."""
     lists, width = best.shape
-    is_item = best > -np.inf  # the others are fewer than k
+    is_item = best > -np.inf  # there may be fewer than k other items
     list_of = np.concatenate([np.repeat(np.arange(lists), width)[is_item.reshape(-1)], relevant[0]])
     score = np.concatenate([best[is_item], of_relevant])
     item = np.concatenate([chosen[is_item], relevant[1]])
@@ -335,7 +342,7 @@ def _merged(best: F32, chosen: I64, of_relevant: F32, relevant: tuple[I64, I64],
     order = np.lexsort((item, hit, -score, list_of))
     list_of, item, hit = list_of[order], item[order], hit[order]
     place = np.arange(len(list_of)) - np.searchsorted(list_of, list_of)
-    place[hit & (item < 0)] += k  # what is not in the vocabulary is never found
+    place[hit & (item < 0)] += k  # an item outside the vocabulary is never found
     counts = np.bincount(list_of[hit], minlength=lists).astype(np.int64)
     near = place < k
     return _Best(list_of[near], place[near], item[near], Hits(list_of[hit], place[hit], counts))

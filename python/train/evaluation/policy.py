@@ -1,4 +1,4 @@
-"""The model as a policy: its choice in the place of each logged row's action, and what it would earn."""
+"""The model as a policy: its choice in place of each logged row's action, and the expected reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sums_by_slice
 from headrace.train.evaluation.ranks import F64, I64, Dimension, Ranks, check_scores, sigmoid
 
-#: Values by feature -> logits float [n] of some rows, as if each had these.
+#: Function that returns the logits float [n] of some rows with other values of features, by name.
 ScoreAction = Callable[[Mapping[str, Any]], npt.NDArray[Any]]
 _NONE = np.iinfo(np.int64).max
 
@@ -31,17 +31,18 @@ class Actions:
     features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def values(self, code: int) -> dict[str, Any]:
-        """Return the values of a row with this action: the features' values, the action's code among them."""
+        """Return the values of features for a row with this action, including the action's code."""
         place = int(np.searchsorted(self.codes, code))
         return {self.feature: code} | {name: values[place].item() for name, values in self.features.items()}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices of a policy by row: its probability of the logged action, and the reward that the model expects of the
-    policy.
+    """Choices of a policy for each row.
 
-    chosen, expected: float64 [n]. A logged action that the policy does not know has the probability 0.
+    Attributes:
+        chosen: probability of the logged action under the policy, float64 [n]; 0 for an action that it does not know.
+        expected: reward of the policy that the model expects, float64 [n].
     """
 
     chosen: F64
@@ -63,19 +64,19 @@ class Policy:
     actions: Actions
 
     def choose(self, logged: I64, score: ScoreAction) -> Choices:
-        """Return the policy's choices in the place of some rows.
+        """Return the policy's choices for some rows.
 
-        All actions are scored one after the other: there are A scores a row, of so many rows as there are here.
+        It scores all A actions one after the other, so A scores of each row are in memory.
 
         Args:
-            logged: codes of the rows' own actions, int64 [n].
-            score: the model. Collective where the model is: called once for each action, in order.
+            logged: codes of the rows' logged actions, int64 [n].
+            score: the model, called once for each action, in order. Collective if the model is.
         """
         actions = self.actions
         logits = np.stack([np.asarray(score(actions.values(code)), np.float64) for code in actions.codes.tolist()], 1)
         if self.settings.policy == "greedy":
             share = np.zeros_like(logits)
-            share[np.arange(len(logits)), logits.argmax(1)] = 1.0  # of equal ones the first
+            share[np.arange(len(logits)), logits.argmax(1)] = 1.0  # the first of equal ones
         else:
             scaled = logits / self.settings.temperature
             share = np.exp(scaled - scaled.max(axis=1, keepdims=True))
@@ -93,7 +94,7 @@ def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Se
         UserError: a feature differs among the rows of an action; all ranks raise it.
     """
     size = action.cardinality or 0
-    # Of each code: the place of its first row, and the bits of its features there.
+    # For each code the position of its first row, and the bits of its features there.
     local_first = np.full((size, 1 + len(features)), _NONE, np.int64)
     differ = np.zeros(len(features), np.int64)
     known = np.arange(size) >= action.first_code
@@ -153,10 +154,9 @@ def off_policy_metrics(
     dimensions: Sequence[Dimension] = (),
     bootstrap: Bootstrap = NO_REPLICATES,
 ) -> list[dict[str, F64]]:
-    """Return the values of a policy: mean rewards of a row, of all rows, then of the slices of each dimension.
+    """Return the values of a policy: mean rewards of a row, over all rows, then over the slices of each dimension.
 
-    With the weight w = policy's probability of the logged action / its propensity, rewards r, and q what the model
-    expects of an action:
+    Let w = policy's probability of the logged action / its propensity, r the reward, q the model's expected reward:
 
     logged_value: mean r, what the logging policy earned. ips: mean w r (inverse propensity scores; Horvitz and
     Thompson, 1952). snips: sum of w r over sum of w (self-normalised; Swaminathan and Joachims, 2015). dm: mean over
@@ -165,18 +165,18 @@ def off_policy_metrics(
     those of Open Bandit Pipeline (Saito et al., 2021).
 
     Args:
-        propensity: of the logged actions, in (0, 1]; [n], of this rank's rows.
+        propensity: propensities of the logged actions of this rank's rows, in (0, 1]; [n].
         reward: float64 [n].
         predicted: q of the logged actions, float64 [n].
-        max_weight: where weights are cut off.
+        max_weight: largest weight; larger ones are clipped to it.
         users, slices: as in `regression_metrics`.
 
     Returns:
-        For all rows and for each dimension, by metric: float64 [1 + replicates, slices].
+        for all rows and for each dimension, by metric: float64 [1 + replicates, slices].
 
     Raises:
-        UserError: a propensity or a reward is null, a propensity is not in (0, 1], or what the model expects is not
-            finite; all ranks raise it.
+        UserError: a propensity or a reward is null, a propensity is not in (0, 1], or an expected reward is not finite;
+            all ranks raise it.
     """
     p = np.asarray(propensity, np.float64)
     bad = ranks.add_up(np.array([(~((p > 0) & (p <= 1))).sum(), (~np.isfinite(reward)).sum(), len(p)])).tolist()

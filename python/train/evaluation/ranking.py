@@ -1,8 +1,8 @@
-"""Metrics of ranked lists at K: of candidate lists whose rows lie on any ranks, and of places in a full ranking.
+"""Metrics of ranked lists at K: of candidate lists whose rows are on any ranks, and of places in a full ranking.
 
-A list has some relevant items; only where they stand matters. In a candidate list ("sampled ranking") that is their
-place among the list's rows; in a full ranking among all items of the vocabulary (headrace.train.evaluation.
-full_ranking). Among equal scores relevant items are placed last, so that a constant model gains nothing.
+Only the places of a list's relevant items matter. In a candidate list ("sampled ranking") these are places among the
+list's rows; in a full ranking among all items of the vocabulary (headrace.train.evaluation.full_ranking). Among equal
+scores relevant items are placed last, so that a constant model gains nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def full_name(metric: str, k: int) -> str:
 class Hits:
     """The relevant items of lists.
 
-    list: position of the list, ascending; place: from 0, ascending inside of a list; int64 [hits] each.
-    relevant: how many a list has, int64 [lists].
+    Attributes:
+        list: position of each item's list, ascending, int64 [hits].
+        place: place in the list from 0, ascending within a list, int64 [hits].
+        relevant: number of relevant items of each list, int64 [lists].
     """
 
     list: I64
@@ -60,7 +62,7 @@ def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
     over min(k, relevant items).
     """
     n = len(hits.relevant)
-    order = np.arange(len(hits.list)) - np.searchsorted(hits.list, hits.list)  # the how-many-eth of its list
+    order = np.arange(len(hits.list)) - np.searchsorted(hits.list, hits.list)  # number of earlier hits in the list
     near = hits.place < k
     list_of, place = hits.list[near], hits.place[near]
 
@@ -83,11 +85,16 @@ def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
 
 @dataclass(frozen=True)
 class RankedLists:
-    """Whole lists on this rank, or their first rows; best row first.
+    """Complete lists on this rank, or their first rows; best row first.
 
-    ids: of the lists, int64 [lists]; list: each row's position in `ids`; place: from 0; items: int64 or None; all
-    int64 [n]. hits: where the relevant items are, also behind the rows that are here. slices: by dimension, the slice
-    of each list, that of its first relevant row; -1 without one; int64 [lists].
+    Attributes:
+        ids: ids of the lists, int64 [lists].
+        list: position of each row's list in `ids`, int64 [n].
+        place: place of each row from 0, int64 [n].
+        items: item of each row, int64 [n], or None.
+        hits: the relevant items, also those after the rows that are here.
+        slices: for each dimension, the slice of each list, which is that of its first relevant row; -1 without one;
+            int64 [lists].
     """
 
     ids: I64
@@ -102,8 +109,8 @@ def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> Ra
     """Bring the rows of each list to one rank, and order them. Collective.
 
     Args:
-        rows: this rank's; `users` are the ids of the lists.
-        items: of each row, int64 [n].
+        rows: this rank's rows; `users` are the ids of the lists.
+        items: item of each row, int64 [n].
 
     Raises:
         UserError: a score is NaN.
@@ -121,7 +128,7 @@ def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> Ra
     labels = labels[order]
     sorted_items = None if items is None else columns.pop(0)
     relevant = np.bincount(list_of[labels], minlength=len(distinct)).astype(np.int64)
-    first = np.flatnonzero(labels)[::-1]  # the first of a list is written last
+    first = np.flatnonzero(labels)[::-1]  # reversed, so that a list's first hit is written last and stays
     slices = []
     for codes in columns:
         of_list = np.full(len(distinct), -1, np.int64)
@@ -151,7 +158,7 @@ def ranking_metrics(
 def mean_by_slice(
     ranks: Ranks, values: dict[str, F64], lists: RankedLists, dimensions: Sequence[Dimension], bootstrap: Bootstrap
 ) -> list[dict[str, F64]]:
-    """Means of what each list has, float64 [lists] with NaN for lists that do not count; the result: see above."""
+    """Return means of values of lists, float64 [lists] with NaN for lists that do not count; see `ranking_metrics`."""
     counts = ~np.isnan(next(iter(values.values())))
     means = []
     for number, dimension in enumerate((OVERALL, *dimensions)):
@@ -171,9 +178,9 @@ def mean_by_slice(
     return means
 
 
-#: Of lists, and sliced as those of ranking are.
+#: Metrics of the items of lists, which are sliced like those of ranking.
 METRICS = ("popularity_at_k", "popularity_lift_at_k", "novelty_at_k")
-#: Of all lists together.
+#: Metric of all lists together.
 COVERAGE = "coverage_at_k"
 
 
@@ -224,12 +231,12 @@ def catalogue_metrics(
     if it had one (Zhou et al., 2010). coverage_at_k: share of the vocabulary's items that is in any list.
 
     Args:
-        lists: with `items`, which are codes.
-        positives: of each code, int64 [cardinality].
-        first_code: of the first item of the vocabulary.
+        lists: lists with `items`, which are codes.
+        positives: number of positive training rows of each code, int64 [cardinality].
+        first_code: code of the first item of the vocabulary.
 
     Returns:
-        For all lists and for each dimension, by metric: float64 [1 + replicates, slices]; and coverage_at_k.
+        for all lists and for each dimension, by metric: float64 [1 + replicates, slices]; and coverage_at_k.
     """
     assert lists.items is not None
     near = lists.place < k

@@ -1,7 +1,7 @@
-"""Rows of an evaluation over its ranks: small tables, sums, and rows on their way to the rank that needs them.
+"""Communication of an evaluation's ranks: small tables, sums, and the exchange of rows.
 
-Rows go to ranks by range of their scores, or by user, so that each rank can compute its part of a metric alone. Scores
-have whole numbers of the same order.
+Rows are sent to ranks by range of their scores, or by user, so that each rank can compute its part of a metric alone.
+Scores are mapped to integers of the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.comm import World
 from headrace.embeddings.kernels.id_map import mix
 from headrace.errors import UserError
 
-if TYPE_CHECKING:  # imports torch, which one process alone needs not
+if TYPE_CHECKING:  # imports torch, which a single process does not need
     from headrace.comm.base import Collective
 
 Array = npt.NDArray[Any]
@@ -31,7 +31,7 @@ class Ranks:
     """The ranks of an evaluation. Every method is collective.
 
     Args:
-        collective: carries the messages; None: this process alone, for which there are none.
+        collective: carrier of the messages; None: this process is the only rank.
     """
 
     def __init__(self, collective: Collective | None = None) -> None:
@@ -82,7 +82,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of slices: a name, and its values. A row has the position of its value, -1 where it has none."""
+    """A dimension of slices: a name and its values. A row has the position of its value, or -1 without a value."""
 
     name: str
     values: tuple[str, ...]
@@ -96,8 +96,11 @@ OVERALL = Dimension("", ("",))
 class ScoredRows:
     """This rank's rows.
 
-    scores: float32 [n], logits or probabilities; labels: bool [n]; users: int64 [n], ids or hashes, or None;
-    slices: for each dimension the position of the row's value, int64 [n].
+    Attributes:
+        scores: logits or probabilities, float32 [n].
+        labels: bool [n].
+        users: ids or hashes, int64 [n], or None.
+        slices: for each dimension, the position of the row's value, int64 [n].
     """
 
     scores: F32
@@ -107,7 +110,7 @@ class ScoredRows:
 
     @staticmethod
     def from_scores(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ScoredRows:
-        """Make rows of scores and of labels, positive above 0. Raises ValueError unless the scores are float32."""
+        """Create rows from scores and labels, positive above 0. Raises ValueError unless the scores are float32."""
         if scores.dtype != np.float32:
             raise ValueError(
                 f"scores are float32, not {scores.dtype}: others would be rounded, and rounding makes ties"
@@ -164,23 +167,23 @@ def scores_of(order: I64) -> F32:
     return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-#: Sampled keys of each rank, for each rank.
+#: Number of keys that each rank samples for each rank.
 _SAMPLES = 64
 
 
 def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I64, list[Array]]:
     """Sort rows over all ranks: each rank gets a range of the keys, sorted. Collective.
 
-    Splitters are sampled at equal distances in each rank's sorted keys (Shi and Schaeffer, 1992). Equal keys are told
-    apart by their place, so that no rank gets more than twice its share, however many of them there are; they may then
-    be on several ranks.
+    Splitters are sampled at equal distances in each rank's sorted keys (Shi and Schaeffer, 1992). Equal keys are
+    distinguished by their position, so no rank gets more than twice its share, however many there are. They may then be
+    on several ranks.
 
     Args:
         keys: int64 [n].
-        columns: [n] each, which travel along.
+        columns: further columns of the rows, [n] each.
 
     Returns:
-        The keys of this rank, ascending; those of rank r + 1 are not below those of rank r. And their columns.
+        keys of this rank, ascending, with keys of rank r + 1 not below those of rank r; and their columns.
     """
     keys, columns = _sorted(keys, columns)
     size, rank, n = ranks.world.size, ranks.world.rank, len(keys)
@@ -188,7 +191,7 @@ def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I6
         return keys, list(columns)
     samples = min(n, _SAMPLES * size)
     places = np.arange(samples) * n // max(samples, 1)
-    # A table of one shape: a rank of few rows leaves places empty, without weight.
+    # A table of one shape, in which a rank with few rows leaves entries without weight.
     table = np.zeros((_SAMPLES * size, 3), np.int64)
     table[:samples] = np.stack([keys[places], places, np.diff(np.append(places, n))], axis=1)
     gathered = ranks.gather(table)
@@ -208,7 +211,7 @@ def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I6
         if of_rank[chosen] == rank:
             cuts.append(int(place[chosen]))
         else:
-            # Equal keys of the ranks before the splitter's are below it, those of the ranks behind it are not.
+            # Equal keys of ranks before the splitter's rank are below the splitter, those of later ranks are not.
             cuts.append(int(np.searchsorted(keys, key[chosen], "right" if rank < of_rank[chosen] else "left")))
     cuts.append(n)
     received = ranks.send_rows([keys, *columns], np.diff(cuts).tolist())
@@ -220,7 +223,7 @@ def by_id(ranks: Ranks, ids: I64, columns: Sequence[Array] = ()) -> tuple[I64, l
 
     Args:
         ids: int64 [n].
-        columns: [n] each, which travel along.
+        columns: further columns of the rows, [n] each.
     """
     size = ranks.world.size
     if size == 1:

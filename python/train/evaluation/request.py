@@ -1,4 +1,4 @@
-"""Request of the spec for an evaluation, resolved in the dataset schema, and the slices of its rows. Without torch."""
+"""The spec's request for an evaluation, resolved by the dataset's schema, and slices of rows. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Request:
     """Metrics to compute, and the columns that they need.
 
     Args:
-        train: with `evaluation`, `rank_group` and `rank_k`.
-        schema: the dataset's.
+        train: settings with `evaluation`, `rank_group` and `rank_k`.
+        schema: schema of the dataset.
 
     Raises:
-        UserError: a slice, the user or the item is nothing that the dataset has.
+        UserError: the dataset lacks a column or feature of a slice, the user or the item.
     """
 
     def __init__(self, train: config.Train, schema: DatasetSchema) -> None:
         settings, section = train.evaluation, "train.evaluation"
         self.settings, self.schema, self.k = settings, schema, train.rank_k
-        #: The tasks besides the first, which have metrics of their own.
+        #: The tasks except the first; they have metrics of their own.
         self.tasks = dict(list(train.tasks.items())[1:])
-        #: Names of the carried columns that say which list a row is of, and which user.
+        #: Names of the carried columns of a row's list and of its user.
         self.group = None if train.rank_group is None else schema.carried_name(train.rank_group)
         self.user = None if settings.user is None else schema.carried_name(settings.user)
         self.item = None if settings.item is None else coded_feature(schema, settings.item, f"{section}.item")
-        #: By slice: its expression, or the feature whose codes in training it asks for.
+        #: Expression of each slice, or the feature whose codes in training it needs.
         self.expressions = {
             name: parse_slice(name, slice_.expression, schema)
             for name, slice_ in settings.slices.items()
@@ -52,7 +52,7 @@ class Request:
         }
 
         self.policy = settings.off_policy
-        #: What the model chooses among, and the features that follow from it.
+        #: Feature of the actions that the model chooses from, and the features that depend on it.
         self.action: Feature | None = None
         self.action_features: tuple[Feature, ...] = ()
         if self.policy is not None:
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def is_basic(self) -> bool:
-        """True if the spec requests the basic metrics alone."""
+        """True if the spec requests only the basic metrics."""
         return self.settings == config.Evaluation() and not self.tasks
 
     def carried(self, lists: bool = False) -> list[str]:
@@ -87,7 +87,7 @@ class Request:
         """Return the carried columns `user` and `order_by` of full rankings, by their names in the dataset.
 
         Raises:
-            UserError: `order_by` is not carried, or is no number.
+            UserError: `order_by` is not carried, or is not a number.
         """
         ranking = self.settings.full_ranking
         if ranking is None:
@@ -105,13 +105,13 @@ class Request:
 
 
 def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
-    """Parse an expression over carried columns, its value as text.
+    """Parse an expression over carried columns with values of text.
 
     Raises:
-        UserError: a column that is not carried, or an expression that is not known here.
+        UserError: a column is not carried, or the expression is not supported.
     """
     prefix = f"train.evaluation.slices.{name}: '{text}'"
-    # A number alone is not cast to text by the parser as a column is: real numbers would make a slice each.
+    # The parser does not cast a single number column to text, since each real number would be a slice.
     expression = parse_carried(text, schema, "string")
     if expression is None:
         known = ", ".join(carried_types(schema)) or "there are none"
@@ -127,10 +127,10 @@ def check_number(schema: DatasetSchema, column: str, key: str) -> None:
     """Check that a column of the lake's table is carried, and is not text.
 
     Args:
-        key: the key of the spec that names it.
+        key: key of the spec that names it.
 
     Raises:
-        UserError: it is not.
+        UserError: the column is not carried, or is text.
     """
     numbers = [c for c, f in schema.carried_columns.items() if f.dtype != "string"]
     if column not in numbers:
@@ -170,9 +170,9 @@ def coded_feature(schema: DatasetSchema, name: str, key: str) -> Feature:
     return known[name]
 
 
-#: Rows whose value is among the rarer ones, and rows without a value.
+#: Values of the slices of rarer values, and of rows without a value.
 OTHER_VALUES, NULL = "(others)", "(null)"
-#: Values of a slice by what a feature's code was in training.
+#: Values of a slice by whether a feature's code was in the training rows.
 SEEN = ("known", "new")
 
 
@@ -193,22 +193,22 @@ def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], mos
     """Find the most frequent values over all ranks, and each row's position among them.
 
     Args:
-        values: text of this rank's rows, [n].
-        most: slices at most; the values beyond become one, `OTHER_VALUES`.
+        values: texts of this rank's rows, [n].
+        most: largest number of slices; all further values become one, `OTHER_VALUES`.
 
     Returns:
-        The dimension, the most frequent first; int64 [n].
+        the dimension, with the most frequent value first; and the position of each row's value, int64 [n].
     """
     codes, distinct = pd.factorize(values)
     hashes = hash_ids(np.asarray(distinct, object))
     counts = np.bincount(codes, minlength=len(distinct)).astype(np.int64)
-    # All counts of a value meet on one rank, which knows the most frequent of its values.
+    # Send all counts of a value to one rank, which then knows the most frequent of its values.
     ids, (parts,) = by_id(ranks, hashes, [counts])
     local_ids, id_of = np.unique(ids, return_inverse=True)
     totals = np.bincount(id_of, weights=parts, minlength=len(local_ids)).astype(np.int64)
     best = np.lexsort((local_ids, -totals))[:most]
     gathered = ranks.gather_json([len(local_ids), [[int(totals[i]), int(local_ids[i])] for i in best]])
-    # Of equally frequent ones the order is that of their hashes.
+    # Equally frequent values are ordered by their hashes.
     chosen = [h for _, h in sorted((p for _, pairs in gathered for p in pairs), key=lambda p: (-p[0], p[1]))[:most]]
     known = dict(zip(hashes.tolist(), (str(v) for v in distinct), strict=True))
     texts: dict[int, str] = {}
@@ -235,7 +235,7 @@ def carried_ids(ranks: Ranks, values: npt.NDArray[Any], name: str, schema: Datas
     """Return `ids_here`, and check that each row has one. Collective.
 
     Raises:
-        UserError: the column is of whole numbers, and some rows have none; all ranks raise it.
+        UserError: the column has integers, and some rows have none; all ranks raise it.
     """
     ids, nulls = ids_here(values, name, schema)
     check_no_nulls(ranks, nulls, name)
@@ -247,13 +247,13 @@ def ids_here(values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> tupl
     (dtype,) = (f.dtype for f in schema.of(Kind.CARRIED) if f.name == name)
     if not dtype.startswith("int"):
         return hash_ids(values), 0
-    # NumPy has such a column as floats, on those ranks that have a null.
+    # NumPy stores such a column as floats on ranks that have a null.
     missing = np.isnan(values.astype(np.float64)) if values.dtype.kind == "f" else np.zeros(len(values), bool)
     return np.where(missing, 0, values).astype(np.int64), int(missing.sum())
 
 
 def check_no_nulls(ranks: Ranks, nulls: int, name: str) -> None:
-    """Raise UserError on all ranks where a rank has rows without a value. Collective."""
+    """Raise UserError on all ranks if a rank has rows without a value. Collective."""
     if missing := int(ranks.add_up(np.array(nulls))):
         column = name.removesuffix(CARRIED_SUFFIX)
         raise UserError(

@@ -1,9 +1,9 @@
-"""Ranks by Horovod on Spark. The only import of horovod.spark.
+"""Launch of ranks by Horovod on Spark; the only import of horovod.spark.
 
-Where the seconds of a launch go, and what is done about them: Horovod probes all pairs of network interfaces (10 s on
-a machine with a second one), so where all ranks are on this machine it is told to use loopback; and it asks whether
-Gloo was built (2-3 s; see `_gloo_is_built`); and it ended each launch 3 s late (headrace.train.launch.hosts).
-What stays, about 7 s: Spark's tasks 1-2, Horovod's own processes 2-3, importing torch in each rank 3.
+Three delays of a launch are avoided. Horovod probes all pairs of network interfaces (10 s on a machine with a second
+one), so if all ranks are on this machine it is told to use loopback. It probes whether Gloo was built (2 to 3 s; see
+`_gloo_is_built`). It ends each launch 3 s late (headrace.train.launch.hosts). About 7 s remain: Spark's tasks 1 to 2,
+Horovod's own processes 2 to 3, and the import of torch in each rank 3.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ from headrace.train.launch.hosts import (
 from headrace.train.launch.worker import rank_main
 
 log = logging.getLogger("headrace.train")
-#: Lines of what the ranks printed that a failed launch shows.
+#: Number of lines of the ranks' output that a failed launch shows.
 _TAIL = 40
 _STALL_POLL_SECONDS = 1.0
-#: Ranks may start so far apart, however short `train.deadline_seconds` is: hosts read their imports at their own speed.
+#: Least seconds between the starts of ranks that are tolerated, whatever `train.deadline_seconds` is: hosts import at
+#: different speeds.
 _LEAST_START_SECONDS = 120.0
-#: glibc gives large blocks back to the kernel at every free, and page faults then cost a tenth of a step: keep them.
+#: Settings by which glibc keeps freed large blocks. Otherwise page faults take a tenth of a step.
 _ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
@@ -84,24 +85,24 @@ def launch(
 ) -> TrainingReport:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is attempted again.
 
-    A further attempt resumes from the last checkpoint. What an attempt was writing when it failed is removed.
+    A further attempt resumes from the last checkpoint. Partial files of a failed attempt are removed.
 
     Args:
-        job: the run's settings and folders.
+        job: settings and folders of the run.
         spark: the session.
-        ranks: how many; each takes a task slot.
-        retries: attempts after the first.
+        ranks: number of ranks; each takes a task slot.
+        retries: number of attempts after the first.
         on_progress: called with the chief's progress.
-        phase_ends: when each phase of the start ended (headrace.train.job).
+        phase_ends: end of each phase of the start (headrace.train.job).
         check_lease: called before each attempt, whose ranks end those of any other launch of the run; raises LeaseLost.
 
     Raises:
-        LeaseLost: another process has the run by now, by what `check_lease` or a rank has found; its ranks go on.
-        UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
-        DiskFull: no room for a checkpoint or the model, in the last attempt.
-        StoreFailed, StoreAway: the store does not answer, a rank or this process, in the last attempt.
-        Diverged: a loss or gradient is not finite, in the last attempt or twice at the same step.
-        SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
+        LeaseLost: `check_lease` or a rank has noticed that another process has the run now; its ranks go on.
+        UserError: a rank has an error for the user (no further attempt), or there are fewer slots than ranks.
+        DiskFull: there was no room for a checkpoint or the model in the last attempt.
+        StoreFailed, StoreAway: the store did not answer a rank or this process in the last attempt.
+        Diverged: a loss or gradient was not finite in the last attempt, or twice at the same step.
+        SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have written a checkpoint if possible.
         RuntimeError: all attempts failed.
     """
     _check_cores(spark, ranks)
@@ -198,7 +199,7 @@ def _launch(
                 stdout=tail,
                 stderr=tail,
                 verbose=0,
-                # As the executors know it, which may have an environment of their own (headrace pack).
+                # The executors' path of Python, since they may have an environment of their own (headrace pack).
                 executable=spark.sparkContext.pythonExec,
             )
         except Exception as e:
@@ -229,7 +230,7 @@ def _launch(
             raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {describe_failure(job.ranks_folder)})")
     job.progress_file.remove()
     job.ranks_folder.remove_quietly()
-    # What they say is in that of the run.
+    # The run's file has the lines of the launches' files.
     for of_launch in job.earlier_metrics_files():
         if of_launch != job.metrics_file:
             of_launch.remove_quietly()
@@ -251,9 +252,9 @@ def _ranks_log(job: Job) -> Path:
 
 @contextmanager
 def _clean_partial_files(job: Job) -> Iterator[None]:
-    """Remove what the ranks of an attempt that failed were writing: it takes the room that the next one needs.
+    """Remove the partial files of a failed attempt, whose space the next attempt needs.
 
-    Where a newer launch has begun, what is there may be what its ranks write.
+    If a newer launch has begun, nothing is removed: its ranks may be writing such files.
     """
     try:
         yield
@@ -262,27 +263,27 @@ def _clean_partial_files(job: Job) -> Iterator[None]:
             if not job.is_overtaken:
                 job.checkpoints.discard_unfinished()
                 job.folder.discard_unfinished()
-        except (OSError, UserError) as e:  # why the ranks failed matters more
+        except (OSError, UserError) as e:  # the ranks' error is more important
             log.warning("what the ranks were writing stays for now: %s", str(e).splitlines()[0])
         raise
 
 
 def _horovod_timeouts(deadline: float) -> dict[str, str]:
-    """Horovod's own deadlines, behind that of headrace.train.callbacks.watchdog: for what hangs below Python."""
+    """Return Horovod's own deadlines, for hangs below Python; they are longer than that of the watchdog."""
     later_deadline = deadline + 2 * max(5.0, deadline / 10)
     return {
-        # Warn of tensors that some ranks have not submitted; then end the job.
+        # Warn about tensors that some ranks have not submitted, then end the job.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, round(deadline / 2))),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(later_deadline)),
-        # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take. It is
-        # also how long a rank waits in `hvd.init` for those that start later.
+        # Limit of one message of gloo, including Horovod's own. Its default of 30 s is less than a checkpoint may take.
+        # It is also the time that a rank waits in `hvd.init` for later ranks.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(max(later_deadline, _LEAST_START_SECONDS))),
     }
 
 
 def _check_cores(spark: SparkSession, ranks: int) -> None:
     context = spark.sparkContext
-    # Of a cluster's executors some may still be on their way.
+    # On a cluster some executors may not have started yet.
     if str(context.master).startswith("local[") and context.defaultParallelism < ranks:
         raise UserError(
             f"train.ranks is {ranks}, but the Spark session has {context.defaultParallelism} task slots "
@@ -295,7 +296,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def raise_rank_error(path: Location) -> None:
-    """Raise a rank's message for the user, if it left one."""
+    """Raise a rank's error for the user, if it has written one."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -304,7 +305,7 @@ def raise_rank_error(path: Location) -> None:
 
 
 class _LogTail:
-    """Output of the ranks: all of it goes to a file, the last lines are kept."""
+    """Output of the ranks: a file gets all of it, and the last lines stay in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -312,7 +313,7 @@ class _LogTail:
 
     def write(self, text: str) -> int:
         self._lines.extend(line for line in text.splitlines() if line.strip())
-        with suppress(OSError):  # Horovod would end the ranks for it; a full disk is theirs to report
+        with suppress(OSError):  # Horovod would end the ranks for an error here; they report a full disk themselves
             self._file.write(text)
         return len(text)
 
@@ -328,8 +329,8 @@ class _LogTail:
 def _gloo_is_built() -> Iterator[None]:
     """Skip Horovod's Gloo probe, which forks and imports torch (2 to 3 s).
 
-    It would fork this process and import torch in the child. That is slow, and the child's garbage collector speaks to
-    the JVM on this process's socket. Where Gloo is missing, `hvd.init()` fails in the ranks and says so.
+    The child's garbage collector would also use this process's socket to the JVM. If Gloo is missing, `hvd.init()`
+    fails in the ranks with a message.
     """
     original = horovod.runner.launch.gloo_built
     horovod.runner.launch.gloo_built = lambda verbose=False: True
@@ -341,7 +342,7 @@ def _gloo_is_built() -> Iterator[None]:
 
 @contextmanager
 def _prepared_tasks() -> Iterator[None]:
-    """Spark's tasks of Horovod as headrace.train.launch.hosts and headrace.train.launch.hosts want them."""
+    """Adapt Horovod's Spark tasks by `headrace.train.launch.hosts` in this block."""
     original = horovod.spark.runner._make_mapper
     horovod.spark.runner._make_mapper = lambda *args: reached_by_others(counting_from_start(original(*args)))
     try:
@@ -352,7 +353,7 @@ def _prepared_tasks() -> Iterator[None]:
 
 @contextmanager
 def _silence_cancelled_job() -> Iterator[None]:
-    """Horovod runs the Spark job in a thread, and cancels the job where ranks fail: that one trace says nothing new."""
+    """Suppress the traceback of Horovod's thread of the Spark job, which it cancels if ranks fail."""
     original = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -373,7 +374,7 @@ class _ReceivedSignals:
         self._reader = reader
 
     def raise_again(self) -> None:
-        """Act on a signal that came while the ranks were at work, now that they have ended.
+        """Handle a signal that was received while the ranks ran, after they have ended.
 
         Raises:
             KeyboardInterrupt, SystemExit: as the signal asks.
@@ -390,13 +391,13 @@ class _ReceivedSignals:
 
 @contextmanager
 def _signals(job: Job) -> Iterator[_ReceivedSignals]:
-    """Note signals, and give back the handlers of SIGINT and SIGTERM, which Horovod replaces for good.
+    """Handle signals in this block, and then restore the handlers of SIGINT and SIGTERM, which Horovod replaces.
 
-    Horovod's handlers kill the ranks. Ours ask them to stop after the step they are in, and to leave a checkpoint; a
-    second signal, or `train.stop_seconds` without an end, is Horovod's again.
+    Horovod's handlers kill the ranks. These handlers ask the ranks to stop after the current step and to write a
+    checkpoint. A second signal, or `train.stop_seconds` without an end, calls Horovod's handlers.
 
-    Horovod on Spark waits for all ranks where one has failed. Those that still run notice, but one that is stopped does
-    not: when a rank has named it as missing, all are killed.
+    Horovod on Spark waits for all ranks after one has failed. Running ranks notice that, but a suspended one does not.
+    So when a rank has reported it as missing, all ranks are killed.
     """
     over = threading.Event()
 
@@ -404,7 +405,7 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
         kill, stop_asked = threading.Event(), threading.Event()
 
         def ask(signum: int, frame: FrameType | None) -> None:
-            # No store is asked for anything here: what it raised would come out of whatever the program is at.
+            # Do not call a store in a handler: its errors would be raised anywhere in the program.
             if stop_asked.is_set():
                 kill.set()
                 return
@@ -417,7 +418,7 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
             while not over.is_set():
                 if not stop_asked.wait(_STALL_POLL_SECONDS):
                     continue
-                # As long as they are not told they go on, until they are killed.
+                # If the request cannot be written, the ranks go on until they are killed.
                 with suppress(OSError, UserError):
                     job.stop_file.put_text("")
                     return
@@ -425,7 +426,7 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
 
         def kill_the_stalled() -> None:
             while not over.wait(_STALL_POLL_SECONDS):
-                # A store that is away says nothing, and may be back.
+                # A store that is away may come back: try again later.
                 with suppress(OSError, UserError):
                     if has_stalled(job.ranks_folder):
                         kill.set()

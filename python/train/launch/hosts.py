@@ -1,4 +1,4 @@
-"""Hosts of ranks: task slots of a Spark cluster, addresses of services, lost hosts, the end of a task of a rank."""
+"""Hosts of ranks: task slots of a Spark cluster, addresses of services, lost hosts, and the end of ranks' tasks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from headrace.errors import UserError
 
 log = logging.getLogger("headrace.train")
 _POLL_SECONDS = 0.5
-#: Seconds until the first message about waiting, and between two of them.
+#: Seconds before the first message about waiting, and between further ones.
 _PATIENCE_SECONDS = 5.0
 _EVERY_SECONDS = 15.0
 
 
 def count_slots(spark: SparkSession) -> int:
-    """Tasks that the executors there now can run at once, by their cores, GPUs and what a task wants of both.
+    """Return the number of tasks that the present executors can run at once, by cores and GPUs.
 
-    It is Spark's own count, which a barrier stage is checked against; the two that PySpark offers are set by the user
-    (`defaultParallelism`), or know no GPUs.
+    It is Spark's own count, by which it checks a barrier stage. PySpark's two counts are set by the user
+    (`defaultParallelism`), or ignore GPUs.
     """
     context = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
@@ -45,7 +45,7 @@ class Slots:
         """Explain a start that took too long.
 
         Raises:
-            UserError: there never were enough slots.
+            UserError: there were never enough slots.
         """
         if self.available < self.required:
             raise UserError(
@@ -60,13 +60,13 @@ class Slots:
 def watch_slots(
     count: Callable[[], int], required: int, seconds: float, started: Callable[[], bool]
 ) -> Iterator[Slots]:
-    """Count slots in a thread for the length of the block, and say so where they are late.
+    """Count slots in a thread during the block, and log messages while there are too few.
 
     Args:
-        count: how many there are now.
-        required: one for each rank.
-        seconds: that the launch waits; for the messages.
-        started: whether the ranks are at work, so that nobody waits any more.
+        count: returns the current number of slots.
+        required: required number: one for each rank.
+        seconds: time that the launch waits, for the messages.
+        started: returns whether the ranks run, so that the launch does not wait any more.
     """
     slots, end = Slots(required, seconds), threading.Event()
 
@@ -100,13 +100,13 @@ def watch_slots(
         thread.join()
 
 
-#: By interface, its addresses: each with the service's port.
+#: Addresses of each interface, with the service's port.
 Addresses = dict[str, list[tuple[str, int]]]
 
 
 @contextmanager
 def without_loopback() -> Iterator[None]:
-    """Let services that this process makes name no address of loopback, for the length of the block."""
+    """Make services that this process starts in the block report no loopback address."""
     from horovod.runner.common.util.network import BasicService
 
     original = BasicService._get_local_addresses
@@ -118,7 +118,7 @@ def without_loopback() -> Iterator[None]:
 
 
 def reached_by_others(mapper: Mapper) -> Mapper:
-    """Return a mapper of Horovod's, in a task whose service names no address of loopback."""
+    """Wrap a mapper of Horovod, so that its task's service reports no loopback address."""
 
     def mapped(index: int, rows: Any) -> Iterator[Any]:
         with without_loopback():
@@ -128,7 +128,7 @@ def reached_by_others(mapper: Mapper) -> Mapper:
 
 
 def beyond_loopback(addresses: Addresses) -> Addresses:
-    """Return the addresses that other hosts reach; all of them where there are none."""
+    """Return the addresses that other hosts can reach, or all of them if there are none."""
     outer = {
         interface: [a for a in pairs if not ip_address(a[0]).is_loopback] for interface, pairs in addresses.items()
     }
@@ -137,9 +137,9 @@ def beyond_loopback(addresses: Addresses) -> Addresses:
 
 #: Most seconds without an answer, however long ranks may wait for each other.
 _SECONDS = 60.0
-#: Questions without an answer, after half of the time, until a host is taken as gone.
+#: Number of unanswered keepalive probes, after half of the time, until a host counts as lost.
 _QUESTIONS = 5
-#: Attempts to connect, each after twice the time of the one before, from 1 s: 15 s in all. (The kernel's own: 127 s.)
+#: Attempts to connect; the wait doubles each time, from 1 s: 15 s in total. (The kernel's default takes 127 s.)
 _CONNECTS = 3
 
 
@@ -154,10 +154,10 @@ def silence(deadline: float) -> float:
 
 @contextmanager
 def notice_lost_hosts(seconds: float) -> Iterator[None]:
-    """Let a connection that Horovod makes from this process fail when the host at its other end is lost.
+    """Make Horovod's connections from this process fail when the host at the other end is lost.
 
     Args:
-        seconds: without an answer.
+        seconds: seconds without an answer.
     """
     network = horovod.runner.common.util.network
     original = network.socket
@@ -178,28 +178,28 @@ def notice_lost_hosts(seconds: float) -> Iterator[None]:
 
 
 def keep_asking(connection: socket.socket, seconds: float) -> None:
-    """Let the kernel end a connection, or an attempt at one, whose other end has not answered for so long."""
+    """Make the kernel end a connection, or an attempt to connect, after so many seconds without an answer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         "TCP_KEEPIDLE": round(seconds / 2),
         "TCP_KEEPINTVL": round(seconds / 2 / _QUESTIONS),
         "TCP_KEEPCNT": _QUESTIONS,
-        # Of what was sent and is not acknowledged: then nothing is asked. In milliseconds.
+        # Milliseconds for sent bytes that are not acknowledged; there are no keepalive probes then.
         "TCP_USER_TIMEOUT": round(1000 * seconds),
         "TCP_SYNCNT": _CONNECTS,
     }
     for name, value in options.items():
-        option = getattr(socket, name, None)  # not every system has them all
+        option = getattr(socket, name, None)  # some systems lack some options
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, max(1, value))
 
 
-#: What a Spark task runs: its number and its rows, to its results.
+#: Function of a Spark task, from its number and its rows to its results.
 Mapper = Callable[[int, Any], Iterator[Any]]
 
 
 def counting_from_start(mapper: Mapper) -> Mapper:
-    """Return a mapper of Horovod's, in a task that counts its least lifetime from the start of its rank."""
+    """Wrap a mapper of Horovod, so that its task counts its least lifetime from the start of its rank."""
 
     def mapped(index: int, rows: Any) -> Iterator[Any]:
         count_from_start()
@@ -209,7 +209,7 @@ def counting_from_start(mapper: Mapper) -> Mapper:
 
 
 def count_from_start() -> None:
-    """For this process: Horovod's task services count from the start of their commands."""
+    """Make Horovod's task services in this process count from the start of their commands."""
     from horovod.runner.common.service.task_service import BasicTaskService
     from horovod.runner.common.util.timeout import Timeout
     from horovod.spark.task.task_service import SparkTaskService

@@ -1,9 +1,9 @@
-"""Process of a rank: a few lines around the loop. No heavy import at the top: the driver imports this too.
+"""Process of a rank, around the training loop. It has no heavy imports at the top, since the driver imports it too.
 
-A message for the user is no failure: the rank says it in its result and ends well, and so do the others when their next
-exchange finds it gone. So the driver shows that message, and no trace of Spark's or Horovod's about tasks that failed.
-It is left in a file as well, for the case that yet another rank dies on the way. A stop that was asked for is no
-failure either: the result says at which step.
+An error for the user does not fail the rank's task: the rank returns it in its result and ends normally. So do other
+ranks when their next exchange finds it gone. The driver then shows that error, not tracebacks of Spark's or Horovod's
+tasks. A file has it too, in case another rank dies meanwhile. A requested stop does not fail the task either: the
+result names the step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rank_main(job_json: str) -> str:
     job = Job.model_validate_json(job_json)
     place_copies(job)
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
-    # Read by the libraries when they are first imported.
+    # The libraries read these variables at their first import.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
     if job.train.device == "cuda":
@@ -86,12 +86,12 @@ def rank_main(job_json: str) -> str:
         if result.error is None:
             raise
     except (HorovodInternalError, PeerLost) as e:
-        # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
+        # Another rank is gone. It reports the reason itself, unless it was killed, which its exit code shows.
         result.lost = str(e)
         print(logs.visible(redact(f"rank {collective.world.rank}: {e}")), file=sys.stderr)
     finally:
         if result.error is not None:
-            with suppress(OSError):  # the result has it, too
+            with suppress(OSError):  # the result has the error too
                 job.error_file.put_text(result.error.model_dump_json())
         if isinstance(collective, SharedCollective | ByHostCollective):
             collective.close()
@@ -104,8 +104,10 @@ def rank_main(job_json: str) -> str:
 
 
 def place_copies(job: Job) -> None:
-    """Have this process's copies of a store's files below scratch; where that would be below the driver's home, and
-    this host has none: as in Spark's other tasks."""
+    """Place this process's copies of a store's files below scratch.
+
+    If scratch would be below the driver's home, which this host lacks, they are placed as in Spark's other tasks.
+    """
     if job.scratch is None and not os.access(job.home, os.W_OK):
         copies.use_folder(copies.folder())
 
@@ -123,10 +125,10 @@ def _rank_error(rank: int, e: UserError | StoreError | ChangedInPlace) -> RankEr
 
 
 def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
-    """Return the report of an error of a file; None: it is of something else, or for the program to mend."""
+    """Return the report of a file's error; None if it is another error, or a bug of the program."""
     if is_full(e):
         path_text, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
-        # Where the run is in a store of objects, the disk that is full is that of this host's copies.
+        # If the run is in a store of objects, the full disk is that of this host's copies.
         full = Path(job.folder.path) if is_local else copies.folder()
         room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(full)
         free = "" if isinstance(e, CheckpointUnwritten) else f" ({free_in(full)})"

@@ -58,10 +58,10 @@ def train_local(job: Job, on_progress: OnProgress = lambda event: None) -> Train
 def train(
     job: Job, collective: Collective, on_progress: OnProgress = lambda event: None, watchdog: Watchdog | None = None
 ) -> TrainingReport:
-    """Train, evaluate and save the model. Collective; every rank returns the same report, its own peak memory apart.
+    """Train, evaluate and save the model. Collective; ranks return equal reports except for their peak memory.
 
-    Resumes from the newest whole checkpoint of the same run, so that it ends with the weights of a run that was never
-    interrupted (bit for bit on as many ranks and threads).
+    It resumes from the newest complete checkpoint of the run, and ends with the same weights as a run without
+    interruption (bit for bit with the same number of ranks and threads).
 
     Raises:
         Diverged: the loss is not finite.
@@ -147,7 +147,7 @@ def train(
         if is_chief:
             log.info("taking the weights of step %d, which had the %s", best_step, monitor.best)
         restore_step(job.checkpoints, best_step, model, state.dense, collective, config=job.config_fingerprint)
-    # None: other weights than those of the last step; or all steps were taken before this run began.
+    # None if the weights are not those of the last step, or if all steps were completed before this launch.
     final_evaluations, sizes = evaluations.at_the_end(layout, evaluation)
     metrics: dict[str, float | None] = {}
     for split in ("valid", "rank", "valid_full"):
@@ -204,9 +204,7 @@ def train(
 def _restore_or_build(
     job: Job, schema: DatasetSchema, rows: SplitLayout, collective: Collective, watchdog: Watchdog
 ) -> tuple[TrainState, LoopProgress]:
-    """Restore the newest whole checkpoint's state; else build a new one, with the weights of the models that it starts
-    from.
-    """
+    """Restore the newest complete checkpoint, or build a new state with the weights of the models it starts from."""
     state = build_state(job, schema, collective)
     observe_training_rows(state.model, rows)
     watchdog.phase = "restore"
@@ -221,7 +219,7 @@ def _restore_or_build(
     if resumed is not None:
         return state, resumed
     if list_steps(job.checkpoints):
-        del state  # before there is another: the tables may not fit twice
+        del state  # first, since the tables may not fit in memory twice
         state = build_state(job, schema, collective)
         observe_training_rows(state.model, rows)
     if job.warm_start is not None:
@@ -306,16 +304,16 @@ _OF_CATALOGUE = get_args(CatalogueMetric)
 
 
 class Evaluations:
-    """Evaluates the model of a run. Every method is collective.
+    """Evaluator of a run's model. Every method is collective.
 
     Args:
-        job: what is asked for.
-        model: as it is at the time of each call.
-        dataset: the folder of the splits.
+        job: the run, with its requested metrics.
+        model: the model, evaluated as it is at each call.
+        dataset: folder of the splits.
         collective: the ranks.
 
     Raises:
-        UserError: what is asked for, neither dataset nor model have.
+        UserError: dataset or model lack something that the metrics need.
     """
 
     def __init__(self, job: Job, model: ShardedModel, dataset: Location, collective: Collective) -> None:
@@ -333,7 +331,7 @@ class Evaluations:
 
     @property
     def is_basic(self) -> bool:
-        """True if the end needs nothing besides the result of `while_training`."""
+        """True if the final evaluation needs only the result of `while_training`."""
         return self._request.is_basic
 
     def while_training(self) -> Evaluation:
@@ -344,7 +342,7 @@ class Evaluations:
         basic = evaluate_basic(self._ranks, self._predict(self._valid))
         if monitor in basic.metrics:
             return basic
-        # Of all rows alone, without intervals.
+        # Only of all rows, without slices and intervals.
         settings = self._train.evaluation.model_copy(update={"slices": {}, "bootstrap": None})
         settings = settings.model_copy(update={"metrics": tuple(m for m in settings.metrics if m not in _OF_CATALOGUE)})
         request = Request(self._train.model_copy(update={"evaluation": settings}), self._model.schema)
@@ -359,11 +357,11 @@ class Evaluations:
         return replace(basic, metrics=basic.metrics | {monitor: judged.metrics[monitor]})
 
     def at_the_end(self, layout: SplitLayout, last: Evaluation | None) -> tuple[dict[str, Evaluation], dict[str, int]]:
-        """Return all requested evaluations, by split, and the rows of the splits. `<split>_full`: a full ranking of it.
+        """Return all requested evaluations by split, with full rankings as `<split>_full`, and the splits' rows.
 
         Args:
-            layout: of the split `train`.
-            last: what `while_training` said of the model as it is, where it did.
+            layout: layout of the split `train`.
+            last: result of `while_training` for the current weights; None if there is none.
         """
         evaluator, request, evaluations = Evaluator(self._request), self._request, {}
         splits = {"valid": self._valid}
@@ -396,7 +394,7 @@ class Evaluations:
     def of_other_rows(self, dataset: Location) -> dict[str, Any] | None:
         """Return the basic `metrics` on the split valid of another dataset with the same features, and its `rows`.
 
-        None, with a warning, where a rank cannot read them: all ranks know before the first predicts.
+        Returns None, with a warning, if a rank cannot read them. All ranks know that before the first one predicts.
         """
         reasons = [reason for reason in self._ranks.gather_json(self._unreadable(dataset)) if reason is not None]
         if reasons:

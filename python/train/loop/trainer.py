@@ -1,14 +1,14 @@
-"""The training loop: the steps of a run from the first to the last, evaluated and saved on the way.
+"""The training loop: the steps of a run, with evaluations and checkpoints in between.
 
-A step: the rank's part of the global batch forward (embedding rows come by all-to-all), local loss = sum over its rows
-/ rows of the global batch, backward (row gradients go back to their owners), one all-reduce of the dense gradients,
-two optimizers. The sum over ranks of local losses is the mean over the global batch, so gradients are summed, and any
-number of ranks takes the same steps.
+In a step each rank runs its part of the global batch forward (embedding rows arrive by all-to-all). Its local loss is
+the sum over its rows / rows of the global batch. Backward sends row gradients to their owners, one all-reduce sums the
+dense gradients, and two optimizers step. The local losses of all ranks add up to the mean over the global batch. So
+gradients are summed, and any number of ranks takes the same steps.
 
-Forward and backward pass of a micro-batch are as torch runs them, or one CUDA graph. A graph launches all kernels of
-the dense part at once, with the memory and the shapes that it was captured with. So what goes in is copied into that
-memory, and a micro-batch of other shapes (the last of an uneven cut) is run as torch does. Lookups, whose shapes differ
-each time, stay outside: their gradient comes out of the graph.
+Forward and backward pass of a micro-batch run eagerly, or as one CUDA graph. A graph launches all kernels of the dense
+part at once, with the memory and the shapes of its capture. So inputs are copied to that memory, and a micro-batch of
+other shapes (the last of an uneven cut) runs eagerly. Lookups, whose shapes differ each time, are not in the graph:
+their gradient is an output of it.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from headrace.train.setup.state import TrainState
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass that was made: the micro-batch's share of the step's mean loss, [], and what goes backward."""
+    """Result of a forward pass: the micro-batch's share of the step's mean loss, [], and its backward function."""
 
     loss: Tensor
     backward: Callable[[], None]
 
 
 class ForwardBackward(Protocol):
-    """A function that makes forward passes."""
+    """A function that runs forward passes."""
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        """Make a forward pass. Collective: the lookups end."""
+        """Run a forward pass. Collective: the lookups end."""
 
 
 class EagerForward:
-    """Forward passes as torch runs them. `batch_size`: rows of a step over all ranks."""
+    """Eager forward passes. `batch_size`: rows of a step over all ranks."""
 
     def __init__(self, model: ShardedModel, batch_size: int) -> None:
         self._model, self._batch_size = model, batch_size
@@ -71,25 +71,25 @@ class EagerForward:
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """Sum over the micro-batch's rows / rows of the step, []."""
+        """Return the sum of the loss over the micro-batch's rows / rows of the step, []."""
         return self._model.loss(self._model.outputs(inputs), inputs) / self._batch_size
 
 
-#: Captures what a function does, which runs some times meanwhile; returns what replays it.
+#: Function that captures the work of a function, which it calls some times, and returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class GraphedForward:
-    """The dense part as a graph, captured with the shapes of the first micro-batch, before any gradient is there.
+    """The dense part as a graph, captured with the shapes of the first micro-batch, before there are gradients.
 
-    Where it cannot be, or a micro-batch has other shapes, the log says why, once for each reason, and `EagerForward`
-    makes the pass.
+    If it cannot be captured, or a micro-batch has other shapes, `EagerForward` runs the pass, and the log has each
+    reason once.
 
     Args:
-        model: on a GPU.
+        model: a model on a GPU.
         batch_size: rows of a step over all ranks.
-        capture: captures and returns the replay; default `capture_cuda`.
-        accumulate: micro-batches of a step.
+        capture: see `Capture`; default `capture_cuda`.
+        accumulate: number of micro-batches of a step.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class GraphedForward:
                 self._reported.add(reason)
                 log.warning("train.cuda_graphs: the dense part runs without a graph: %s", reason)
             return self._eager(batch, lookups)
-        lookups.planned.zero_copy = False  # the graph reads them in memory of its own
+        lookups.planned.zero_copy = False  # the graph reads vectors in its own memory
         lookups.start()
         vectors = self._model.vectors(lookups)
         assert isinstance(vectors, Tensor)
@@ -136,7 +136,7 @@ class GraphedForward:
             grad = self._vectors.grad
             assert grad is not None
             self._model.add_gradient_sum(grad)
-            # Tables keep it as it is until the step, which may come after further replays.
+            # Tables refer to the gradient until the step, and further replays may overwrite it before.
             torch.autograd.backward(vectors, grad.clone() if self._accumulates else grad)
 
         return Forward(self._loss, backward)
@@ -159,12 +159,12 @@ class GraphedForward:
             self._replay = self._capture(self._dense_part)
         except RuntimeError as e:
             self._unsupported = str(e).splitlines()[0]
-        for p in parameters:  # of what ran while it was captured
+        for p in parameters:  # remove gradients of the runs during the capture
             assert p.grad is not None
             p.grad.zero_()
 
     def _dense_part(self) -> None:
-        # Not in the captured memory at first, so that each run writes it anew; the parameters' are, and are added to.
+        # No gradient of the vectors at first, so that each run overwrites it; gradients of parameters are added to.
         self._vectors.grad = None
         inputs = Inputs(
             self._model.inputs,
@@ -194,9 +194,9 @@ def _not_captured(x: Tensor) -> Tensor:
 
 
 def capture_cuda(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture a CUDA graph: three warm-up runs on a stream of their own first, in which libraries choose and allocate.
+    """Capture a CUDA graph after three warm-up runs on a separate stream, in which libraries choose and allocate.
 
-    Other threads may use the device meanwhile: batches are on their way (headrace.train.micro_batch).
+    Other threads may use the device meanwhile, to copy batches (headrace.train.micro_batch).
     """
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
@@ -220,12 +220,12 @@ def micro_batches(batches: Iterable[MicroBatch], parts: int) -> Iterator[MicroBa
 
 
 class LookupPipeline:
-    """Micro-batches with their lookups begun, one ahead. Its methods are collective.
+    """Pipeline of micro-batches whose lookups begin one batch ahead. Its methods are collective.
 
     Args:
-        model: whose tables are looked up.
+        model: model of the looked-up tables.
         batches: the micro-batches in order.
-        callbacks: the phases `data` and `lookup`.
+        callbacks: callbacks for the phases `data` and `lookup`.
         spans_machines: whether the ranks are on several machines.
     """
 
@@ -251,8 +251,8 @@ class LookupPipeline:
     def fetch_rows(self, *, of_next_step: bool) -> None:
         """Request the rows of the micro-batch ahead; those of the next step only if this step does not change them.
 
-        The latter only where a network's time can be hidden so: inside one machine, sorting rows into early and late
-        ones takes more of the cores that compute than it saves.
+        Rows of the next step are requested early only on several machines, to hide the network's time. Within one
+        machine, sorting rows into early and late ones takes more time of the cores than it saves.
         """
         if self._ahead is not None:
             if not of_next_step:
@@ -261,7 +261,7 @@ class LookupPipeline:
                 self._ahead[1].prefetch()
 
     def drop(self) -> None:
-        """Receive requested rows that nobody needs any more: no message may be under way when ranks part."""
+        """Receive requested rows that are not needed any more: no message may be in flight when ranks end."""
         if self._ahead is not None:
             self._ahead[1].drop()
             self._ahead = None
@@ -274,12 +274,12 @@ def bad_step(
     ranks.
 
     Args:
-        step: its number.
+        step: number of the step.
         local_loss: this rank's part of the loss.
-        state: with the gradients of the step, the dense ones reduced.
+        state: state with the gradients of the step; the dense ones are reduced.
         collective: the ranks.
-        train: the settings that the message names.
-        tables: those that are known to be to blame, on this rank.
+        train: settings that the message names.
+        tables: tables of this rank that are known to be at fault.
     """
     loss = float(collective.all_gather(torch.tensor([local_loss], dtype=torch.float64)).sum())
     parameters = [
@@ -309,18 +309,18 @@ log = logging.getLogger("headrace.train")
 
 
 class Trainer:
-    """Takes the steps from `progress.step` to `total_steps`. Collective: every rank makes one and calls `fit`.
+    """Trainer for the steps from `progress.step` to `total_steps`. Collective: every rank creates one and calls `fit`.
 
     Args:
-        job: the run's settings and folders.
-        state: is trained in place.
-        source: gives this rank's rows of each step, from `progress.step` on.
-        progress: is moved on in place.
-        total_steps: the last step.
+        job: settings and folders of the run.
+        state: state that is trained in place.
+        source: this rank's rows of each step, from `progress.step` on.
+        progress: progress that is updated in place.
+        total_steps: number of the last step.
         collective: the ranks.
-        evaluate: the model over the split `valid`, by all ranks.
-        callbacks: hear of phases, steps and evaluations, in this order.
-        stop_requested: whether this rank was asked to stop; when any was, all stop after the same step.
+        evaluate: evaluates the model on the split `valid`, by all ranks.
+        callbacks: callbacks for phases, steps and evaluations, called in this order.
+        stop_requested: returns whether this rank was asked to stop; all ranks then stop after the same step.
     """
 
     def __init__(
@@ -369,10 +369,10 @@ class Trainer:
         return self._writer.wait_seconds
 
     def fit(self) -> Evaluation | None:
-        """Take the steps. Returns the last evaluation, where it is of the last step.
+        """Run the steps. Return the last evaluation, if it is of the last step.
 
         Raises:
-            Diverged: the loss or a gradient is not finite; the step is not taken. Or weights that are to be saved.
+            Diverged: the loss or a gradient is not finite, and the step is not applied; or weights to save are not.
             Stopped: a rank was asked to stop; a checkpoint of the last step was written.
         """
         try:
@@ -422,10 +422,10 @@ class Trainer:
         """Run one step over this rank's rows.
 
         Returns:
-            The global batch's mean loss, before the step; whether any rank was asked to stop.
+            mean loss of the global batch before the step; and whether any rank was asked to stop.
         """
         train, state, phase = self._job.train, self._state, self._callbacks.phase
-        # What a network draws (dropout) is a function of the step, so that a resumed run draws the same.
+        # Seed by the step, so that dropout of a resumed run draws the same numbers.
         torch.manual_seed((train.seed * 1_000_003 + step - 1) * 1_009 + self._collective.world.rank)
         state.model.begin_step(step)
         local_loss = 0.0
@@ -441,13 +441,13 @@ class Trainer:
                 forward.backward()
         finite = state.model.take_gradient_sum()
         loss, stop = state.dense.reduce(local_loss, self._stop_requested(), finite)
-        # Every rank sees the same sums, so every rank leaves here, or none.
+        # All ranks have the same sums, so either all of them raise here, or none.
         if not (math.isfinite(loss) and state.dense.has_finite_gradients()):
             self.lookups.drop()
             raise bad_step(step, local_loss, state, self._collective, train)
         with phase("optimizer"):
             try:
-                state.model.step_embeddings(rates["embeddings_rate"])  # first: clipping may find that there is no norm
+                state.model.step_embeddings(rates["embeddings_rate"])  # first, since clipping may raise Diverged
             except NonFiniteGradient as e:
                 self.lookups.drop()
                 raise bad_step(step, local_loss, state, self._collective, train, e.tables) from e

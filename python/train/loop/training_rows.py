@@ -1,4 +1,4 @@
-"""The training rows of a run: their loader, rows of older days, the shares of items, and networks that observe them."""
+"""Training rows of a run: their loader, rows of older days, shares of items, and networks that observe the rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def training_rows(
     timed: Callable[[str, Iterator[int]], Iterator[int]],
     candidates: CandidateSampler | None,
 ) -> TrainLoader | WithReplay:
-    """Return the loader of a run: the split train, with rows of older days in each step if the job replays some.
+    """Return the loader of a run: the split `train`, with rows of older days in each step if the job replays some.
 
     Raises:
-        UserError: as TrainLoader; an older dataset is gone or damaged.
+        UserError: see TrainLoader; or an older dataset is missing or damaged.
     """
     planned = None if job.replay is None else _older_days(job, schema, carried)
     batch_rows = 0 if job.replay is None else job.replay.rows(job.train.batch_size, job.train.streams)
@@ -77,7 +77,7 @@ def training_rows(
 
 
 def _older_days(job: Job, schema: DatasetSchema, carried: Sequence[str]) -> list[SplitLayout]:
-    """Return a split of each day; none if they have fewer row groups than there are streams."""
+    """Return the splits of the replayed days; none if they have fewer row groups than there are streams."""
     days = [open_split(job.ws.locate(name), "valid", schema, carried) for name in job.replayed]
     groups = sum(len(day.row_groups) for day in days)
     if groups < job.train.streams:
@@ -88,13 +88,13 @@ def _older_days(job: Job, schema: DatasetSchema, carried: Sequence[str]) -> list
 
 
 class ItemShares:
-    """The shares of codes in the split train. Its methods are collective where a feature is asked for the first time.
+    """Shares of codes in the split `train`. Methods are collective at the first call for a feature.
 
     Args:
-        ranks: each counts its part of the row groups.
-        layout: the split train.
-        schema: the dataset's.
-        train: its `negatives` and `seed`.
+        ranks: the ranks; each counts its part of the row groups.
+        layout: layout of the split `train`.
+        schema: schema of the dataset.
+        train: settings with `negatives` and `seed`.
     """
 
     def __init__(self, ranks: Ranks, layout: SplitLayout, schema: DatasetSchema, train: config.Train) -> None:
@@ -115,10 +115,10 @@ class ItemShares:
         return CandidateSampler.from_config(self._schema, negatives, self._train.seed, counts)
 
     def log_share(self, feature: str, share_of: ShareOf) -> Tensor:
-        """See `Inputs.log_q`; of all codes: float32 [cardinality].
+        """Return `Inputs.log_q` of all codes: float32 [cardinality].
 
         Raises:
-            UserError: the feature has no codes, one a row; or no candidates are drawn of it.
+            UserError: the feature does not have one code a row, or candidates are not drawn from it.
         """
         if (feature, share_of) not in self._logs:
             counts = self._occurrences(feature)
@@ -126,7 +126,7 @@ class ItemShares:
                 weights = self._weights_of_draws(feature, counts)
             else:
                 weights = (counts.rows if share_of == "rows" else counts.positives).astype(np.float64)
-            # What is never there is as likely as what is there once: it has a place in the loss all the same.
+            # A code that never occurs counts as occurring once, since it may be in the loss all the same.
             shares = np.maximum(weights, 1.0) / max(weights.sum(), 1.0)
             self._logs[feature, share_of] = torch.from_numpy(np.log(shares).astype(np.float32))
         return self._logs[feature, share_of]
@@ -158,9 +158,9 @@ _OBSERVED_ROWS = 65_536
 
 
 def observe_training_rows(model: ShardedModel, train: SplitLayout) -> None:
-    """Show a network that has `observe` all rows of the split, each once, in one order on all ranks.
+    """Show all rows of the split, once and in one order on all ranks, to a network with a method `observe`.
 
-    Each rank reads the whole split, so that nothing travels.
+    Each rank reads the complete split, without communication.
     """
     if not hasattr(model.network, "observe"):
         return

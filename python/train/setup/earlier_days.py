@@ -1,4 +1,4 @@
-"""Starting model, replayed rows and the day to measure on: the part of a training that earlier days have left."""
+"""Inputs of a training from earlier days: the starting model, replayed rows, and the day to measure forgetting on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("headrace.train")
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A saved model of the same pipeline. `name` is its folder below the workspace's home, `version` its key."""
+    """A saved model of the same pipeline: `name` is its folder in the workspace, `version` its key."""
 
     ds: str
     name: str
@@ -40,22 +40,21 @@ class WarmStart:
 def find_warm_start(
     ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, earlier_inputs: Sequence[Input] = ()
 ) -> WarmStart | None:
-    """Find the newest finished model of a day before `ds` that stands and whose shape fits.
+    """Find the newest finished model of a day before `ds` that is accepted and whose shape fits.
 
-    One stands that the gate has not refused (or somebody has overruled that) and that nobody has rolled back. Manifests
-    and model.json are read; the registry only where a model was refused or rolled back.
+    A model is accepted if it was not rolled back, and if the gate has not refused it or a user has overruled that. The
+    search reads manifests and model.json, and the registry only if a model was refused or rolled back.
 
-    It fits where the model's settings are the same and the features are the same, with vocabularies that have only
-    grown: codes are given once and never change, so old rows keep their meaning. A model that does not fit is named
-    in the log with the reason.
+    A model fits if its settings and features are the same, and vocabularies have only grown. Codes never change, so old
+    rows keep their meaning. The log names a model that does not fit, with the reason.
 
     Args:
         ws: the workspace.
         spec: the pipeline.
         ds: the day.
-        schema: of its dataset.
-        earlier_inputs: the inputs of a finished run of the day which still stands: the model that it began with may
-            have been removed, refused or rolled back since, and is its start all the same.
+        schema: schema of the day's dataset.
+        earlier_inputs: inputs of a finished run of the day that is still valid. It keeps its starting model, even if
+            that was removed, refused or rolled back since.
     """
     for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
         for manifest in _of_day(ws, spec, day):
@@ -69,7 +68,7 @@ def find_warm_start(
 
 
 def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifest, is_resumed: bool) -> str | None:
-    """Return the reason why a day's model is no start, or None. `is_resumed`: a finished run has begun with it."""
+    """Return why training cannot start from a day's model, or None; `is_resumed`: a finished run has done so."""
     if manifest.removed:
         return None if is_resumed else str(manifest.why_removed)
     if not is_resumed and (reason := _taken_back(ws, spec, manifest)):
@@ -81,7 +80,7 @@ def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifes
 
 
 def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
-    """Return the reason if a model was refused and nobody has overruled it, or was rolled back; else an empty text."""
+    """Return the reason if a model was rolled back, or refused without being overruled; else an empty text."""
     registered = manifest.facts.get("registered")
     verdict = _verdict_on(_gate(ws, spec, manifest.ds), manifest.output("model").version)
     refused = verdict.get("verdict") == "refused"
@@ -101,7 +100,7 @@ def _gate(ws: Workspace, spec: Spec, day: str) -> Manifest | None:
 
 
 def _verdict_on(gate: Manifest | None, key: str) -> Mapping[str, Any]:
-    """Return the verdict of a day's gate on the model of a key, the day's own or its challenger; empty: none."""
+    """Return the verdict of a day's gate on the model with this key, the day's or its challenger; empty without one."""
     if gate is None:
         return {}
     if gate.facts["model"]["key"] == key:
@@ -111,8 +110,9 @@ def _verdict_on(gate: Manifest | None, key: str) -> Mapping[str, Any]:
 
 
 def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
-    """Return the manifests of a day's models, the better first: the challenger if the day's model had fallen behind it,
-    and if it became champion.
+    """Return the manifests of a day's models, the better one first.
+
+    That is the challenger if the day's model had fallen behind it and the challenger became champion.
     """
     manifests = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
     challenger = None if spec.challenger is None else Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
@@ -125,7 +125,7 @@ def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
 
 
 def model_misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
-    """Return the reason why a saved model (its model.json) cannot be a start for this spec and dataset, or None."""
+    """Return why training cannot start from a saved model (its model.json) with this spec and dataset, or None."""
     now = keys_with(spec.model, OF_CHECKPOINTS)
     saved = keys_with(Model.model_validate(meta.get("model", {})), OF_CHECKPOINTS)
     for key in now | saved:
@@ -155,12 +155,12 @@ def _categorical_form(f: Feature) -> tuple[str | None, int, bool, bool]:
     return f.vocabulary, f.length, f.is_list, f.dynamic
 
 
-#: The kind of a manifest's input.
+#: Kind of the input of a run that is a pretrained model.
 PRETRAINED = "pretrained"
 
 
 def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
-    """Find the newest finished models up to `ds` of the pipelines that the spec names, in the order of parts' names.
+    """Find the newest finished models up to `ds` of the pipelines that the spec names, in order of their parts' names.
 
     Raises:
         UserError: a pipeline has none.
@@ -183,12 +183,12 @@ def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
 def dataset_misfit(
     ws: Workspace, manifest: Manifest | None, schema: DatasetSchema, carried: Sequence[str] = ()
 ) -> str | None:
-    """Return the reason why the split `valid` of an older dataset cannot be shown to a model, or None.
+    """Return why a model cannot read the split `valid` of an older dataset, or None.
 
     Args:
         ws: the workspace.
-        manifest: of the older day's stage `features`; None: there is none.
-        schema: of the model's own dataset.
+        manifest: manifest of the older day's stage `features`; None: there is none.
+        schema: schema of the model's own dataset.
         carried: names of carried columns that are read besides the features.
     """
     if manifest is None:
@@ -221,11 +221,11 @@ def _feature_form(f: Feature) -> tuple[object, ...]:
 
 
 def replay_days(spec: Spec, ds: str) -> list[str]:
-    """Return the days from whose datasets a training of `ds` draws, if they exist, the oldest first.
+    """Return the days whose datasets a training of `ds` draws rows from, if they exist, oldest first.
 
-    Of each it is the split `valid`, whose days lie before the window of `ds` and in no other dataset's of the list;
-    A dataset that has a day of the rows of `forgetting_day` is not drawn from, since what is forgotten is measured on
-    them. Empty: nothing is replayed.
+    Rows are drawn from the split `valid` of each, whose days are before the window of `ds` and in no other split of the
+    list. A dataset with a day of the rows of `forgetting_day` is left out, since forgetting is measured on them. Empty:
+    nothing is replayed.
     """
     replay = None if spec.retrain is None else spec.retrain.replay
     if spec.retrain is None or replay is None:
@@ -244,24 +244,24 @@ def replay_days(spec: Spec, ds: str) -> list[str]:
     return sorted(d for d, (from_, to) in ranges.items() if to < begin or end < from_)
 
 
-#: The kind of these datasets among the inputs of a run.
+#: Kind of the input of a run that is a replayed dataset.
 REPLAY = "replay"
 
 
 def find_replay(
     ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, earlier_inputs: Sequence[Input] = ()
 ) -> tuple[Input, ...]:
-    """Find the older datasets that a training of `ds` draws from, the oldest first.
+    """Find the older datasets that a training of `ds` draws rows from, oldest first.
 
-    A day without one, or whose rows mean something else, is left out.
+    A day without a dataset, or whose rows have another meaning, is left out.
 
     Args:
         ws: the workspace.
         spec: the pipeline.
         ds: the day.
-        schema: of its dataset.
-        earlier_inputs: the inputs of a finished run of the day which still stands: a dataset that was removed since
-            is among its inputs all the same.
+        schema: schema of the day's dataset.
+        earlier_inputs: inputs of a finished run of the day that is still valid; it keeps datasets that were removed
+            since.
     """
     inputs, carried = [], [f.name for f in schema.of(Kind.CARRIED)]
     for day in replay_days(spec, ds):
@@ -279,15 +279,15 @@ def find_replay(
 
 
 def forgetting_day(spec: Spec, ds: str) -> str | None:
-    """Return the day on whose rows the model of `ds` is to be measured, too, or None."""
+    """Return the earlier day on whose rows the model of `ds` is measured too, or None."""
     day = None if spec.retrain is None else spec.retrain.forgetting_day
     return None if day is None or day >= ds else day
 
 
 def find_forgetting_dataset(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema | None) -> str | None:
-    """Return the name in the workspace of the dataset of that day, if it exists and its codes mean the same.
+    """Return the name in the workspace of the dataset of `forgetting_day`, if it exists and its codes mean the same.
 
-    A dataset that is asked for and cannot be measured on is named in the log with the reason.
+    The log names a requested dataset that cannot be used, with the reason.
     """
     day = forgetting_day(spec, ds)
     if day is None or schema is None:

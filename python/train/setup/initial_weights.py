@@ -1,4 +1,4 @@
-"""Initial weights of a run: pretrained models, rows of new ids, and the rows that a saved model need not repeat."""
+"""Initial weights of a run: pretrained models, rows of new ids, and the saved model of which only changes are saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger("headrace.train")
 
 
 def check_pretrained(models: Mapping[str, Location], dataset: Location, schema: DatasetSchema) -> None:
-    """Raise UserError where a model's codes do not mean what the dataset's mean: they are of other vocabularies."""
+    """Raise UserError if a model's vocabularies differ from the dataset's, so that codes have other meanings."""
     for part, folder in models.items():
         read_meta(folder)
         saved = {r.name: r.sha256 for r in read_card(folder).files}
@@ -49,10 +49,10 @@ def check_pretrained(models: Mapping[str, Location], dataset: Location, schema: 
 
 
 def start_from_pretrained(model: ShardedModel, models: Mapping[str, Location]) -> None:
-    """Take over the models' tables and dense parts. Speaks to no other rank.
+    """Load the models' tables and dense parts, without communication.
 
     Raises:
-        UserError: the network starts from no models, from others, or they are of other shapes.
+        UserError: the network does not start from models or from these, or their shapes differ.
     """
     take = getattr(model.network, "start_from", None)
     if take is None:
@@ -72,7 +72,7 @@ def start_from_pretrained(model: ShardedModel, models: Mapping[str, Location]) -
     log.info("starting from %s", ", ".join(f"{part} {folder}" for part, folder in sorted(models.items())))
 
 
-#: Codes whose pairs the ranks tell each other at a time.
+#: Number of codes whose pairs the ranks exchange at a time.
 _CODES = 1 << 20
 
 
@@ -80,13 +80,13 @@ def start_new_rows(model: ShardedModel, loaded: Loaded, train: SplitLayout, *, b
     """Set rows that were not loaded to means over those that were. Collective.
 
     Args:
-        model: after `models.saved.restore`.
-        loaded: what that found. Tables that are new as a whole keep their start, as do tables of raw ids.
-        train: the rows that say of what segment an id is.
-        by_segment: whether features name segments.
+        model: model after `models.saved.restore`.
+        loaded: result of `restore`. New tables keep their initial rows, and so do tables of raw ids.
+        train: layout of the training rows, which tell the segment of an id.
+        by_segment: whether to use the means of segments.
 
     Raises:
-        UserError: a feature names a segment that is none.
+        UserError: a feature's segment is not valid.
     """
     plan, features = model.embeddings.plan, {f.name: f for f in model.schema.of(Kind.CATEGORICAL)}
     grown: dict[str, GrownTable] = {}
@@ -105,10 +105,10 @@ def start_new_rows(model: ShardedModel, loaded: Loaded, train: SplitLayout, *, b
 def segments_of(
     feature: Feature, schema: DatasetSchema, train: SplitLayout, collective: Collective
 ) -> NDArray[np.int32]:
-    """Return the segment of each code of a feature: int32 [cardinality], -1 where no row tells. Collective.
+    """Return the segment of each code of a feature: int32 [cardinality], -1 where it is unknown. Collective.
 
-    An id's segment is the code that most of its rows have, of equals the lowest; a null tells nothing. Each rank reads
-    its share of the row groups, two columns of them, and holds 16 bytes for each pair of them that it has read.
+    An id's segment is the most frequent one in its rows, of equals the lowest; nulls do not count. Each rank reads two
+    columns of its share of the row groups, and holds 16 bytes for each distinct pair.
 
     Raises:
         UserError: the feature's metadata names no single-valued categorical feature.
@@ -122,7 +122,7 @@ def segments_of(
         local_pairs = torch.from_numpy(np.stack([pairs[block], counts[block]], axis=1))
         merged, n = _summed(*collective.all_gather(local_pairs).numpy().T)
         codes, segment_of = merged // width, merged % width
-        # Of each code the last one: of most rows, and of equals the lowest segment.
+        # The last entry of each code has the most rows and, of equals, the lowest segment.
         order = np.lexsort((-segment_of, n, codes))
         codes, segment_of = codes[order], segment_of[order]
         last = np.append(codes[1:] != codes[:-1], True)[: len(codes)]
@@ -151,7 +151,7 @@ def _count_pairs(groups: Iterator[NDArray[np.int64]]) -> tuple[NDArray[np.int64]
     waiting: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for values in groups:
         waiting.append(np.unique(values, return_counts=True))
-        # Merged when they are as many as those before: each value is merged a few times, not once for each group.
+        # Merge when there are as many new values as merged ones, so that a value is merged only a few times.
         if sum(len(w[0]) for w in waiting) >= len(total[0]):
             total, waiting = _merged([total, *waiting]), []
     return _merged([total, *waiting])
@@ -173,16 +173,16 @@ def _summed(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArr
 
 
 def _reaching(segments: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
-    """For all rows of a table that several features share."""
+    """Extend segments to all rows of a table that several features share, with -1."""
     extended: NDArray[np.int32] = np.concatenate([segments, np.full(max(0, rows - len(segments)), -1, np.int32)])
     return extended[:rows]
 
 
 def changes_of(job: Job, model: ShardedModel) -> Changes | None:
-    """Return the saved model that this one extends, or None: it holds all rows.
+    """Return the saved model of which only the changes are saved, or None to save all rows.
 
-    All rows on one of `full_copy_days` days; without a warm start, or after one that left the optimizer's states
-    behind; where rows are stored in another way than there.
+    All rows are saved on one of `full_copy_days` days, without a warm start, after a warm start without the optimizer's
+    states, and if the stored type of rows differs.
 
     Raises:
         UserError: the model of the warm start is damaged.
@@ -200,7 +200,7 @@ def changes_of(job: Job, model: ShardedModel) -> Changes | None:
 
 
 def saved_bytes(job: Job) -> dict[str, Any]:
-    """Bytes of the saved embeddings and of the whole copy that they lie upon; empty where every model is whole."""
+    """Return the bytes of the saved embeddings and of the full copy below them; empty if every model has all rows."""
     if job.full_copy_days is None:
         return {}
     chain = read_chain(job.saved_model / EMBEDDINGS)

@@ -34,13 +34,13 @@ from headrace.train.optim import DenseOptimizer
 
 
 def place(kind: str, world: World) -> torch.device:
-    """Return the device of this rank, made the thread's current one: `cpu`, or a GPU.
+    """Return the device of this rank, `cpu` or a GPU, and make it the thread's current one.
 
-    The one GPU that this process sees: the one that Spark assigned to its task (headrace.train.launch.worker), or that
-    the cluster's CUDA_VISIBLE_DEVICES names. Where it sees several, that of its number on its machine.
+    If the process sees one GPU, it is that one: Spark has assigned it to the task (headrace.train.launch.worker), or
+    the cluster by CUDA_VISIBLE_DEVICES. Of several it is the one with the rank's number on its machine.
 
     Raises:
-        UserError: there is no GPU, or fewer than there are ranks on this machine.
+        UserError: there is no GPU, or there are fewer than ranks on this machine.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -62,17 +62,17 @@ def place(kind: str, world: World) -> torch.device:
 def trained_tables(
     schema: DatasetSchema, model: config.Model, network: nn.Module, train: config.Train, ranks: int
 ) -> ModelTables:
-    """Return the tables of a model, whose lookups say how many ids a row has.
+    """Return the tables of a model, with the number of ids that a row looks up in them.
 
     Args:
-        schema: the dataset's.
-        model: the model's settings.
-        network: made of them.
-        train: the run's settings.
-        ranks: over which a step's rows are spread.
+        schema: schema of the dataset.
+        model: settings of the model.
+        network: network of these settings.
+        train: settings of the run.
+        ranks: number of ranks over which a step's rows are spread.
 
     Raises:
-        UserError: lookups or settings that do not fit the dataset, or drawn items that nobody draws.
+        UserError: lookups or settings do not fit the dataset, or a lookup needs drawn items and none are drawn.
     """
     rows = max(1, train.batch_size // (ranks * train.accumulate))
     negatives = train.negatives
@@ -98,17 +98,17 @@ def trained_tables(
     return tables
 
 
-#: GiB: cuBLAS's workspaces, kernels that are loaded at their first launch.
+#: GiB for cuBLAS's workspaces and for kernels that are loaded at their first launch.
 _LIBRARIES_GIB = 0.5
-#: Share of what is left that may be in pieces.
+#: Share of the remaining memory that may be fragmented.
 _FRAGMENTED = 0.1
 
 
 def tables_gib(device: torch.device, collective: Collective, reserved_gib: float) -> float:
     """Return the GiB that tables may take on the GPU of every rank, the least of all ranks. Collective.
 
-    What communication takes is measured: a message of each kind is sent before, so that NCCL's buffers exist. What the
-    dense part, its activations and CUDA graphs will take is reserved.
+    The memory of communication is measured: a message of each kind is sent first, so that NCCL's buffers exist. Memory
+    for the dense part, its activations and CUDA graphs is reserved.
 
     Args:
         device: this rank's GPU.
@@ -116,9 +116,9 @@ def tables_gib(device: torch.device, collective: Collective, reserved_gib: float
         reserved_gib: see `reserved_gib`.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no memory remains.
     """
-    torch.cuda.empty_cache()  # of a model that was here before
+    torch.cuda.empty_cache()  # free the memory of a previous model
     size = collective.world.size
     collective.all_to_all(torch.zeros(size, 1, device=device), [1] * size)
     collective.all_reduce_sum([torch.zeros(1, device=device)])
@@ -135,17 +135,18 @@ def tables_gib(device: torch.device, collective: Collective, reserved_gib: float
 
 
 def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train, world: World) -> float:
-    """GiB of a rank's GPU for the dense part: `train.sharding.reserve_gib`, else an estimate from its linear layers.
+    """Return the GiB of a rank's GPU for the dense part: `train.sharding.reserve_gib`, or an estimate.
 
-    Of a micro-batch the values and gradients of all layers and of the vectors, twice with CUDA graphs, whose memory is
-    their own; of the parameters the weights, gradients, two states and the message that sums gradients.
+    The estimate counts values and gradients of all linear layers and of the vectors for a micro-batch, twice with CUDA
+    graphs, which have their own memory. For parameters it counts weights, gradients, two states and the message that
+    sums gradients.
     """
     if train.sharding.reserve_gib is not None:
         return train.sharding.reserve_gib
     features = InputFeatures.from_schema(schema, model.embedding_dim, train.tasks)
     network = make_network(model, features, seed=0)
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
-    # What a layer of a stack takes is what the one before gave.
+    # The input of a layer in a stack is the output of the layer before.
     stacks = [[m for m in s if isinstance(m, nn.Linear)] for s in network.modules() if isinstance(s, nn.Sequential)]
     chained = {id(m) for stack in stacks for m in stack[1:]}
     widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in chained)
@@ -162,23 +163,23 @@ def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train
     return _LIBRARIES_GIB + 4 * floats / 2**30
 
 
-#: Rows that are looked at, at most, and row groups that they are from.
+#: Most rows of the sample, and most row groups that they are from.
 _ROWS, _ROW_GROUPS = 200_000, 8
 
 
 def sampled_popularity(
     dataset: Location, schema: DatasetSchema, tables: Sequence[Table], lookups: Sequence[Lookup]
 ) -> dict[str, Popularity]:
-    """Return the popularity by table in row groups spread over the split `train`. The same files give the same answer.
+    """Return the popularity of codes by table, from row groups spread over the split `train`. It is deterministic.
 
     Args:
-        dataset: its folder.
-        schema: its schema.
-        tables: of the model.
-        lookups: of them, those whose codes are the rows' own.
+        dataset: folder of the dataset.
+        schema: schema of the dataset.
+        tables: tables of the model.
+        lookups: lookups of codes of the rows in these tables.
 
     Raises:
-        UserError: there is no such split, or a file is damaged.
+        UserError: the split is missing, or a file is damaged.
     """
     groups = open_split(dataset, "train", schema).row_groups
     chosen = groups[:: max(1, -(-len(groups) // _ROW_GROUPS))]
@@ -215,7 +216,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     """Build a new model with its tables placed by the sharding plan, and its optimizers. Collective.
 
     Raises:
-        UserError: no such device, no plan that fits, or settings that do not fit the dataset.
+        UserError: the device does not exist, no plan fits, or settings do not fit the dataset.
     """
     dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
     features = InputFeatures.from_schema(schema, job.model.embedding_dim, job.train.tasks)
@@ -241,7 +242,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables,
-            tables_of_model.lookups,  # the same, and how many ids a row has
+            tables_of_model.lookups,  # the same lookups, with the number of ids of a row
             world_size,
             batch_size=job.train.batch_size,
             optimizer=job.train.embeddings.kind,
