@@ -20,9 +20,9 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from headrace.config import Spark
+from headrace.config.formats import ICEBERG_BY_PATH
 from headrace.config.installation import checkout, s3_dir
 from headrace.config.schema import DatasetSchema, Feature, Kind
-from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.workspace import Workspace
 from headrace.lake.spark.session import iceberg_jars, session, spark_settings
 from headrace.stage.manifest import Manifest, Output, fingerprint

@@ -30,7 +30,7 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.config import load_spec
-from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.operations import ICEBERG_BY_PATH
 from headrace.config.workspace import Workspace
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.spark.session import session

@@ -77,6 +77,8 @@ SLOW: tuple[str, ...] = (
     "tests/unit/test_delta_log_retention.py::test_a_table_that_keeps_more_days_than_a_checkpoint_apart",
     "tests/unit/test_export_onnx.py::test_a_program_of_torch_needs_nothing_of_headrace",
     "tests/unit/test_export_onnx.py::test_a_registered_model_is_exported_by_the_command",
+    "tests/unit/test_export_onnx.py::test_a_model_that_two_ranks_saved[hstu",
+    "tests/unit/test_export_onnx.py::test_a_model_that_two_ranks_saved[sasrec",
     "tests/unit/test_export_onnx.py::test_memory_does_not_grow_with_the_tables",
     "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[din, ",
     "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[dlrm, ",

@@ -31,7 +31,7 @@ from headrace_airflow.commands import (
 from headrace_airflow.connections import PUBLIC, SPARK, Master, command, master, run, secrets
 from headrace_airflow.notify import tell
 from headrace_airflow.pipelines import POOL, Pipeline
-from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, private_variables
+from headrace_airflow.settings import APPLICATION_PROCESS, ERRORS, SETTINGS, private_variables
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -445,5 +445,5 @@ def _private_properties(properties: str, secrets: dict[str, str], public: dict[s
         text += "spark.yarn.maxAppAttempts=1\n"
     with tempfile.TemporaryDirectory() as name:  # 0700
         path = Path(name, "spark.properties")
-        path.write_text(HAND_OVER.with_secrets(text, path.parent, secrets, public), encoding="utf-8")
+        path.write_text(APPLICATION_PROCESS.with_secrets(text, path.parent, secrets, public), encoding="utf-8")
         yield str(path)

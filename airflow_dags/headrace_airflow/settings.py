@@ -113,9 +113,9 @@ def _by_path(name: str) -> Any:
 
 
 _STAGES = _by_path("config/stages")
-#: `STAGES` and `StageEntry` of `headrace.config.stages`, `headrace.errors` and `headrace.jobs.hand_over`.
+#: `STAGES` and `StageEntry` of `headrace.config.stages`, `headrace.errors` and `headrace.jobs.process`.
 STAGES, STAGE_ENTRY = _STAGES.STAGES, _STAGES.StageEntry
 ERRORS = _by_path("errors/__init__")
-HAND_OVER = _by_path("jobs/hand_over")
+APPLICATION_PROCESS = _by_path("jobs/process")
 #: `headrace.config.yaml_text`: how the files of pipelines are read.
 YAML_TEXT = _by_path("config/yaml_text")

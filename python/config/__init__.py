@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from headrace.config.load import load_spec as load_spec
     from headrace.config.model import Loss as Loss
     from headrace.config.model import Model as Model
+    from headrace.config.operations import LOOPBACK as LOOPBACK
     from headrace.config.operations import Drift as Drift
     from headrace.config.operations import DriftColumn as DriftColumn
     from headrace.config.operations import Generate as Generate
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from headrace.config.operations import Observe as Observe
     from headrace.config.operations import OpenLineage as OpenLineage
     from headrace.config.operations import Site as Site
+    from headrace.config.operations import Spark as Spark
+    from headrace.config.operations import spark_profile as spark_profile
     from headrace.config.score import Entity as Entity
     from headrace.config.score import Score as Score
     from headrace.config.section import Section as Section
@@ -78,9 +81,6 @@ if TYPE_CHECKING:
     from headrace.config.source import TableSource as TableSource
     from headrace.config.source import Watermark as Watermark
     from headrace.config.source import parse_duration as parse_duration
-    from headrace.config.spark import LOOPBACK as LOOPBACK
-    from headrace.config.spark import Spark as Spark
-    from headrace.config.spark import spark_profile as spark_profile
     from headrace.config.spec import Spec as Spec
     from headrace.config.spec import id_columns as id_columns
     from headrace.config.table import Expectations as Expectations
@@ -120,6 +120,23 @@ __getattr__ = lazy_names(
             "VectorSource",
             "WhereFilter",
         ),
+        ".evaluation": ("Bootstrap", "Evaluation", "FullRanking", "Slice"),
+        ".experiments": ("Experiment", "ExperimentArm", "OutcomeAlert", "OutcomeLabel", "Outcomes"),
+        ".features": ("Chain", "Features", "OpSpec", "Split"),
+        ".gate": ("Gate",),
+        ".load": ("build_spec", "load_overlay", "load_sharding", "load_spec"),
+        ".operations": (
+            "Drift",
+            "DriftColumn",
+            "Generate",
+            "Housekeeping",
+            "LOOPBACK",
+            "Observe",
+            "OpenLineage",
+            "Site",
+            "Spark",
+            "spark_profile",
+        ),
         ".embeddings": (
             "DynamicTable",
             "EmbeddingOptimizer",
@@ -131,13 +148,7 @@ __getattr__ = lazy_names(
             "TableOptimizer",
             "TableSharding",
         ),
-        ".evaluation": ("Bootstrap", "Evaluation", "FullRanking", "Slice"),
-        ".experiments": ("Experiment", "ExperimentArm", "OutcomeAlert", "OutcomeLabel", "Outcomes"),
-        ".features": ("Chain", "Features", "OpSpec", "Split"),
-        ".gate": ("Gate",),
-        ".load": ("build_spec", "load_overlay", "load_sharding", "load_spec"),
         ".model": ("Loss", "Model"),
-        ".operations": ("Drift", "DriftColumn", "Generate", "Housekeeping", "Observe", "OpenLineage", "Site"),
         ".score": ("Entity", "Score"),
         ".section": ("Section", "parse_ds"),
         ".source": (
@@ -150,7 +161,6 @@ __getattr__ = lazy_names(
             "Watermark",
             "parse_duration",
         ),
-        ".spark": ("LOOPBACK", "Spark", "spark_profile"),
         ".spec": ("Spec", "id_columns"),
         ".table": ("Expectations", "Ids", "NamedSource", "Table"),
         ".train": ("Challenger", "KnownAfter", "Negatives", "Replay", "Retrain", "Task", "Train"),

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import ClassVar
 
-from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError, nearest
 from headrace.plugins import Seam, resolve
+
+#: The catalog by which Spark reads Iceberg tables by path. `headrace.lake.spark.session` adds Iceberg's jar where a
+#: property names its class.
+ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 
 
 class FileFormat:

@@ -140,7 +140,7 @@ def _place(text: str, glob: bool = False) -> str:
     return text
 
 
-#: A place in a store, as a path or a URI (headrace.storage.uri.parse_uri), without credentials.
+#: A place in a store, as a path or a URI (headrace.storage.store.parse_uri), without credentials.
 LocationText = Annotated[str, AfterValidator(_place)]
 #: A pattern of `glob` that matches places in a store, as a path or a URI.
 PatternText = Annotated[str, AfterValidator(partial(_place, glob=True))]

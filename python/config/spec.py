@@ -22,11 +22,10 @@ from headrace.config.experiments import (
 from headrace.config.features import Features, OpSpec
 from headrace.config.gate import Gate, check_gate
 from headrace.config.model import Model
-from headrace.config.operations import Drift, Generate, Housekeeping, Observe, check_table_days
+from headrace.config.operations import Drift, Generate, Housekeeping, Observe, Spark, check_table_days
 from headrace.config.score import Score, check_score_sources, score_entries, score_keys
 from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
 from headrace.config.source import LandingSource, Source
-from headrace.config.spark import Spark
 from headrace.config.stages import STAGES
 from headrace.config.table import NamedSource, Table, check_name
 from headrace.config.train import Challenger, Retrain, Train, check_labels_of_tasks, check_loss, check_retrain

@@ -19,7 +19,7 @@ from headrace.logs import holds_secret, is_secret
 from headrace.plugins import Seam
 
 if TYPE_CHECKING:
-    from headrace.config.spark import Spark
+    from headrace.config.operations import Spark
 
 
 class WarehouseKind:

@@ -20,6 +20,7 @@ from headrace.storage.uri import SCRATCH, server_fault
 if TYPE_CHECKING:
     from headrace.storage.host_scratch import HostScratch
 
+
 #: First folder of the names in manifests that are below the lake; all other names are below the store.
 _LAKE = ("lake", "landing")
 

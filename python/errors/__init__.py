@@ -10,15 +10,16 @@
 | 75 | not all is there yet; a store, a server or a mount is away; a disk is full: run it later | `IncompleteError` |
 | 130, 143 | stopped by Ctrl-C, by SIGTERM | |
 
-`translate` tells what an exception means (`exit_message`), by the patterns of `spark`, `stores`, `databases` and
-`files`, and which extra of the wheel brings a module that is not installed. This module imports nothing but the
+`translate` tells what an exception means (`exit_message`), by its own patterns and those of `stores` and `databases`,
+and which extra of the wheel brings a module that is not installed. This module imports nothing but the
 standard library: Airflow's environment reads it by its path.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
@@ -61,3 +62,32 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'x'?` for a message about an unknown name; empty where no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def known_keys(record: Mapping[str, Any], known: Collection[str], label: str) -> Mapping[str, Any]:
+    """Return a record of headrace's own after checking that this release knows all of its keys.
+
+    A release adds a key where the existing ones no longer suffice: a reader that ignored it would misread the record.
+
+    Args:
+        record: the record as it was read.
+        known: the keys that this release reads.
+        label: the record's name in messages.
+
+    Raises:
+        UserError: the record has another key.
+    """
+    for name in record:
+        if name not in known:
+            raise newer_release(label, name)
+    return record
+
+
+def newer_release(label: str, key: str) -> UserError:
+    """Return the error to raise for a record with a key that this release does not know."""
+    from headrace import __version__  # here: Airflow's environment reads this module without headrace
+
+    return UserError(
+        f"{label} was written by a newer headrace: it has the key '{key}', which {__version__} does not know. Run that "
+        f"release, or one after it, with this workspace"
+    )

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from headrace.features.ops.groups import *  # noqa: F403
     from headrace.features.ops.hashing import *  # noqa: F403
     from headrace.features.ops.lists import *  # noqa: F403
-    from headrace.features.ops.missing import *  # noqa: F403
-    from headrace.features.ops.numbers import *  # noqa: F403
+    from headrace.features.ops.numbers import *  # noqa: F403  # noqa: F403
     from headrace.features.ops.numbers import Log as Log
     from headrace.features.ops.numbers import ReduceDtype as ReduceDtype
     from headrace.features.ops.rename import *  # noqa: F403

@@ -17,9 +17,8 @@ from headrace.config import Spec, load_spec
 from headrace.config.formats import FILE_FORMATS, TABLE_FORMATS
 from headrace.config.model import MODELS
 from headrace.config.model_args import MODEL_ARGS
-from headrace.config.operations import TABLE_DAYS
+from headrace.config.operations import TABLE_DAYS, spark_profile
 from headrace.config.schema import DatasetSchema
-from headrace.config.spark import spark_profile
 from headrace.config.stages import STAGES
 from headrace.config.warehouse import WAREHOUSES
 from headrace.errors import UserError, nearest

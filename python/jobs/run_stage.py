@@ -26,9 +26,8 @@ from headrace.config import Spec, load_spec, parse_ds
 from headrace.config.stages import ORDER, STAGES
 from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.observe.application import Observation
-from headrace.jobs.process import when_parent_ends
+from headrace.jobs.process import take_secrets, when_parent_ends
 from headrace.jobs.stages import days_of, execution_order
 from headrace.logs import hide
 from headrace.stage import RunPlan, check_lock, run_stage, stage_entry

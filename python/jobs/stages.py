@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from headrace.config import Spark, Spec, parse_ds
-from headrace.config.spark import settings_agree, with_slots
+from headrace.config.operations import settings_agree, with_slots
 from headrace.config.stages import STAGES
 from headrace.errors import UserError
 from headrace.stage import Context, Stage, package_stage, stage_entries, stage_entry

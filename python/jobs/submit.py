@@ -18,9 +18,8 @@ from typing import BinaryIO, TextIO
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.jobs.hand_over import property_line
 from headrace.jobs.output import JsonLines, OnEvent, StageEvent, ignore
-from headrace.jobs.process import PROGRAM, run_logged
+from headrace.jobs.process import PROGRAM, property_line, run_logged
 from headrace.lake.spark.requirements import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
 from headrace.stage import stage_entry

@@ -21,9 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.compute import pc
-from headrace.errors import UserError
+from headrace.errors import UserError, known_keys
 from headrace.storage import Location
-from headrace.storage.own_records import known_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

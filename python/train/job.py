@@ -20,7 +20,7 @@ from headrace import config
 from headrace.config.section import OF_CHECKPOINTS, keys_with
 from headrace.config.workspace import Workspace
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
-from headrace.errors.files import DiskFull
+from headrace.errors.stores import DiskFull
 from headrace.stage.manifest import Manifest, fingerprint
 from headrace.storage import LeaseLost, Location
 from headrace.storage.uri import SCRATCH

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.config import Spec
+from headrace.config.operations import with_slots
 from headrace.config.section import OF_RUNS, keys_with
-from headrace.config.spark import with_slots
 from headrace.config.workspace import Workspace
 from headrace.dataset.layout import TEST, check_streams, open_split
 from headrace.errors import UserError

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 import headrace.cli
 from headrace.config import Spark, Spec
 from headrace.config.installation import checkout
-from headrace.config.spark import local_slots
+from headrace.config.operations import local_slots
 from headrace.config.stages import ORDER, STAGES
 from headrace.config.workspace import Workspace
 from headrace.jobs import run_stage, submit

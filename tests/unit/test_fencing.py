@@ -20,10 +20,9 @@ from headrace.errors import EXIT_BUSY, UserError
 from headrace.jobs.housekeeping.collect import collect
 from headrace.jobs.housekeeping.workspace_state import remove_all
 from headrace.lake.delta import transaction
-from headrace.lake.delta.fence import application_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_files import Replacement, replacements, save_replacements
-from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table, lease_application
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.stage import Context, Result, RunLock, run_lock, run_stage
 from headrace.stage.manifest import Input, Manifest, Output
@@ -130,12 +129,12 @@ def test_application_versions_grow_within_what_delta_can_say(tmp_path: Path) -> 
         for _ in range(3):
             Transaction(table, fence=lease.fence).replace("ds", ["d1"], [], "")
         log = DeltaLog(table)
-        versions = [log.application_version(application_of(lease.fence), version) for version in (1, 2, 3)]
+        versions = [log.application_version(lease_application(lease.fence), version) for version in (1, 2, 3)]
     assert versions == sorted({v for v in versions if v is not None})
     assert versions[0] == lease.fence.token << 20
     later = replace(lease.fence, token=lease.fence.token + 100 * 365 * 86_400_000)
     Transaction(table, fence=later).replace("ds", ["d1"], [], "")
-    newest = log.application_version(application_of(later), 4)
+    newest = log.application_version(lease_application(later), 4)
     assert newest is not None
     assert newest < 2**63
 

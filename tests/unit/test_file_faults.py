@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 
 from headrace.config import Spark
 from headrace.config.workspace import Workspace
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError, files
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError, stores
 from headrace.errors.translate import exit_message
 from headrace.lake.delta import data_files as data_file
 from headrace.lake.delta.data_files import DataFileWriter
@@ -105,7 +105,7 @@ def test_a_full_disk_is_one_line_with_the_folder_and_what_is_free(
 ) -> None:
     """Whoever met it: Python, a library, the JVM."""
     free = {tmp_path: 4096 * 3, Path("/"): 10**12}
-    monkeypatch.setattr(files, "_room", lambda folder: (free[folder], 17))
+    monkeypatch.setattr(stores, "_room", lambda folder: (free[folder], 17))
     error.args = tuple(str(a).replace("{folder}", str(tmp_path)) if isinstance(a, str) else a for a in error.args)
     if isinstance(error, OSError) and error.filename:
         error.filename = error.filename.replace("{folder}", str(tmp_path))
@@ -142,10 +142,10 @@ def test_a_full_disk_is_told_where_its_handling_fails_in_other_words(tmp_path: P
 
 def test_what_needs_room_asks_for_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark copies its jars below home as it starts, and a JVM says in traces that it found no room."""
-    monkeypatch.setattr(files, "_room", lambda folder: (12_288, 17))
-    files.require_room(tmp_path / "spark" / "local", 12_288, "Spark's start")
-    with pytest.raises(files.DiskFull) as raised:
-        files.require_room(tmp_path / "spark" / "local", 12_289, "Spark's start")
+    monkeypatch.setattr(stores, "_room", lambda folder: (12_288, 17))
+    stores.require_room(tmp_path / "spark" / "local", 12_288, "Spark's start")
+    with pytest.raises(stores.DiskFull) as raised:
+        stores.require_room(tmp_path / "spark" / "local", 12_289, "Spark's start")
     assert str(raised.value) == (
         f"{tmp_path}: {FULL}: Spark's start needs 12,289 bytes, and 12,288 bytes are free in {tmp_path}. Make room "
         f"there, then run this again"
@@ -155,16 +155,16 @@ def test_what_needs_room_asks_for_it_first(tmp_path: Path, monkeypatch: pytest.M
 
 def test_spark_does_not_start_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any JVM: a session that began all the same would end this test by its own error."""
-    monkeypatch.setattr(files, "_room", lambda folder: (4096, 17))
+    monkeypatch.setattr(stores, "_room", lambda folder: (4096, 17))
     monkeypatch.setattr(spark_session, "require_java", lambda: None)
     monkeypatch.setattr(spark_session.SparkSession, "builder", None)
-    with pytest.raises(files.DiskFull, match=r"Spark's start needs [0-9,]+ bytes, and 4,096 bytes are free in"):
+    with pytest.raises(stores.DiskFull, match=r"Spark's start needs [0-9,]+ bytes, and 4,096 bytes are free in"):
         spark_session._start(Spark(), Workspace(tmp_path), "test")
 
 
 def test_no_inodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_room", lambda folder: (4096, 0))
-    assert files.free_in(tmp_path) == f"4,096 bytes and no inodes are free in {tmp_path}"
+    monkeypatch.setattr(stores, "_room", lambda folder: (4096, 0))
+    assert stores.free_in(tmp_path) == f"4,096 bytes and no inodes are free in {tmp_path}"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

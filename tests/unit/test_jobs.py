@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from headrace import storage
 from headrace.config import Spark, load_spec
 from headrace.config.installation import checkout
-from headrace.config.spark import settings_agree
+from headrace.config.operations import settings_agree
 from headrace.config.stages import ORDER, STAGES
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError

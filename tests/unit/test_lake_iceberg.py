@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Spark, build_spec
-from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.formats import ICEBERG_BY_PATH
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.lake.spark import session

@@ -12,8 +12,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.jobs.housekeeping.forget.proof import ErasureRequest
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.log_files import erased_rows, erasure_text, replacements
-from headrace.lake.delta.retention import first_kept
+from headrace.lake.delta.log_files import erased_rows, erasure_text, first_kept, replacements
 from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.lake.landing import table_days
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord

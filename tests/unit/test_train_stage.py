@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from headrace.config import Model, Spark, Spec, build_spec
+from headrace.config.operations import with_slots
 from headrace.config.schema import DatasetSchema
-from headrace.config.spark import with_slots
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import StoreError

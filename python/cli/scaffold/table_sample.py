@@ -13,8 +13,7 @@ import pyarrow as pa
 from headrace.cli.scaffold.file_rows import FileFormat, file_rows
 from headrace.cli.scaffold.stored_names import StoredNames
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.protocol import check_listable
+from headrace.lake.delta.log import DeltaLog, check_listable
 from headrace.lake.tables.iceberg_metadata import newest_metadata, snapshot_files
 from headrace.storage import Location
 

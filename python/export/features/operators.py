@@ -27,7 +27,7 @@ from headrace.export.features.graph import (
 )
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
 from headrace.features.ops.base import Op, State
-from headrace.features.ops.missing import WithIndicator
+from headrace.features.ops.numbers import WithIndicator
 from headrace.features.ops.times import PERIODS, UNITS, circle
 from headrace.features.types import ValueType, element_of
 from headrace.features.vocabulary.keyed_tables import KeyedTable

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.config.schema import is_wider
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.delta.protocol import sql_type
+from headrace.lake.delta.log import DeltaLog, damaged_file, sql_type
 from headrace.lake.delta.transaction import Transaction
 from headrace.stage import Context
 from headrace.stage.manifest import Output

@@ -26,9 +26,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.errors import UserError
+from headrace.errors import UserError, known_keys
 from headrace.storage import LeaseLost, Location, local, location_of
-from headrace.storage.own_records import known_keys
 
 _LOG = logging.getLogger("headrace.lake")
 COMMIT = re.compile(r"(\d{20})\.json")
@@ -281,6 +280,8 @@ def _has(schema: pa.Schema, kind: str, field: str) -> bool:
     return True
 
 
+#: Key of userMetadata: a commit has removed days before `first` (headrace.lake.delta.retention).
+RETENTION_MARK = "headrace.retention"
 _ERASURE = "headrace.erasure"
 #: Key in an `add` action: rows of the replaced file that were erased.
 ROWS = "headrace.erased"
@@ -363,6 +364,18 @@ def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
 
 def _record_of(table: Location) -> Location:
     return table / "_delta_log" / "_headrace_erased.json"
+
+
+def first_kept(user_metadata: str | None) -> str | None:
+    """Return the first day that a commit of retention (`remove_days_before`) has left; None of another commit.
+
+    Raises:
+        UserError: a newer release has made it.
+    """
+    content = said_by(RETENTION_MARK, user_metadata)
+    if content is None:
+        return None
+    return str(known_keys(content, ("first",), "the record of days that were removed in a table's log")["first"])
 
 
 def said_by(mark: str, user_metadata: str | None) -> Mapping[str, Any] | None:

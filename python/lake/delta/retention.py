@@ -14,11 +14,9 @@ from itertools import pairwise
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import Commit, DeltaLog, file_path
-from headrace.lake.delta.log_files import complete_checkpoints, erased_rows, last_checkpoint, said_by
+from headrace.lake.delta.log_files import RETENTION_MARK, complete_checkpoints, erased_rows, first_kept, last_checkpoint
 from headrace.storage import Fence, Location
-from headrace.storage.own_records import known_keys
 
-_MARK = "headrace.retention"
 _LOG_FOLDER = "_delta_log"
 #: Number of newest checkpoints to keep: readers use the one before while the newest is written.
 _NEWEST = 2
@@ -48,20 +46,8 @@ def remove_days_before(table: Location, first: str, fence: Fence | None = None) 
         return None
     from headrace.lake.delta.transaction import Transaction
 
-    metadata = json.dumps({_MARK: {"first": first}})
+    metadata = json.dumps({RETENTION_MARK: {"first": first}})
     return Transaction(table, fence=fence).replace("ds", days, [], metadata)
-
-
-def first_kept(user_metadata: str | None) -> str | None:
-    """Return the first day that a commit of `remove_days_before` has left; None of another commit.
-
-    Raises:
-        UserError: a newer release has made it.
-    """
-    content = said_by(_MARK, user_metadata)
-    if content is None:
-        return None
-    return str(known_keys(content, ("first",), "the record of days that were removed in a table's log")["first"])
 
 
 def unused_log_files(table: Location, pinned: Collection[int], first_day: str | None, before_ns: int) -> list[Location]:

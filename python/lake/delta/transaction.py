@@ -3,8 +3,12 @@
 Written to Delta's protocol document (PROTOCOL.md of delta-io/delta). A commit is one file of the log that appears whole
 or not at all, and only under a version that nobody has taken; where others have taken it first, the commit goes after
 theirs if they have changed nothing that it rests on, and is refused else. A table with features of which a writer must
-know more than is here is refused by name. Under a lease a commit carries its holder's token
-(headrace.lake.delta.fence), and is refused after a commit of a later holder.
+know more than is here is refused by name.
+
+Under a lease a commit carries its holder's token, and is refused after a commit of a later holder. The token is a `txn`
+action: the lease is the application, and its version is the holder's token with a number behind it, which is larger in
+each commit. So a log tells whose commit is the newest, Delta's own writers refuse a commit that another one of the
+application has overtaken, and a store needs no knowledge of leases.
 """
 
 from __future__ import annotations
@@ -17,11 +21,18 @@ from typing import Any
 
 from headrace.config.schema import quoted
 from headrace.errors import UserError
-from headrace.lake.delta.fence import application_of, check, is_of, next_version, version_in
-from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState, file_path
+from headrace.lake.delta.log import (
+    FEATURE,
+    LOG_RETENTION,
+    PROPERTY,
+    DeltaLog,
+    TableState,
+    file_path,
+    widened_fields,
+    with_feature,
+)
 from headrace.lake.delta.log_files import commit_file, newest_checkpoint, set_torn_aside
-from headrace.lake.delta.protocol import FEATURE, PROPERTY, widened_fields, with_feature
-from headrace.storage import Fence, Location, sync_files
+from headrace.storage import Fence, LeaseLost, Location, sync_files
 
 #: Writer features without requirements for commits that add and remove whole files of a table with these settings.
 #: `invariants`, `checkConstraints`: the caller checks them (`Transaction.constraints`).
@@ -216,7 +227,7 @@ class Transaction:
             adds: the `add` actions of the data files.
             user_metadata: the commit's userMetadata.
             fields: columns that the table has afterwards, as the schema's JSON has them; those that it lacks are added,
-                and those that it has with a narrower type get the wider one (headrace.lake.delta.protocol).
+                and those that it has with a narrower type get the wider one (headrace.lake.delta.log).
 
         Returns:
             the version that was committed.
@@ -380,7 +391,7 @@ class Transaction:
     def claim(self) -> None:
         """See `claim`."""
         assert self._fence is not None, "asked for a holder"
-        if not is_of(self._fence, self._state.applications.get(application_of(self._fence))):
+        if not is_of_holder(self._fence, self._state.applications.get(lease_application(self._fence))):
             info = _info("FENCE", {}, self._version, is_append=False)
             self._commit([{"commitInfo": info}], lambda other_version: None)
 
@@ -394,15 +405,15 @@ class Transaction:
 
     def _commit(self, actions: Sequence[Mapping[str, Any]], allow: Callable[[int], None]) -> int:
         """Commit after those of others; `allow` raises where this one may not follow that of a version."""
-        last = None if self._fence is None else self._state.applications.get(application_of(self._fence))
+        last = None if self._fence is None else self._state.applications.get(lease_application(self._fence))
         _sync_added(self.folder, actions)
         new_version = self._version + 1
         while not _put(self.folder, new_version, [*actions, *_token(self.folder, self._fence, last)]):
             if self._fence is not None:
                 for action in self._log.actions(new_version):
-                    application_version = version_in(action, self._fence)
+                    application_version = lease_version_in(action, self._fence)
                     last = last if application_version is None else application_version
-                check(self.folder, self._fence, last)
+                refuse_overtaken(self.folder, self._fence, last)
             allow(new_version)
             new_version += 1
         return new_version
@@ -519,11 +530,11 @@ def _applications(application: tuple[str, int] | None) -> list[Mapping[str, Any]
 
 
 def _token(folder: Location, fence: Fence | None, last: int | None) -> list[Mapping[str, Any]]:
-    """Return the `txn` action of a lease's holder; `last`: see `next_version`."""
+    """Return the `txn` action of a lease's holder; `last`: see `next_lease_version`."""
     if fence is None:
         return []
-    version = next_version(folder, fence, last)
-    return [{"txn": {"appId": application_of(fence), "version": version, "lastUpdated": _now()}}]
+    version = next_lease_version(folder, fence, last)
+    return [{"txn": {"appId": lease_application(fence), "version": version, "lastUpdated": _now()}}]
 
 
 def _info(operation: str, parameters: Mapping[str, Any], read: int | None, is_append: bool) -> dict[str, Any]:
@@ -558,3 +569,58 @@ def _json(value: Any) -> str:
 def _now() -> int:
     """Milliseconds since 1970."""
     return int(time.time() * 1000)
+
+
+#: Bits of an application version for the commits of one holder. The other 43 bits hold milliseconds since 1970.
+_BITS = 20
+
+
+def lease_application(fence: Fence) -> str:
+    """Return the application that commits of a lease's holders are versions of."""
+    return f"headrace.lease.{fence.lease}"
+
+
+def next_lease_version(table: Location, fence: Fence, last: int | None) -> int:
+    """Return the application version of a holder's next commit to a table.
+
+    Args:
+        table: its folder.
+        fence: of the holder.
+        last: the newest application version in the table's log; None: there is none.
+
+    Raises:
+        LeaseLost: that one is of a later holder.
+    """
+    first = fence.token << _BITS
+    if last is None or last < first:
+        return first
+    refuse_overtaken(table, fence, last)
+    return last + 1
+
+
+def is_of_holder(fence: Fence, last: int | None) -> bool:
+    """Return whether an application version belongs to this holder."""
+    return last is not None and last >> _BITS == fence.token
+
+
+def refuse_overtaken(table: Location, fence: Fence, last: int | None) -> None:
+    """Raise LeaseLost where the newest application version in a table's log is of a later holder."""
+    if last is not None and last >> _BITS > fence.token:
+        raise LeaseLost(
+            f"{table}: a later holder of the lease has committed since; nothing of this run was committed there. Run "
+            f"it again"
+        )
+
+
+def lease_version_in(action: Mapping[str, Any], fence: Fence) -> int | None:
+    """Return the application version that a log's action has of this lease; None: it has none."""
+    txn = action.get("txn")
+    return int(txn["version"]) if txn and txn["appId"] == lease_application(fence) else None
+
+
+def committed_as(log: DeltaLog, fence: Fence, version: int, after: int) -> int | None:
+    """Return the table's version, after the version `after`, whose commit carries an application version; or None."""
+    for table_version in sorted(log.versions(after + 1), reverse=True):
+        if any(lease_version_in(action, fence) == version for action in log.actions(table_version)):
+            return table_version
+    return None

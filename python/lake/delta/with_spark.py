@@ -20,10 +20,17 @@ from pyspark.sql.types import StructType
 
 from headrace.config.schema import quoted
 from headrace.errors import UserError
-from headrace.lake.delta.fence import application_of, check, committed, next_version
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, check_files, file_path
 from headrace.lake.delta.log_files import ROWS, commit_file, set_torn_aside
-from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
+from headrace.lake.delta.transaction import (
+    Transaction,
+    TransactionOvertaken,
+    committed_as,
+    create_table,
+    lease_application,
+    next_lease_version,
+    refuse_overtaken,
+)
 from headrace.storage import Fence, Location, sync_files
 
 _LOG = logging.getLogger("headrace.lake")
@@ -156,10 +163,10 @@ def save_delta(
         assert version is not None, "written just now"
         _sync_commit(log, version)
         return version
-    application = application_of(fence)
+    application = lease_application(fence)
     while True:
         previous = log.version
-        application_version = next_version(
+        application_version = next_lease_version(
             table, fence, None if previous is None else log.application_version(application, previous)
         )
         try:
@@ -167,7 +174,7 @@ def save_delta(
         except Exception:
             _check_newest(log, fence)
             raise
-        version = committed(log, fence, application_version, -1 if previous is None else previous)
+        version = committed_as(log, fence, application_version, -1 if previous is None else previous)
         if version is not None:
             _sync_commit(log, version)
             return version
@@ -185,7 +192,7 @@ def _sync_commit(log: DeltaLog, version: int) -> None:
 def _check_newest(log: DeltaLog, fence: Fence) -> None:
     newest = log.version
     if newest is not None:
-        check(log.folder, fence, log.application_version(application_of(fence), newest))
+        refuse_overtaken(log.folder, fence, log.application_version(lease_application(fence), newest))
 
 
 def append(

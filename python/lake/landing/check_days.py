@@ -20,8 +20,7 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.config.source import following, midnight
 from headrace.errors import UserError
-from headrace.errors.spark import UnreadableDataFile
-from headrace.errors.translate import own_error
+from headrace.errors.translate import UnreadableDataFile, own_error
 from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.landing import expectations
 from headrace.lake.landing.expectations import FileProfile

@@ -28,11 +28,10 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow.parquet as pq
 
+from headrace.errors import known_keys
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file, file_path
-from headrace.lake.delta.log_files import commit_file, erased_rows
-from headrace.lake.delta.retention import first_kept
+from headrace.lake.delta.log_files import commit_file, erased_rows, first_kept
 from headrace.storage import Location, not_as_written
-from headrace.storage.own_records import known_keys
 
 _LOG = logging.getLogger("headrace.lake")
 _MARK = "headrace.ingest"

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from headrace.config import AnySource, Table, TableSource, schema
 from headrace.config.schema import TableColumn, quoted_names
 from headrace.config.source import days_of_run, midnight
-from headrace.errors import UserError
+from headrace.errors import UserError, known_keys
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.faults import (
     BAD,
@@ -45,7 +45,6 @@ from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, TablePlace
 from headrace.lake.values import extract
 from headrace.stage import Result
 from headrace.stage.manifest import Input, Output, fingerprint
-from headrace.storage.own_records import known_keys
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Characters of a row that the quarantine table keeps.

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.config.formats import ICEBERG_BY_PATH
 from headrace.config.installation import checkout, installation, s3_dir
-from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
 from headrace.errors.stores import DEFAULT_REGION, region_of

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.config.installation import class_archive, iceberg_dir, jars_dir, rapids_dir
-from headrace.config.spark import read_properties
+from headrace.config.operations import read_properties
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.errors.files import require_room
+from headrace.errors.stores import require_room
 from headrace.errors.translate import own_errors
 from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
 from headrace.stage.resources import REMOTE, Spent
@@ -362,7 +362,7 @@ def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterat
     """Make `session` yield the same session everywhere in this block; it starts at its first use.
 
     Args:
-        conf: settings that agree with those of all stages in the block (`headrace.config.spark.settings_agree`).
+        conf: settings that agree with those of all stages in the block (`headrace.config.operations.settings_agree`).
         ws: the workspace.
         name: name of the Spark application.
         begin: start it now, in a thread.

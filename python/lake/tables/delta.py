@@ -22,8 +22,7 @@ from pyspark.sql import types as T
 from headrace.config import TableSource
 from headrace.config.schema import unique_names
 from headrace.errors import UserError
-from headrace.lake.delta.log import DataFile, DeltaLog, TableState, commit_times, newest_until
-from headrace.lake.delta.protocol import FEATURE, check_listable
+from headrace.lake.delta.log import FEATURE, DataFile, DeltaLog, TableState, check_listable, commit_times, newest_until
 from headrace.lake.tables.days import Bounds, days_of_file, with_day_filter
 from headrace.lake.tables.parquet import named, read_parquet
 from headrace.lake.tables.snapshot import (

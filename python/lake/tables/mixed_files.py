@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.config.schema import how_to_declare, quoted_names
 from headrace.errors import UserError
-from headrace.errors.spark import UnreadableDataFile
+from headrace.errors.translate import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
 from headrace.lake.tables.parquet import (
     StoredSchema,

@@ -46,7 +46,7 @@ from psycopg import sql
 
 from headrace.config.workspace import Workspace
 from headrace.errors import UserError
-from headrace.errors.files import full_disk_in
+from headrace.errors.stores import full_disk_in
 from headrace.publish.postgres.processes import (
     account_of,
     error_line,

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JJavaError
 
 from headrace.config.schema import quoted
 from headrace.errors import IncompleteError
-from headrace.lake.delta.fence import application_of
+from headrace.lake.delta.transaction import lease_application
 from headrace.publish.target import lease_lost
 from headrace.storage import Fence
 
@@ -155,7 +155,7 @@ class _Change:
             new = int(ref.snapshotId())
             new_metadata = jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
             if self._fence is not None:
-                new_metadata = new_metadata.setProperties({application_of(self._fence): str(self._fence.token)})
+                new_metadata = new_metadata.setProperties({lease_application(self._fence): str(self._fence.token)})
             new_metadata = new_metadata.setBranchSnapshot(new, _MAIN).removeRef(branch).build()
             try:
                 ops.commit(base, new_metadata)
@@ -210,4 +210,4 @@ def _remove(table: Any, branch: str) -> None:
 
 def _token(properties: Any, fence: Fence) -> int:
     """Return the token of the newest holder of the lease; 0 without any."""
-    return int(properties.get(application_of(fence)) or 0)
+    return int(properties.get(lease_application(fence)) or 0)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.config.workspace import Workspace
-from headrace.errors import UserError
+from headrace.errors import UserError, known_keys
 from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.target import Key, Publication
 from headrace.stage import RunLock
 from headrace.storage import Fence, Location
 from headrace.storage.location import put_fenced
-from headrace.storage.own_records import known_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa

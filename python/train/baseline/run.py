@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from headrace import config
 from headrace.config import Trees
+from headrace.config.operations import with_slots
 from headrace.config.schema import DatasetSchema
-from headrace.config.spark import with_slots
 from headrace.dataset.layout import TEST, open_split
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError

@@ -23,8 +23,7 @@ from headrace.embeddings.checkpoint.dynamic import save_dynamic
 from headrace.embeddings.checkpoint.files import TOKEN, FileRecord, save_tensors, shared_directory, write_index
 from headrace.embeddings.checkpoint.shards import save_shards
 from headrace.embeddings.lookup.local_tables import bad_rows
-from headrace.errors.files import free_in, is_full
-from headrace.errors.stores import StoreError
+from headrace.errors.stores import StoreError, free_in, is_full
 from headrace.storage import Location, local
 from headrace.storage.objects import copies
 from headrace.train.callbacks.progress import LoopProgress

@@ -29,7 +29,7 @@ from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.errors.files import DiskFull, full_message, is_full
+from headrace.errors.stores import DiskFull, full_message, is_full
 from headrace.logs import Progress, report_progress
 from headrace.storage import Location, StoreAway
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.errors.files import free_in, is_full, told_of_file
-from headrace.errors.stores import ChangedInPlace, StoreError
+from headrace.errors.stores import ChangedInPlace, StoreError, free_in, is_full, told_of_file
 from headrace.errors.translate import own_error, store_away
 from headrace.logs import redact
 from headrace.storage import LeaseLost

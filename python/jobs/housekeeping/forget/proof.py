@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace import __version__
 from headrace.config.workspace import Workspace
-from headrace.errors import UserError
+from headrace.errors import UserError, newer_release
 from headrace.jobs.housekeeping.folders import REGISTERED_SUFFIXES
 from headrace.jobs.housekeeping.forget.persons import Persons, Place
 from headrace.jobs.housekeeping.workspace_state import WorkspaceState
@@ -36,7 +36,6 @@ from headrace.publish.target import table_name
 from headrace.stage.resources import user_name
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import copies
-from headrace.storage.own_records import newer_release
 
 _ID_CHARS = 16
 

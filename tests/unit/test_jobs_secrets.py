@@ -21,7 +21,7 @@ from headrace import logs
 from headrace.config import load_spec
 from headrace.config.stages import STAGES
 from headrace.jobs import run_stage as module
-from headrace.jobs.hand_over import property_line, take_secrets, with_secrets
+from headrace.jobs.process import property_line, take_secrets, with_secrets
 from headrace.jobs.run_stage import import_ahead
 from headrace.logs import redact
 from headrace.publish.opening import password_of
