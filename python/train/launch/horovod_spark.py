@@ -62,8 +62,8 @@ log = logging.getLogger("headrace.train")
 #: Number of lines of the ranks' output that a failed launch shows.
 _TAIL = 40
 _STALL_POLL_SECONDS = 1.0
-#: Least seconds between the starts of ranks that are tolerated, whatever `train.deadline_seconds` is: hosts import at
-#: different speeds.
+#: Seconds that ranks may always start apart, also with a shorter `train.deadline_seconds`: hosts import at different
+#: speeds.
 _LEAST_START_SECONDS = 120.0
 #: Settings by which glibc keeps freed large blocks. Otherwise page faults take a tenth of a step.
 _ENVIRONMENT: Mapping[str, str] = {
