@@ -1,12 +1,11 @@
 """Errors of object stores and file systems: one that is away, one that refuses, a full disk.
 
+An answer of a store that is neither "no such object" nor "the condition does not hold" becomes an error: StoreRefused
+for permissions or the bucket, StoreAway for no answer or "try later", StoreError for all others. Messages quote the
+first line of the store's answer at most.
 
-What a store answers that is neither "not there" nor "the condition does not hold" is a StoreRefused where it is about
-permissions or the bucket, a StoreAway where it is no answer or says to come later, else a StoreError; none quotes more
-than the store's first line.
-
-File systems say it by the numbers of errno(3). Libraries that keep no number say it in the system's words: the JVM,
-SQLite, PostgreSQL, LMDB, safetensors.
+File systems report their errors by the numbers of errno(3). The JVM, SQLite, PostgreSQL, LMDB and safetensors keep no
+number: theirs are recognised by the system's message.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, User
 
 #: Variables with S3's region, in order of precedence, and the default of the client library and of AWS.
 _REGIONS, DEFAULT_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"
-#: The library's texts, after its last try, for no answer or that of a busy or broken server. Of the codes 5xx, 501 and
-#: 505 are final.
+#: The library's texts, after its last try, for no answer and for the answer of a busy or broken server. Of the codes
+#: 5xx, a later try changes all but 501 and 505.
 _BUSY = r"Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)"
 _AWAY = re.compile(rf"HTTP error: |{_BUSY}")
 #: The library's texts for connections that no later try makes: an invalid URL, an untrusted certificate. No URL in its
@@ -53,32 +52,32 @@ _CREDENTIALS = (
 
 
 class StoreError(OSError):
-    """The store did not do as asked, after its client tried again."""
+    """A call of a store failed, also when its client tried again."""
 
 
 class StoreAway(StoreError):
-    """The store cannot be reached: nothing to mend, try later; exit code 75."""
+    """The store cannot be reached: there is nothing to mend, try later; exit code 75."""
 
 
 class StoreRefused(UserError):
-    """The store does not let whoever this process is do this there, or has no such bucket."""
+    """The store does not permit this process the call, or has no such bucket."""
 
 
 class ChangedInPlace(OSError):
-    """An object is not the one that its folder's list, or a look just before, has named."""
+    """An object is another one than its folder's list, or a call just before, named."""
 
 
 def error_of_store(
     error: Exception, place: str, s3_bucket: str | None, environ: Mapping[str, str], writes: bool
 ) -> StoreError | StoreRefused | None:
-    """Return what an error of obstore means; None: there is no such object, which its caller expects.
+    """Return the error of headrace for one of obstore; None: there is no such object, which the caller expects.
 
     Args:
         error: an `obstore.exceptions.BaseError`, or a FileNotFoundError.
         place: the object, for the message.
         s3_bucket: its bucket's name in S3; None: another store's.
-        environ: of this process.
-        writes: whether the call writes: it then misses a bucket, not an object.
+        environ: the process's environment.
+        writes: whether the call writes. What does not exist is then the bucket, not the object.
     """
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -97,7 +96,7 @@ def error_of_store(
     if s3_bucket is not None and _REGION.search(str(error)):
         named = _NAMED_REGION.search(str(error))
         region = None if named is None else named[1] or named[2]
-        return StoreRefused(of_another_region(f"s3://{s3_bucket}", s3_bucket, region, environ))
+        return StoreRefused(other_region_message(f"s3://{s3_bucket}", s3_bucket, region, environ))
     if _REFUSED.search(message):
         return StoreRefused(f"the store refuses {place}: {_NOISE.sub('', message)}. {_CREDENTIALS}")
     if _NO_BUCKET.search(message):
@@ -126,14 +125,14 @@ def region_of(environ: Mapping[str, str]) -> str | None:
     return next((environ[variable] for variable in _REGIONS if environ.get(variable)), None)
 
 
-def of_another_region(place: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
+def other_region_message(place: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
     """Return the message for an S3 bucket that is not in the requested region.
 
     Args:
         place: the bucket or object, for the message.
-        name: the bucket's; None: nobody knows it.
-        region: its own; None: the store does not say it.
-        environ: of this process.
+        name: the bucket's name; None: unknown.
+        region: the bucket's region; None: unknown.
+        environ: the process's environment.
     """
     own_region = region_of(environ)
     variable = next((v for v in _REGIONS if environ.get(v)), _REGIONS[0])
@@ -144,7 +143,7 @@ def of_another_region(place: str, name: str | None, region: str | None, environ:
     return f"{place} is in another region than {requested}: set {variable} to the bucket's own{tells}"
 
 
-_MAY_NOT = {errno.EACCES, errno.EPERM}
+_NOT_PERMITTED = {errno.EACCES, errno.EPERM}
 #: EFBIG: the largest size of a file that the process may write (`ulimit -f`).
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: Errors of NFS and similar file systems whose server does not answer, or has lost the file; most also of sockets.
@@ -159,7 +158,7 @@ _AWAY_NUMBERS = {
     errno.EREMOTEIO,
 }
 #: Arrow's text before the name of a file that it cannot open or read: its errors have `errno`, but no `filename`.
-_OF_ARROW = "local file '"
+_ARROW_PREFIX = "local file '"
 #: Messages of a full disk by libraries that give no `errno`, and the path in those of Java.
 _FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full|\bStorageFull\b")
 _PATH_IN_TEXT = re.compile(r"(?:file:)?(/[^\s:'\"()]+)(?:: | \()(?:No space left on device|Disk quota exceeded)")
@@ -168,44 +167,45 @@ _LIBRARY_ERRORS = (OSError, RuntimeError)
 
 
 class DiskFull(UserError):
-    """There is no room for what must be written. Another attempt may find some; exit code 75."""
+    """A disk has no room for a write. A later run may find some; exit code 75."""
 
     exit_code = EXIT_INCOMPLETE
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error is for want of room: the file system is full, a quota or a limit of sizes is reached."""
+    """Return whether an error means no room: a full file system, or a quota or limit of file sizes that is reached."""
     return error.errno in _FULL
 
 
 def disk_full(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | None:
-    """Return a full disk as an error of one line, or None where `error` says something else.
+    """Return the error of a full disk, whose message is one line; None: `error` means something else.
 
     Args:
-        error: of Python, of a library, or of the JVM (whose stack trace is part of its text).
-        folders: that the process writes to. Where the error names no path, the one with the least room is named.
+        error: an error of Python, of a library or of the JVM (its text has the stack trace).
+        folders: folders that the process writes to. Where the error has no path, the message names the one of them with
+            the least room.
     """
     if isinstance(error, OSError) and error.errno is not None:
         if not is_full(error):
             return None
         path = _PATH_IN_TEXT.search(str(error))
         name = _path_of(error) or ("" if path is None else path[1])
-        return DiskFull(full_message(os.strerror(error.errno), name, folders))
+        return DiskFull(disk_full_message(os.strerror(error.errno), name, folders))
     of_builtins = type(error).__module__ == "builtins" and not isinstance(error, _LIBRARY_ERRORS)
     return None if of_builtins or isinstance(error, UserError) else full_disk_in(str(error), folders)
 
 
 def full_disk_in(text: str, folders: Sequence[Path] = ()) -> DiskFull | None:
-    """Return the full disk that a program's output tells of, or None; `folders` as of `disk_full`."""
+    """Return the error of a full disk that a program's output reports; None: it reports none. See `disk_full`."""
     if (match := _FULL_TEXT.search(text)) is None:
         return None
-    words = os.strerror(errno.EDQUOT if "quota" in match[0] else errno.ENOSPC)
+    system_message = os.strerror(errno.EDQUOT if "quota" in match[0] else errno.ENOSPC)
     path = _PATH_IN_TEXT.search(text)
-    return DiskFull(full_message(words, "" if path is None else path[1], folders))
+    return DiskFull(disk_full_message(system_message, "" if path is None else path[1], folders))
 
 
 def require_room(folder: Path, needed: int, user: str) -> None:
-    """Raise DiskFull where fewer than `needed` bytes are free in a folder; `user` needs them, for the message."""
+    """Raise DiskFull if fewer than `needed` bytes are free in a folder. The message says that `user` needs them."""
     place = _existing(folder)
     if _room(place)[0] < needed:
         raise DiskFull(
@@ -214,17 +214,17 @@ def require_room(folder: Path, needed: int, user: str) -> None:
         )
 
 
-def full_message(words: str, name: str = "", folders: Sequence[Path] = ()) -> str:
-    """Return the line about a full disk: the path, what the system said, the folder to make room in, the bytes free.
+def disk_full_message(system_message: str, name: str = "", folders: Sequence[Path] = ()) -> str:
+    """Return the message about a full disk: the path, the system's message, the folder to make room in, its free bytes.
 
     Args:
-        words: the system's words.
-        name: the path that could not be written; empty: not known.
+        system_message: the system's message.
+        name: the path that could not be written; empty: unknown.
         folders: see `disk_full`.
     """
     places = [_existing(Path(name))] if name else [_existing(folder) for folder in folders]
     room = {place: _room(place) for place in places}
-    fault = f"{name}: {words}" if name else words
+    fault = f"{name}: {system_message}" if name else system_message
     if not room:
         return f"{fault}. Make room below --home and TMPDIR, then run this again"
     folder = min(room, key=lambda place: room[place][0])
@@ -232,14 +232,14 @@ def full_message(words: str, name: str = "", folders: Sequence[Path] = ()) -> st
 
 
 def free_in(folder: Path) -> str:
-    """Return what a folder's file system has left for a user, as `12,288 bytes are free in /mnt/a`."""
+    """Return the free space of a folder's file system for users, as `12,288 bytes are free in /mnt/a`."""
     place = _existing(folder)
     free, inodes = _room(place)
     return f"{free:,} bytes{' and no inodes' if inodes == 0 else ''} are free in {place}"
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder of a path, or the nearest one above it that is there."""
+    """Return the nearest existing folder of a path: itself or one above it."""
     folder = Path(os.path.abspath(path))
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -247,7 +247,7 @@ def _existing(path: Path) -> Path:
 
 
 def _room(folder: Path) -> tuple[int, int | None]:
-    """Return bytes and inodes that a user may still take there; inodes None where the file system counts none."""
+    """Return the free bytes and inodes for users; inodes are None where the file system does not count them."""
     stats = os.statvfs(folder)
     return stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
 
@@ -255,18 +255,18 @@ def _room(folder: Path) -> tuple[int, int | None]:
 def _path_of(error: OSError) -> str:
     if isinstance(error.filename, str):
         return error.filename
-    return str(error).partition(_OF_ARROW)[2].partition("'")[0]
+    return str(error).partition(_ARROW_PREFIX)[2].partition("'")[0]
 
 
-def told_of_file(error: OSError) -> tuple[str, int] | None:
-    """Return the message and exit code of a file's error; None for other errors and for faults of the program."""
+def file_error_message(error: OSError) -> tuple[str, int] | None:
+    """Return the message and the exit code of a file's error; None for other errors and faults of the program."""
     name = _path_of(error)
     if (full := disk_full(error)) is not None:
         return str(full), full.exit_code
     if not name:
         return None
     fault = f"{name}: {os.strerror(error.errno) if error.errno else ''}"
-    if error.errno in _MAY_NOT:
+    if error.errno in _NOT_PERMITTED:
         return f"{fault}. The user of this process must be allowed to read and write there", EXIT_USER_ERROR
     if error.errno == errno.EROFS:
         return f"{fault}. Mount it for writing, or choose another place", EXIT_USER_ERROR

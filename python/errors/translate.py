@@ -32,16 +32,19 @@ from headrace.errors.stores import (
     StoreError,
     StoreRefused,
     disk_full,
+    file_error_message,
     is_full,
-    of_another_region,
-    told_of_file,
+    other_region_message,
 )
 
 
 def exit_message(error: Exception, folders: Sequence[Path] = ()) -> tuple[str, int] | None:
-    """Return the message and the exit code of an error; None: it is to be shown with its trace.
+    """Return the message and the exit code of an error; None: show it with its trace.
 
-    `folders`: that the process writes to, one of which is named where a full disk is not (`disk_full`).
+    Args:
+        error: the error that ends the program.
+        folders: folders that the process writes to. The message of a full disk names one of them where the error names
+            no path (`disk_full`).
     """
     known = own_error(error, folders)
     if isinstance(known, StoreAway):
@@ -53,15 +56,19 @@ def exit_message(error: Exception, folders: Sequence[Path] = ()) -> tuple[str, i
     if isinstance(error, ModuleNotFoundError) and (message := missing_package(error)) is not None:
         return message, EXIT_USER_ERROR
     raised = _unwrapped(error)
-    return told_of_file(raised) if isinstance(raised, OSError) else None
+    return file_error_message(raised) if isinstance(raised, OSError) else None
 
 
 def own_error(error: BaseException, folders: Sequence[Path] = ()) -> UserError | StoreError | None:
-    """Return an error as headrace's own: it is one, or a Python task of Spark has ended with one, or Spark's file
-    system says of a store what one of headrace's does. None: nobody knows what to do about it.
+    """Return the error of headrace that an error means; None: it means none of them.
 
-    A store that is away, or a disk that is full, is told as that, whatever has become of it on its way up: who cannot
-    read a file mostly says that the file is damaged or missing. `folders` as of `exit_message`.
+    The error is headrace's own, or a Python task of Spark ended with one, or Spark's file system reports what one of
+    headrace's errors reports. A store that is away and a full disk come first, even where a reader has made "the file
+    is damaged" or "the file is missing" of them.
+
+    Args:
+        error: any error.
+        folders: as in `exit_message`.
     """
     raised = _unwrapped(error)
     known = raised if isinstance(raised, (UserError, StoreError)) else None
@@ -77,7 +84,7 @@ def own_error(error: BaseException, folders: Sequence[Path] = ()) -> UserError |
 
 @contextmanager
 def own_errors(folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Raise an error of Spark in this block as headrace's own, where it is one (`own_error`)."""
+    """Replace an error that Spark raises in this block by headrace's own, where it means one (`own_error`)."""
     try:
         yield
     except Exception as e:
@@ -87,23 +94,24 @@ def own_errors(folders: Sequence[Path] = ()) -> Iterator[None]:
 
 
 def store_away(error: BaseException) -> StoreAway | None:
-    """Return that a store or a network file system is away, if an error was raised for that. Of an error of reading,
-    what was being handled when it was raised counts, too.
+    """Return the error that a store or a network file system is away, if it caused an error; else None.
+
+    A cause is what an error was raised from. For an error of reading it is also what was handled when it was raised.
     """
     for raised in _causes(error):
         if isinstance(raised, StoreAway):
             return raised
         if isinstance(raised, OSError) and not is_full(raised):
-            message_and_code = told_of_file(raised)
+            message_and_code = file_error_message(raised)
             if message_and_code is not None and message_and_code[1] == EXIT_INCOMPLETE:
                 return StoreAway(message_and_code[0])
     return None
 
 
 def full_disk(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | None:
-    """Return the full disk that an error comes of, or None; `folders` as of `exit_message`.
+    """Return the full disk that caused an error; None: none did. `folders` as in `exit_message`.
 
-    Whatever is raised while a full disk is handled comes of it: writers that are closed then say many things.
+    Any error that is raised while a full disk is handled counts: writers that are closed then raise errors of any kind.
     """
     for raised in _causes(error, all_contexts=True):
         if (full := raised if isinstance(raised, DiskFull) else disk_full(raised, folders)) is not None:
@@ -112,8 +120,11 @@ def full_disk(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | 
 
 
 def _causes(error: BaseException, all_contexts: bool = False) -> Iterator[BaseException]:
-    """Yield an error and what it was raised for; of an error that something cannot be read (`all_contexts`: of any),
-    also what was being handled when it was raised. Errors of Spark's are followed by those that they wrap."""
+    """Yield an error, then its causes. An error that Spark wraps comes before the error that wraps it.
+
+    A cause is what an error was raised from. For an error of reading (`all_contexts`: for any error) also what was
+    handled when the error was raised.
+    """
     seen = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -123,7 +134,7 @@ def _causes(error: BaseException, all_contexts: bool = False) -> Iterator[BaseEx
         if raised is not cause:
             yield from _causes(raised, all_contexts)
             yield cause
-        cause = cause.__cause__ or (cause.__context__ if all_contexts or _tells_of_reading(cause) else None)
+        cause = cause.__cause__ or (cause.__context__ if all_contexts or _may_report_reading(cause) else None)
 
 
 def _unwrapped(error: BaseException) -> BaseException:
@@ -133,9 +144,10 @@ def _unwrapped(error: BaseException) -> BaseException:
     return error_in_spark(error) or error
 
 
-def _tells_of_reading(error: BaseException) -> bool:
-    """Return whether an error may say, in its own words, that something could not be read. Another error, raised while
-    a store was away, is a fault of the program and needs its trace.
+def _may_report_reading(error: BaseException) -> bool:
+    """Return whether an error's class is one that reports that something could not be read.
+
+    An error of another class, raised while a store was away, is a fault of the program and needs its trace.
     """
     kinds: tuple[type[BaseException], ...] = (UserError, OSError, *spark_errors())
     if (arrow := sys.modules.get("pyarrow")) is not None:
@@ -148,7 +160,7 @@ def _tells_of_reading(error: BaseException) -> bool:
 _FAILED_READ = r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+?)\.?\s"
 _CAUSE = r"\nCaused by: (?:[\w$]+\.)+([\w$]+(?:: [^\n]*)?)"
 _HINTS = {"CANNOT_READ_FILE_FOOTER": "it has no footer", "NO_HINT": "no reason is given"}
-#: Causes that are no fault of the file.
+#: Words of causes that have nothing to do with the file.
 _NOT_OF_THE_FILE = ("OutOfMemoryError", "No space left", "InterruptedException", "InterruptedIOException")
 #: Characters of a cause that a message shows.
 _CAUSE_CHARACTERS = 300
@@ -232,7 +244,7 @@ _CREDENTIALS = (
 
 
 def is_of_spark(error: BaseException) -> bool:
-    """Return whether the JVM has raised an error, or PySpark itself."""
+    """Return whether the JVM or PySpark raised an error."""
     return isinstance(error, spark_errors())
 
 
@@ -244,7 +256,7 @@ def spark_errors() -> tuple[type[BaseException], ...]:
 
 
 def error_in_spark(error: BaseException) -> Exception | None:
-    """Return the error that Spark has wrapped in one of its own; None: it is Spark's, or unknown here."""
+    """Return the error that an error of Spark wraps; None: it wraps none, or an unknown one."""
     texts = [str(error)]
     # Imported late: the command line imports this module.
     from pyspark.errors.exceptions.captured import CapturedException
@@ -271,17 +283,17 @@ class UnreadableDataFile(UserError):
 
     @classmethod
     def damaged(cls, path: str, reason: str) -> UnreadableDataFile:
-        """Return the error of a file that is there and cannot be read."""
+        """Return the error of a file that exists and cannot be read."""
         return cls(f"the data file {path} is damaged: {reason}. Restore it, or have it delivered again")
 
     @classmethod
     def missing(cls, path: str) -> UnreadableDataFile:
-        """Return the error of a file that is not there any more."""
+        """Return the error of a file that no longer exists."""
         return cls(f"the data file {path} is gone. Restore it, or have its table written again")
 
     @property
     def path(self) -> str:
-        """Return the file, as its reader has named it."""
+        """Return the file's path, as its reader gave it."""
         match = self._TEXT.match(str(self))
         assert match is not None
         return match[1]
@@ -308,17 +320,17 @@ def _unreadable_file(text: str) -> UnreadableDataFile | None:
 
 
 class TaskError(Exception):
-    """An error of a task that is neither one of headrace's own nor about reading."""
+    """An error of a task that is neither headrace's own nor an OSError."""
 
 
 def task_error(text: str) -> Exception | None:
-    """Return the error of a Python task that a job has failed with; None: it has failed otherwise.
+    """Return the error of the Python task that failed a job; None: no Python task failed it.
 
-    It is of its own class, with its message, where that is one of headrace's (or of an operator's, derived from them)
-    or an OSError; what it was raised for, or while it was handled, is its `__cause__` or `__context__`.
+    It has its class and message where the class is headrace's (or derived from one of them) or an OSError; else it is a
+    TaskError. Chained errors of the trace are its `__cause__` or `__context__`.
 
     Args:
-        text: what Spark says, with the stack traces of Java and Python.
+        text: Spark's message with the stack traces of Java and Python.
     """
     begin = re.search(_BEGIN, text)
     if begin is None:
@@ -338,7 +350,7 @@ def task_error(text: str) -> Exception | None:
 
 
 def _error_of(name: str, message: str) -> Exception:
-    """Return an error of that class, as far as it may be one that ends a program without its trace."""
+    """Return an error of the named class, or a TaskError where `_class` knows no such class."""
     error_class = _class(name)
     if error_class is None:
         return TaskError(f"{name}: {message}")
@@ -352,9 +364,9 @@ def _error_of(name: str, message: str) -> Exception:
 
 
 def _class(name: str) -> type[Exception] | None:
-    """Return the class of that name, None unless it is one of headrace's errors or an OSError.
+    """Return the named class if it is one of headrace's errors or an OSError; else None.
 
-    A name of headrace's is imported for it: a task may have raised an error that the driver has not loaded.
+    A module of headrace is imported for it: a task may raise an error that the driver has not loaded.
     """
     module, _, class_name = name.rpartition(".")
     if module.startswith("headrace."):
@@ -365,7 +377,7 @@ def _class(name: str) -> type[Exception] | None:
 
 
 def store_away_of_spark(text: str) -> StoreAway | None:
-    """Return the error as one of headrace's, by what Spark says; None: it is another one."""
+    """Return the error that a store is away, if Spark's message reports that; else None."""
     for match in re.finditer(_OF_S3A, text):
         kind, uri, rest = match[1], match[2], match[3] or ""
         if kind != "AWSClientIOException" or (_UNANSWERED in rest and _UNTRUSTED not in rest):
@@ -379,7 +391,7 @@ def store_away_of_spark(text: str) -> StoreAway | None:
 
 
 def _hdfs_data_away(text: str) -> StoreAway | None:
-    """Return that no DataNode serves a block, or that the NameNode is not ready; None for other texts."""
+    """Return the error that no DataNode serves a block or the NameNode is not ready; None for other texts."""
     match = re.search(_OF_HDFS_DATA, text)
     message = None if match is None else match[1]
     for written in re.finditer(_NO_DATANODE, text):
@@ -393,7 +405,7 @@ def _hdfs_data_away(text: str) -> StoreAway | None:
 
 
 def _azure_or_google_away(text: str) -> StoreAway | None:
-    """Return that Azure's or Google's store is away, by the messages of their file systems; None for other texts."""
+    """Return the error that Azure's or Google's store is away, by their file systems' messages; None for others."""
     if (abfs := re.search(_OF_ABFS, text)) is not None:
         message, code, host, container, path = abfs.groups()
         place = f"abfss://{container}@{host}{path}"
@@ -408,10 +420,10 @@ def _azure_or_google_away(text: str) -> StoreAway | None:
 
 
 def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
-    """Return the error as one of headrace's, by what Spark says; None: it is another one.
+    """Return the error that a store refuses a call, if Spark's message reports that; else None.
 
     Args:
-        text: what Spark says, with Java's stack trace.
+        text: Spark's message with Java's stack trace.
     """
     if (denied := re.search(_DENIED, text)) is not None:
         place = f"s3://{denied[1]}"
@@ -423,7 +435,7 @@ def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
         return StoreRefused(f"s3://{bucket}{key}: there is no bucket '{bucket}', and headrace makes none")
     if (redirect := re.search(_REDIRECT, text)) is not None:
         region = None if redirect[1] == "null" else redirect[1]
-        message = of_another_region("a bucket that Spark asked for", None, region, os.environ)
+        message = other_region_message("a bucket that Spark asked for", None, region, os.environ)
         return StoreRefused(
             f"{message}, here and on the hosts of executors (spark.hadoop.fs.s3a.endpoint.region of spark.properties "
             f"goes before it)"

@@ -29,7 +29,7 @@ from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.errors.stores import DiskFull, full_message, is_full
+from headrace.errors.stores import DiskFull, disk_full_message, is_full
 from headrace.logs import Progress, report_progress
 from headrace.storage import Location, StoreAway
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
@@ -153,7 +153,7 @@ def _launch(
         job.fence.put_text(job.token)
     except OSError as e:
         if is_full(e):
-            raise DiskFull(full_message(e.strerror or str(e), str(job.folder))) from e
+            raise DiskFull(disk_full_message(e.strerror or str(e), str(job.folder))) from e
         raise
     # ranks.log stays.
     old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]

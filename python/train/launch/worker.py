@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.errors.stores import ChangedInPlace, StoreError, free_in, is_full, told_of_file
+from headrace.errors.stores import ChangedInPlace, StoreError, file_error_message, free_in, is_full
 from headrace.errors.translate import own_error, store_away
 from headrace.logs import redact
 from headrace.storage import LeaseLost
@@ -134,7 +134,7 @@ def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
         return RankError(rank=rank, message=f"{e.strerror}{path_text}{free}. Make room below {room}", full_disk=True)
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
-    if (explained := told_of_file(e)) is None:
+    if (explained := file_error_message(e)) is None:
         return None
     message, code = explained
     return RankError(rank=rank, message=message, store_failed=code != EXIT_USER_ERROR)
