@@ -9,13 +9,15 @@ Airflow loads this module by its path, in an environment without headrace: it im
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.jobs.output import OnEvent, Sink
 
-
-import json
-import re
-from collections.abc import MutableMapping
 
 #: The program of every stage.
 PROGRAM = Path(__file__).with_name("run_stage.py")

@@ -13,25 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import StrictFloat, StrictInt, model_validator
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
 from headrace.compute import pc
 from headrace.features.functions.arrays import doubles, from_numpy, to_numpy
 from headrace.features.learn import exact_sums
-from headrace.features.learn.statistics import Number, Partials, Statistic, counts, numbers
-from headrace.features.ops.base import Elementwise, EstimatorOp, FittedState, State, number, scalars
+from headrace.features.learn.statistics import Number, Partials, Statistic, counts, cumulated, median, numbers
+from headrace.features.ops.base import (
+    ArrowOpContext,
+    Elementwise,
+    EstimatorOp,
+    FittedState,
+    QuantileOp,
+    SparkOpContext,
+    State,
+    number,
+    scalars,
+)
 from headrace.features.types import Element, OpError, ValueType
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-
-
-from typing import TYPE_CHECKING
-
-from pydantic import StrictBool, StrictStr, field_validator
-
-from headrace.features.learn.statistics import cumulated, median
-from headrace.features.ops.base import ArrowOpContext, QuantileOp, SparkOpContext
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
