@@ -21,8 +21,8 @@ from headrace.lake.landing.source_context import (
     behind_watermark,
     declared_rows,
     missing_markers,
+    required_watermark,
     source_contexts,
-    wanted_watermark,
 )
 from headrace.stage import Context
 from headrace.storage.local_store import LocalStore
@@ -129,14 +129,14 @@ def test_a_marker_among_the_files_is_no_data(ws: Workspace) -> None:
 def test_watermarks(ws: Workspace) -> None:
     landing_source = source({"watermark": {"column": "seen"}}, timezone="Europe/Berlin")
     # The day of 23 hours.
-    assert wanted_watermark(landing_source, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
+    assert required_watermark(landing_source, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
     assert behind_watermark(landing_source, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
     assert "'seen' has reached 2026-03-29T21:59:59+00:00" in str(
         behind_watermark(landing_source, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
     )
     assert "has reached nothing" in str(behind_watermark(landing_source, "2026-03-29", None))
     later = source({"watermark": {"column": "seen", "at_least": "1d2h"}})
-    assert wanted_watermark(later, D1) == datetime(2026, 3, 2, 2, tzinfo=UTC)
+    assert required_watermark(later, D1) == datetime(2026, 3, 2, 2, tzinfo=UTC)
     assert [parse_duration(t).total_seconds() for t in ("36h", "23h30m", "90s", "1d")] == [129_600, 84_600, 90, 86_400]
 
 

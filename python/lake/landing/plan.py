@@ -1,7 +1,7 @@
-"""Days that a run has to load: those whose files are not loaded, and those that an earlier run left to be reloaded.
+"""Plan of a load: the days whose files are not loaded, and those that an earlier run has left to be loaded again.
 
-A file is what it was if its name, size and content are the same, whenever it was written. A file that is gone was
-purged: the day stays as it was loaded. (To take a file's rows back, deliver it empty.)
+A file is unchanged if its name, size and content are the same, whatever its time. A loaded file that no longer exists
+was purged: its day stays as it was loaded. (To remove a file's rows, deliver it empty.)
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.source_context import SourceContext, incomplete, missing_markers, warn_left_out
 from headrace.stage.manifest import fingerprint
 
-#: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
+#: Files whose checksums are computed at the same time: hashing releases the interpreter's lock.
 _READERS = 4
 _LOG = logging.getLogger("headrace.lake")
 
-#: Landing bytes that are read and staged together. More days than that are loaded in several batches.
+#: Landing bytes of a batch, which is read and staged as one. More bytes take several batches.
 BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class DayFiles:
-    """Landing files of one day, and its record."""
+    """Landing files of one day, and the record of its last load."""
 
-    #: The files that are there.
+    #: The existing files.
     day: LandingDay
-    #: Of the last load; None before any.
+    #: The last load; None: the day was never loaded.
     record: LoadRecord | None
-    #: Of each file that is there: as recorded where it is the same, else [name, size, SHA-256].
+    #: Identity of each existing file: the recorded one where the file is unchanged, else [name, size, SHA-256].
     identities: tuple[list[Any], ...]
 
     @property
@@ -49,7 +49,7 @@ class DayFiles:
 
     @property
     def unchanged(self) -> frozenset[str]:
-        """Names of the files that are there and were loaded."""
+        """Names of the existing files that are loaded."""
         recorded = self.record.files if self.record is not None else []
         return frozenset(i[0] for i in self.identities if i in recorded)
 
@@ -60,21 +60,19 @@ class DayFiles:
 
     @property
     def purged(self) -> tuple[str, ...]:
-        """Names of loaded files that are not there any more."""
+        """Names of loaded files that no longer exist."""
         names = {f.name for f in self.day.files}
         return () if self.record is None else tuple(str(f[0]) for f in self.record.files if f[0] not in names)
 
     @property
     def version(self) -> str:
-        """A fingerprint of the files that the day is loaded from, purged ones among them: another one as soon as a file
-        comes or changes.
-        """
+        """Fingerprint of the files that the day is loaded from, also purged ones. A new or changed file changes it."""
         files = self.identities if self.record is None or self.is_new else self.record.files
         return fingerprint({"files": list(files)})
 
 
 def day_files(day: LandingDay, record: LoadRecord | None) -> DayFiles:
-    """Compare the files of a day with its record. Reads those whose size is the same and whose time is another."""
+    """Compare the files of a day with its record. Files of the same size and another time are read."""
     with ThreadPoolExecutor(_READERS) as pool:
         return DayFiles(day, record, tuple(pool.map(lambda f: _identity(f, record), day.files)))
 
@@ -83,16 +81,16 @@ def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ..
     """Return the days with landing files, or loaded from some, that a run covers: oldest first, the run's own last.
 
     Raises:
-        UserError: there are no files for the run's own day, and it is not loaded; names the glob. (IncompleteError) The
-            run's own day lacks what `source.complete` asks for; says what. Such days before it are left out, or stay as
-            they were loaded.
+        UserError: the run's own day has no files and is not loaded; the message has the glob.
+        IncompleteError: the run's own day lacks what `source.complete` asks for; the message says what.
+            Incomplete days before it are left out, or stay as they were loaded.
     """
     days, source = [], ctx.landing_source
     for ds in days_of_run(source, ctx.ds):
         with ctx.naming_keys():
-            files, lacks = files_to_take(ctx, ds, history.records.get(ds))
-        if lacks and ds == ctx.ds:
-            raise incomplete(ctx, ds, lacks)
+            files, missing_parts = files_to_take(ctx, ds, history.records.get(ds))
+        if missing_parts and ds == ctx.ds:
+            raise incomplete(ctx, ds, missing_parts)
         if files is not None:
             days.append(files)
     if not days or days[-1].ds != ctx.ds:
@@ -106,20 +104,20 @@ def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ..
 
 
 def files_to_take(ctx: SourceContext, ds: str, record: LoadRecord | None) -> tuple[DayFiles | None, list[str]]:
-    """Return the files of a day that may be loaded, and what a day with new ones lacks that is not complete.
+    """Return the files from which a day may be loaded, and the missing parts of a day with new files.
 
-    Such a day has the files that it was loaded from, or none (None).
+    An incomplete day has the files that it was loaded from, or None.
     """
     source = ctx.landing_source
     # Before the files are listed: see headrace.lake.landing.source_context.
-    lacks = missing_markers(source, ctx.ws, ds)
+    missing_parts = missing_markers(source, ctx.ws, ds)
     day = find_files(source, ctx.ws, ds)
     files = day_files(day, record) if day.files or record is not None else None
-    if not lacks or (files is not None and not files.is_new):
+    if not missing_parts or (files is not None and not files.is_new):
         return files, []
     if day.files and ds != ctx.ds:
-        warn_left_out(ds, "; ".join(lacks))
-    return None if record is None else day_files(LandingDay(ds, ()), record), lacks
+        warn_left_out(ds, "; ".join(missing_parts))
+    return None if record is None else day_files(LandingDay(ds, ()), record), missing_parts
 
 
 def _identity(file: LandingFile, record: LoadRecord | None) -> list[Any]:
@@ -136,21 +134,21 @@ def _identity(file: LandingFile, record: LoadRecord | None) -> list[Any]:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The days to load and what is known of those that are loaded."""
+    """The days to load, and the records of loaded days."""
 
-    #: Oldest first.
+    #: The days to load, oldest first.
     files: tuple[DayFiles, ...]
     #: The newest record of each day that is loaded.
     records: Mapping[str, LoadRecord]
     #: Fingerprints of the declaration, see LoadRecord.
     declared: str
     judged: str
-    #: Days to load of which others have deleted rows since they were first loaded.
+    #: Days to load that have lost rows by others since their first load.
     erased: frozenset[str]
-    #: Days to load of whose files, where they are unchanged, rows that are not in the table must stay out: others have
-    #: deleted them, or what they repeat on a day nearby.
+    #: Days to load whose unchanged files may have rows that the table must not get back: others have deleted them, or
+    #: the rows of a day nearby that they repeat.
     withhold: frozenset[str]
-    #: Of the events' table, at which all this was found; -1: there was none.
+    #: Version of the events' table that the plan rests on; -1: the table does not exist.
     version: int = -1
 
     @property
@@ -174,14 +172,14 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     """Compare the landing files with the load history.
 
     Args:
-        ctx: of the source.
-        history: of the events' table.
+        ctx: the source.
+        history: the load history of the events' table.
         covered: the days that the run covers, its own last.
-        version: of the stage ingest.
+        version: version of the stage ingest.
 
     Raises:
         UserError: a day must be loaded again and cannot be: its files are gone, or others have deleted rows of it that
-            cannot be known any more.
+            can no longer be told.
     """
     source, table, records = ctx.source, ctx.table, history.records
     declared, judged = declaration(source, table, version), fingerprint(table.model_dump(mode="json"))
@@ -192,18 +190,20 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
         changed = files.record is not None and _is_changed(
             ctx, history, files.record, (declared, judged), version, is_run_day
         )
-        reason = _why_load(files, history, changed) or _damaged_quarantine(ctx, files.record)
+        reason = _reason_to_load(files, history, changed) or _damaged_quarantine(ctx, files.record)
         if reason is not None and _can_load(files, reason, is_run_day):
             to_load[files.ds] = files
     if source.daily and table.keys:
         reload |= {x for d in to_load if d in records for x in loaded_after(d, records, table.late_days)}
     for ds in sorted(reload - set(to_load)):
-        again, _ = files_to_take(ctx, ds, records[ds])
-        if again is not None and _can_load(again, "an earlier day changed", is_run_day=False):
-            to_load[ds] = again
+        reloaded, _ = files_to_take(ctx, ds, records[ds])
+        if reloaded is not None and _can_load(reloaded, "an earlier day changed", is_run_day=False):
+            to_load[ds] = reloaded
     days = tuple(to_load[ds] for ds in sorted(to_load))
     erased = frozenset(ds for ds in to_load if _is_erased(history, ds))
-    withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(ctx, f.ds)))
+    withhold = frozenset(
+        f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _days_with_duplicates(ctx, f.ds))
+    )
     return LoadPlan(days, records, declared, judged, erased, withhold, history.version)
 
 
@@ -213,39 +213,39 @@ def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> 
 
 
 def declaration(source: Source, table: Table, version: int) -> str:
-    """Return a fingerprint of all that decides what becomes of a row; not of what only stops a day."""
-    of_rows, files = table.model_dump(mode="json"), declared_source(source)
-    of_rows["expectations"] = {"ranges": of_rows["expectations"]["ranges"]}
-    of_runs: tuple[str, ...] = ("path", "catch_up_days")
+    """Return a fingerprint of the settings that decide how a row is loaded, without those that only stop a day."""
+    row_settings, files = table.model_dump(mode="json"), declared_source(source)
+    row_settings["expectations"] = {"ranges": row_settings["expectations"]["ranges"]}
+    run_settings: tuple[str, ...] = ("path", "catch_up_days")
     if isinstance(source, TableSource):
-        of_runs = ("version", "as_of", "catch_up_days", "changed_days")
-    files = {k: v for k, v in files.items() if k not in of_runs}
+        run_settings = ("version", "as_of", "catch_up_days", "changed_days")
+    files = {k: v for k, v in files.items() if k not in run_settings}
     if isinstance(source, TableSource) and source.day is not None and source.day.changes:
         policy = source.changed_days
         files["ignored"] = [kind for kind in ("updates", "deletes") if getattr(policy, kind) == "ignore"]
-    return fingerprint({"version": version, "table": of_rows, "source": files})
+    return fingerprint({"version": version, "table": row_settings, "source": files})
 
 
 def declared_source(source: Source) -> dict[str, Any]:
-    """Return the section `source` for fingerprints: all but `complete`, which says when a day is loaded, not how."""
+    """Return the section `source` for fingerprints, without `complete`: it decides when a day is loaded, not how."""
     return source.model_dump(mode="json", exclude={"complete"})
 
 
 def _is_changed(
     ctx: SourceContext, history: LoadHistory, record: LoadRecord, now: tuple[str, str], version: int, is_run_day: bool
 ) -> bool:
-    """Return whether the declaration has changed since a day's load so that the day must be loaded again.
+    """Return whether a day must be loaded again because the declaration has changed since its load.
 
-    It must not where columns have only got wider types: its files are read as the wider ones. It must where such a
-    column's values were too large for the type then, and are in quarantine.
+    Wider types of columns alone need no load: the day's files are read as the wider types. They need one where values
+    of such a column were too large for the old type, and are in quarantine.
 
     Args:
-        ctx: of the source.
-        history: of the events' table.
-        record: of the day's load.
+        ctx: the source.
+        history: the load history of the events' table.
+        record: the day's load.
         now: `declared` and `judged` of the declaration, as in the record.
-        version: of the stage ingest.
-        is_run_day: whether the day is the run's own: days before it are not judged anew.
+        version: version of the stage ingest.
+        is_run_day: whether the day is the run's own: earlier days are not judged again.
     """
 
     def differs(declared: str, judged: str) -> bool:
@@ -264,11 +264,11 @@ def _is_changed(
     return any(kind_unreadable(c) in record.reasons for c in columns if c.name in narrower)
 
 
-def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | None:
-    """Return why a day is loaded (again), or None. `changed`: whether its declaration has, see `_is_changed`.
+def _reason_to_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | None:
+    """Return why a day must be loaded, or None. `changed`: whether its declaration has changed (`_is_changed`).
 
     Raises:
-        UserError: the table has lost files of a day of which others have deleted rows.
+        UserError: the table has lost files of a day from which others have deleted rows.
     """
     record = files.record
     if record is None:
@@ -299,7 +299,7 @@ def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | Non
 
 
 def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | None:
-    """Return why bad rows of a loaded day must be written again: their commit is torn, a file is missing or short."""
+    """Return why a loaded day's bad rows must be written again (a torn commit, a missing or short file), or None."""
     if record is None:
         return None
     log = DeltaLog(ctx.quarantine)
@@ -314,10 +314,10 @@ def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | 
 
 
 def _can_load(files: DayFiles, reason: str, is_run_day: bool) -> bool:
-    """Return whether the files exist that the day would be loaded from.
+    """Return whether the day's files still exist.
 
     Raises:
-        UserError: they are not, and the day is the run's own.
+        UserError: they do not, and the day is the run's own.
     """
     if files.is_new or not files.purged:
         return bool(files.day.files)
@@ -333,7 +333,7 @@ def _is_erased(history: LoadHistory, ds: str) -> bool:
     return ds in history.records and (history.records[ds].erased or bool(history.state(ds).changed_by))
 
 
-def _near(ctx: SourceContext, ds: str) -> list[str]:
-    """Return a day and those on which its duplicates may have been kept."""
+def _days_with_duplicates(ctx: SourceContext, ds: str) -> list[str]:
+    """Return a day and the days whose rows its rows may repeat."""
     late = ctx.table.late_days if ctx.table.keys and ctx.source.daily else 0
     return [following(ds, k) for k in range(-late, late + 1)]

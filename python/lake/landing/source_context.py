@@ -1,8 +1,7 @@
-"""One source of a pipeline as `ingest` loads it: its declaration, its two tables, and whether a day of it is complete.
+"""One source of a pipeline for `ingest`: its declaration, its two tables, and whether a day of it is complete.
 
-Markers and control files of `source.complete` are looked for before the day's files are listed: a writer puts them
-there last, so what is listed after they were seen is all of the day. A watermark and a control file's count need the
-rows.
+Markers and control files of `source.complete` are checked before the day's files are listed. Their writer puts them
+last, so a list that is made afterwards has all files of the day. A watermark and a control file's count need the rows.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceContext:
-    """One source of a run. Sources know nothing of each other."""
+    """One source of a run. Sources are independent of each other."""
 
     run: Context
-    #: Of a named source; None: the main one, whose table is `events`.
+    #: Name of the source; None: the main source, whose table is `events`.
     name: str | None
     source: Source
     table: Table
@@ -81,12 +80,12 @@ class SourceContext:
         return self.ws.quarantine(self.pipeline, self.name)
 
     def staging(self) -> AbstractContextManager[Location]:
-        """Give a folder for rows on their way, gone at the end (a killed run's goes before)."""
+        """Give an empty folder for staged rows, which is removed at the end."""
         return task_folder(self.run, "ingest", self.name)
 
     @property
     def forgotten(self) -> ForgottenValues | None:
-        """Values of `headrace forget` that are of this source's columns; None: there are none."""
+        """Values in this source's columns that `headrace forget` has erased; None: there are none."""
         from headrace.lake.forgotten import ForgottenValues
 
         values = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
@@ -99,12 +98,12 @@ class SourceContext:
 
     @property
     def table_source(self) -> TableSource | None:
-        """The source, where it is a table."""
+        """The source if it is a table, else None."""
         return self.source if isinstance(self.source, TableSource) else None
 
     @property
     def landing_source(self) -> LandingSource:
-        """The source, where it is landing files.
+        """The source if it is landing files.
 
         Raises:
             UserError: it is a table.
@@ -114,7 +113,7 @@ class SourceContext:
         raise UserError(f"{self.key_prefix}source: {self.source.title} is a table, and this is done with landing files")
 
     def input_name(self, ds: str) -> str:
-        """Return a manifest's name of a landing day: the URI of its files, where the spec has one."""
+        """Return the name of a landing day in manifests: the URI of its files if the spec has one, else a path."""
         source = self.landing_source
         if is_uri(source.path):
             (pattern,) = file_patterns(source, self.ws, ds)
@@ -128,14 +127,14 @@ class SourceContext:
 
     @contextmanager
     def naming_keys(self) -> Iterator[None]:
-        """Raise what a store refuses as an error with the keys that name the place."""
+        """Replace a store's refusal by an error with the keys that name the place."""
         try:
             yield
         except StoreRefused as e:
             raise UserError(f"{self.key_prefix}source.path or source.complete: {e}") from None
 
     def history(self) -> LoadHistory:
-        """Return the history of loads, as the table's log has it now."""
+        """Return the load history of the table's newest version."""
         return LoadHistory(DeltaLog(self.events))
 
 
@@ -151,7 +150,7 @@ _LOG = logging.getLogger("headrace.lake")
 
 
 def missing_markers(source: AnySource, ws: Workspace, ds: str) -> list[str]:
-    """Return the markers and control files that a day still lacks, each as a clause for a message."""
+    """Return a clause for a message for each marker and control file that a day lacks."""
     complete = source.complete
     if complete is None:
         return []
@@ -199,8 +198,8 @@ def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
         ) from None
 
 
-def wanted_watermark(source: AnySource, ds: str) -> datetime | None:
-    """Return what the greatest value of the watermark's column must reach (UTC); None where the spec names none."""
+def required_watermark(source: AnySource, ds: str) -> datetime | None:
+    """Return the time (UTC) that the watermark's column must reach for a day; None: the spec has no watermark."""
     if source.complete is None or source.complete.watermark is None:
         return None
     at_least = source.complete.watermark.at_least
@@ -210,11 +209,11 @@ def wanted_watermark(source: AnySource, ds: str) -> datetime | None:
 
 
 def behind_watermark(source: AnySource, ds: str, greatest: datetime | None) -> str | None:
-    """Return why a day is not complete by its watermark, as a clause for a message; None: it is.
+    """Return a clause for a message that says why the watermark holds a day back; None: it does not.
 
-    `greatest`: of the watermark's column (UTC, naive or aware alike not: aware); None: it has no value.
+    `greatest`: the greatest value of the watermark's column (aware, UTC); None: the column has no value.
     """
-    required = wanted_watermark(source, ds)
+    required = required_watermark(source, ds)
     if required is None or (greatest is not None and greatest >= required):
         return None
     assert source.complete is not None
@@ -224,14 +223,14 @@ def behind_watermark(source: AnySource, ds: str, greatest: datetime | None) -> s
 
 
 def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
-    """Return the error that a day cannot be taken yet, with its reasons."""
+    """Return the error that a day is not complete yet, with its reasons."""
     day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
     return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
 
 
 @lru_cache(maxsize=1 << 10)
 def warn_left_out(ds: str, reason: str) -> None:
-    """Say that a day before the run's own is not taken: once, however often a run looks at its days."""
+    """Log once that a day before the run's own is left out, however often a run lists its days."""
     _LOG.warning("%s is left out as it is not complete: %s", ds, reason)
 
 

@@ -16,7 +16,7 @@ from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.stage import Context, Result, Stage
 from headrace.stage.manifest import Input, Manifest, Output
 
-# Late: a day that is loaded already is found out without Spark, and files without what reads tables.
+# Imported late: a loaded day is recognised without Spark, and landing files need no reader of tables.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("headrace.lake")
 
-#: Plans of one source in a run: others may change the table between a plan and its commits.
+#: Attempts to plan and load one source in a run: others may change the table between a plan and its commits.
 _ATTEMPTS = 5
 
 
@@ -49,25 +49,25 @@ class Ingest(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """Return what each day covered is loaded from, as one input a day and source.
+        """Return one input for each covered day and source: the files from which the day is loaded.
 
-        Of a loaded day purged files are among them; of a table, the data files of the day.
+        They include purged files of a loaded day. Of a table they are the day's data files.
 
         Raises:
             UserError: the run's own day has no files of a source and is not loaded.
-            IncompleteError: it lacks what `source.complete` asks for.
+            IncompleteError: the run's own day lacks something that `source.complete` asks for.
         """
         return tuple(i for source in source_contexts(ctx) for i in _SourceState.look_up(source).inputs())
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Check that tables have their versions, events of the days loaded are on disk, and nobody has deleted some."""
-        # Two outputs a source, in the order of the sources.
+        """Check that tables have their versions, and loaded events are on disk and not deleted by others."""
+        # Each source has two outputs, in the order of the sources.
         outputs = iter(manifest.outputs)
         for source in source_contexts(ctx):
             outputs_of_source, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
             table = source.table_source
             if table is None:
-                reason = _why_gone(source, outputs_of_source, facts)
+                reason = _reason_of_loss(source, outputs_of_source, facts)
             else:
                 from headrace.lake.landing.table_days import why_gone
 
@@ -77,12 +77,12 @@ class Ingest(Stage):
         return None
 
     def run(self, ctx: Context) -> Result:
-        """Load what is not loaded (see `load`) and check days of tables (see `check_days`).
+        """Load days of landing files that are not loaded (`load`), and check days of tables (`check_days`).
 
         Raises:
             UserError: files that are damaged, changed while they were read, or lack a required column; a day that is
-                empty or breaks an expectation; refused columns; a declaration that does not fit the table. Days before
-                that one are loaded, and so are the sources before that one.
+                empty or breaks an expectation; refused columns; a declaration that does not fit the table. Earlier days
+                and the sources before this one are loaded.
             IncompleteError: the run's own day is behind its watermark.
         """
         states = [_SourceState.look_up(source) for source in source_contexts(ctx)]
@@ -101,7 +101,7 @@ class Ingest(Stage):
         return result(states)
 
     def _load(self, state: _SourceState, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
-        """Load by a plan; by a new one where others have changed the table since it was made."""
+        """Load by a plan, or by a new one where others have changed the table since."""
         from headrace.lake.delta.transaction import TransactionOvertaken
 
         for attempt in range(_ATTEMPTS):
@@ -119,7 +119,7 @@ class Ingest(Stage):
 
 @dataclass(frozen=True)
 class _SourceState:
-    """A source as a run finds it: the days of its landing files, or the table."""
+    """State of a source at the start of a run: the days of its landing files, or its table."""
 
     ctx: SourceContext
     files: tuple[DayFiles, ...] = ()
@@ -139,7 +139,7 @@ class _SourceState:
         return _inputs(self.ctx, self.files) if self.table is None else self.table.inputs()
 
     def plan(self, version: int) -> LoadPlan | TableCheck | None:
-        """Return what is to be loaded; None: nothing."""
+        """Return the plan of the load; None: there is nothing to load."""
         if self.table is not None:
             from headrace.lake.landing.check_days import TableCheck
 
@@ -149,7 +149,7 @@ class _SourceState:
         return plan if plan.days else None
 
     def result(self) -> Result:
-        """Return what the run has made of the source."""
+        """Return the source's outputs, row counts and facts after the load."""
         if self.table is None:
             return _source_result(self.ctx)
         from headrace.lake.landing.table_days import table_result
@@ -173,7 +173,7 @@ def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: Spar
 
 
 def result(states: Sequence[_SourceState]) -> Result:
-    """Return what this run, its killed attempts included, has loaded; else what the day was loaded with."""
+    """Return the rows and facts of this run's load, killed attempts included; else those of the day's earlier load."""
     main, *named = (state.result() for state in states)
     rows, facts = dict(main.rows), dict(main.facts)
     for name, of_source in zip((str(state.ctx.name) for state in states[1:]), named, strict=True):
@@ -185,8 +185,8 @@ def result(states: Sequence[_SourceState]) -> Result:
 def _source_result(ctx: SourceContext) -> Result:
     """Return the result of one source.
 
-    The versions are those that last changed a day up to `ds`: days after it, loaded before or since, are no part of
-    what the run has made, and a rerun says what the first run said.
+    The versions are those that last changed a day up to `ds`. Later days do not count, whenever they were loaded, so a
+    rerun has the same result as the first run.
     """
     from headrace.lake.landing.expectations import summed
 
@@ -232,8 +232,8 @@ def _source_result(ctx: SourceContext) -> Result:
     )
 
 
-def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str, Any]) -> str | None:
-    """Return why a manifest's statements on landing files do not hold any more, or None."""
+def _reason_of_loss(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str, Any]) -> str | None:
+    """Return why the outputs that a manifest names are no longer valid, or None."""
     for output in outputs:
         log = DeltaLog(ctx.ws.locate(output.name))
         version = int(output.version)
